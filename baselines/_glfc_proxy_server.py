@@ -23,7 +23,6 @@ from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, LocalData, ServerAggregator, ServerContext, Task
 from fczoo.functional.heads import head_logits
-from fczoo.functional.pixels import normalise_images, raw_images
 
 
 @dataclass(frozen=True)
@@ -159,12 +158,12 @@ class BestOldModel(TaskDetection):
             The blurred image [1, 3, S, S], with pixels on the scale [0, 1].
         """
         image, plugs = (
-            raw_images(backbone, batch).x.float().requires_grad_(),
+            backbone.raw_pixels(batch.x).float().requires_grad_(),
             select(train, "full.", "lora."),
         )
         hot = F.one_hot(batch.y, seen)
         for _ in range(self.perturb_steps):
-            inputs = image if self.perturb_raw else normalise_images(backbone, image)
+            inputs = image if self.perturb_raw else backbone.normalise(image)
             logits = head_logits(train, backbone(inputs, plugs))[:, :seen]
             loss = F.binary_cross_entropy_with_logits(logits, hot.to(logits))
             (gradient,) = torch.autograd.grad(loss, image)
@@ -219,7 +218,7 @@ class BestOldModel(TaskDetection):
         backbone, right, size = ctx.backbone, [], ctx.backbone.config.image_size
         for i, y in zip(images.split(64), labels.split(64), strict=True):
             large = F.interpolate(i, (size, size), mode="bicubic", align_corners=False).clamp(0, 1)
-            features = backbone(normalise_images(backbone, large), select(state, "full.", "lora."))
+            features = backbone(backbone.normalise(large), select(state, "full.", "lora."))
             features, y = self.augment_features(features, y, state, ctx)
             right.append(head_logits(state, features)[:, : ctx.task.stop].argmax(1) == y)
         return torch.cat(right).float().mean()

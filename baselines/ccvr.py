@@ -9,23 +9,15 @@ from typing import Literal
 
 import torch
 
-from fczoo.aggregators.rows import gaussian_mixture, keep_latest
+from fczoo.aggregators.prototypes import gaussian_mixture, keep_latest
 from fczoo.baselines.finetune import TunedWithStatistics
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class, rows
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import (
-    Batch,
-    Boundary,
-    Context,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Boundary, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.calibration import CalibratedHead
 from fczoo.functional.gaussians import empty_gaussians, gaussians, moment_sums, pool_gaussians
 

@@ -13,12 +13,13 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, drop
-from fczoo.core.types import Batch, Context, Task, Training
+from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import component_weights
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 def orthonormal(old: Tensor, draws: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ from fczoo.baselines.finetune import TunedBackbone
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.cosine import cosines, grow_head, imprint_head
 from fczoo.functional.exemplars import Rehearsal
 from fczoo.functional.gaussians import class_sums

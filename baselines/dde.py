@@ -15,8 +15,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, drop
-from fczoo.core.types import Batch, Context, LocalData, Task, Training
+from fczoo.core.types import Batch, Context, LocalData, Task
 from fczoo.functional.cosine import cosines
 
 

@@ -13,8 +13,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import (
     chosen_blocks,

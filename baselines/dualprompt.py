@@ -12,13 +12,14 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, drop, select, stack_past
-from fczoo.core.types import Batch, Context, Evidence, Finding, Task, Training
+from fczoo.core.types import Batch, Context, Evidence, Finding, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import choice_shares, reshape_prefixes, top_positions
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("dualprompt")

@@ -24,8 +24,9 @@ from fczoo.baselines.finetune import TunedBackbone
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import OptimizerName, Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, OptimizerName, Task, Training
+from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.exemplars import Rehearsal
 
 

@@ -14,8 +14,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.fisher import fisher_sums
 
 LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts

@@ -12,8 +12,9 @@ from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.gaussians import moment_sums
 
 EPSILON = 1e-12  # least variance, for a dimension without spread

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import ServerContext, Training
+from fczoo.core.types import ServerContext
 from fczoo.functional.ridge import Analytic, solve_ridge
 
 

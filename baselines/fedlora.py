@@ -10,8 +10,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy

@@ -15,8 +15,9 @@ from fczoo.baselines.fot import FOT
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.heads import head_logits
 from fczoo.functional.regmean import extend_basis, layer_grams, remove_subspace, unpack_gram
 

@@ -16,20 +16,13 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop
-from fczoo.core.types import (
-    Batch,
-    Context,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import head_logits, nearest_mean
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("fedproto")

@@ -9,8 +9,9 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import OptimizerName, Training
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, OptimizerName, Task, Training
+from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.heads import LinearHead, head_logits
 from fczoo.functional.lora import (
     chosen_blocks,

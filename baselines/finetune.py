@@ -9,13 +9,13 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.options import option
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Context, Task, Training
+from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.heads import LinearHead, OptimizerOptions, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.pixels import raw_images
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @dataclass(frozen=True)
@@ -198,5 +198,6 @@ class TunedWithStatistics(TunedLinearHead):
         Returns:
             Features [B, D]; with ``stats_unnormalised`` of images in [0, 1].
         """
-        images = raw_images(backbone, batch) if self.stats_unnormalised else batch
-        return self.features(backbone, tree, images)
+        if self.stats_unnormalised:
+            batch = batch._replace(x=backbone.raw_pixels(batch.x))
+        return self.features(backbone, tree, batch)

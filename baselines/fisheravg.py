@@ -9,8 +9,9 @@ from fczoo.baselines.finetune import TunedWithStatistics
 from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, ServerAggregator, TaskPhase, Training
+from fczoo.core.types import Batch, Context, ServerAggregator
 from fczoo.functional.fisher import fisher_sums
 from fczoo.functional.heads import head_logits
 

@@ -15,8 +15,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import samples
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Task, Training
+from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.losses import teacher_binary_cross_entropy
 
 

@@ -15,8 +15,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_seen_class
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Boundary, Context, LocalData, ServerContext, Task, Training
+from fczoo.core.types import Batch, Boundary, Context, LocalData, ServerContext, Task
 from fczoo.functional.exemplars import Rehearsal, exemplar_sums
 from fczoo.functional.heads import nearest_mean
 from fczoo.functional.losses import teacher_binary_cross_entropy

@@ -12,17 +12,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_seen_class
 from fczoo.core.registry import register_method
+from fczoo.core.training import Scope, TaskPhase, Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import (
-    Batch,
-    Boundary,
-    Context,
-    Scope,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 
 
 @register_method("joint")

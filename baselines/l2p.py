@@ -11,14 +11,15 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Evidence, Finding, Task, Training
+from fczoo.core.types import Batch, Context, Evidence, Finding, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import PromptPool, choice_shares, gather_prompts, top_positions
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("l2p")

@@ -14,17 +14,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, select, stack_past
-from fczoo.core.types import (
-    Batch,
-    Boundary,
-    Context,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Boundary, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.heads import LinearHead, head_logits, merge_task_rows
 from fczoo.functional.lora import (
     alternate_factors,
@@ -41,7 +33,7 @@ from fczoo.functional.regmean import (
     regression_mean,
     regression_mean_of_b,
 )
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("lorm")

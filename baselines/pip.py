@@ -14,21 +14,14 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import (
-    Batch,
-    Context,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import moment_sums
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples are spread evenly in [0, 1)
 

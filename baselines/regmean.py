@@ -12,11 +12,12 @@ from fczoo.core.backbone import LAYERS, Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, TaskPhase, Training
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext
 from fczoo.functional.heads import merge_task_rows
 from fczoo.functional.regmean import layer_grams, regression_means
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("regmean")

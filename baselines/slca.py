@@ -10,8 +10,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.gaussians import draw_per_gaussian, gaussians, moment_sums
 from fczoo.functional.heads import train_head
 from fczoo.functional.losses import cross_entropy_by_task_norm

@@ -15,8 +15,9 @@ from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, LocalData, Task, Training
+from fczoo.core.types import Batch, Context, LocalData, Task
 from fczoo.functional.exemplars import Rehearsal, warn_once
 
 

@@ -10,8 +10,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.ridge import gram_of_groups
 

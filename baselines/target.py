@@ -13,12 +13,12 @@ from fczoo.baselines.finetune import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, ServerContext, Task, Training
+from fczoo.core.types import Batch, Context, ServerContext, Task
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import distillation, task_cross_entropy
-from fczoo.functional.pixels import normalise_images
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("target")
@@ -136,7 +136,7 @@ class TARGET(TunedLinearHead):
         Returns:
             Logits [B, C] over all classes of the run.
         """
-        features = backbone(normalise_images(backbone, images), select(tree, "full.", "lora."))
+        features = backbone(backbone.normalise(images), select(tree, "full.", "lora."))
         return head_logits(tree, features)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:

@@ -8,8 +8,7 @@ from pathlib import Path
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
-from fczoo.data.division import divide
-from fczoo.data.folder_layout import read_folders
+from fczoo.data.folder_layout import divide, read_folders
 from fczoo.data.folder_scan import TEST, TRAIN, find_named, normalise_path, read_list, subfolders
 from fczoo.data.image_files import class_folders
 from fczoo.data.image_files import make_part as image_part

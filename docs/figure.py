@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from html import escape
 
 from fczoo.core.method import Method
-from fczoo.core.protocols import EndsTasks, HasClientMemory
 from fczoo.core.tree import Tree, nbytes
+from fczoo.core.types import EndsTasks, HasClientMemory
 from fczoo.federation.settings import Settings
 from fczoo.runner.cost import measure
 

@@ -1,4 +1,4 @@
-from .aggregators.alone import merge as merge
+from .aggregators.merge import merge as merge
 from .backbones.load import load_backbone as load_backbone
 from .core.errors import FczooError as FczooError
 from .core.method import Method as Method
@@ -15,24 +15,24 @@ from .core.registry import register_dataset as register_dataset
 from .core.registry import register_local_training as register_local_training
 from .core.registry import register_method as register_method
 from .core.registry import register_partitioner as register_partitioner
+from .core.training import Optim as Optim
+from .core.training import Training as Training
 from .core.tree import Tree as Tree
 from .core.types import Batch as Batch
 from .core.types import Context as Context
-from .core.types import Optim as Optim
 from .core.types import ServerContext as ServerContext
 from .core.types import Task as Task
-from .core.types import Training as Training
 from .core.types import whole_batch as whole_batch
 from .federation.benchmark import Benchmark as Benchmark
 from .federation.benchmark import run as run
 from .federation.callbacks import Callback as Callback
 from .federation.result import Result as Result
 from .federation.settings import Settings as Settings
-from .models.load import load_model as load_model
-from .models.save import save_model as save_model
+from .models.storage import load_model as load_model
+from .models.storage import save_model as save_model
 from .protocols.registry import register_protocol as register_protocol
-from .reports.results import Results as Results
-from .reports.results import load_results as load_results
+from .runner.api import Results as Results
 from .runner.api import bench as bench
+from .runner.api import load_results as load_results
 
 __version__: str

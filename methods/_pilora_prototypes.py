@@ -10,8 +10,9 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
+from fczoo.core.training import TaskPhase
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.gaussians import class_sums
 
 

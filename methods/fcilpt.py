@@ -18,12 +18,13 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, Evidence, Finding, ServerAggregator, Task, Training
+from fczoo.core.types import Batch, Context, Evidence, Finding, ServerAggregator, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import head_logits
 from fczoo.functional.prompts import PromptPool, choice_shares, gather_prompts, top_positions
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("fcilpt")

@@ -14,21 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.aggregators.rows import keep_latest, prototype_pool
+from fczoo.aggregators.prototypes import keep_latest, prototype_pool
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, rows
 from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, stack_past
-from fczoo.core.types import (
-    Batch,
-    Context,
-    ServerAggregator,
-    ServerContext,
-    Task,
-    TaskPhase,
-    Training,
-)
+from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import PromptedHead, fit_head, head_logits
@@ -67,6 +60,11 @@ class FPPL(PromptedHead):
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prompt", low=0)
     lr: float = option(
         1e-3, "learning rate of prompt, fusion and head", low=0, tune=(1e-4, 1e-1, "log")
+    )
+    support: Literal["task", "seen", "all"] = option(
+        "task",
+        "classes in the clients' softmax: the task's (code), all seen so far, or all of the run "
+        "(eq. 7)",
     )
     unify: float = option(
         1.0, "weight lambda of the contrast with the global prototypes (0: without)", low=0
@@ -134,8 +132,8 @@ class FPPL(PromptedHead):
     ) -> tuple[Tensor, Tree]:
         # Prompt fusion: feature c of the image under its fused prompt.
         features = self.features(backbone, {**ctx.shared, **train}, batch)
-        # L = L_ce over all classes of the current task + lambda L_ur.
-        loss = task_cross_entropy(head_logits(train, features), batch, ctx.task)
+        # L = L_ce (eq. 7; by default over the current task's classes) + lambda L_ur.
+        loss = task_cross_entropy(head_logits(train, features), batch, ctx.task, self.support)
         return loss + self.unify * self.contrast(features, batch, ctx), {}
 
     def contrast(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:

@@ -14,8 +14,7 @@ from fczoo.core.types import Batch, Task
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
-from fczoo.testing.call_recorder import Record, record_run
-from fczoo.testing.method_under_test import MethodUnderTest, batch_of
+from fczoo.testing.method_under_test import MethodUnderTest, Record, batch_of, record_run
 from fczoo.testing.world import (
     TASKS,
     small_method,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.backbones.timm_layout import common_names, vit_config
+from fczoo.backbones.timm_vit import common_names, vit_config
 from fczoo.core.backbone import Backbone
 from fczoo.core.tree import Tree
 

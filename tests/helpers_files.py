@@ -21,10 +21,10 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.files import read_json, read_lines
 from fczoo.core.metrics import all_metrics
 from fczoo.core.vit_config import ViTConfig
+from fczoo.data.fetch import unpack
 from fczoo.data.image_cache import _read_checksums
 from fczoo.data.image_files import prepare
 from fczoo.data.partition import Partition, load_partition
-from fczoo.data.unpack import unpack
 from fczoo.federation.checkpoint import Checkpoint, Snapshot
 from fczoo.federation.result import Result, read_result
 from fczoo.reports.formats import report

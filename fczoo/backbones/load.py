@@ -7,22 +7,24 @@ import re
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from fczoo.backbones.names import BUNDLED_NAME, full_name
 from fczoo.backbones.state_dict import UNUSED_PREFIXES, read_state_dict
-from fczoo.backbones.timm_layout import common_names
 from fczoo.backbones.timm_vit import (
     BUNDLED_CONFIG,
     architecture,
+    common_names,
     from_timm,
     input_statistics,
     timm_model,
 )
-from fczoo.backbones.weights import split_spec
+from fczoo.backbones.weights import describe_head, split_spec
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line, use_python_names
 from fczoo.core.vit_config import Pool, ViTConfig
@@ -41,6 +43,7 @@ _WIDTHS = {
     768: "base",
     1024: "large",
 }
+BUNDLED_LICENCE = "Apache-2.0; trained on images of ImageNet, for research use"
 
 
 @use_python_names
@@ -251,3 +254,61 @@ def _sha256_tensors(weights: dict[str, Tensor]) -> str:
     for name in sorted(weights):
         digest.update(name.encode() + weights[name].cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+class BackboneFacts(NamedTuple):
+    """Facts about a backbone; empty texts and 0 for what is not known."""
+
+    config: ViTConfig
+    parameters: int
+    flops: int  # floating-point operations per image, two per multiplication with addition
+    licence: str
+    dropped: str  # head of the checkpoint that is not loaded
+    note: str
+
+
+def backbone_facts(spec: str, image_size: int | None = None) -> BackboneFacts:
+    """Collect facts about a backbone; its weights need not be on this machine.
+
+    Args:
+        spec: Name, file, or both, as for ``load_backbone``.
+        image_size: Height and width of the input in pixels. Default: that of the checkpoint.
+
+    Raises:
+        FczooError: As for ``load_backbone``.
+    """
+    config = configuration(spec, image_size)
+    weights = {k: torch.empty(shape, device="meta") for k, shape in config.shapes().items()}
+    counter = FlopCounterMode(display=False)
+    with counter:
+        side = config.image_size
+        Backbone(config, weights, copy=False)(torch.empty(1, 3, side, side, device="meta"))
+    name, path = split_spec(spec)
+    entry = _timm_entry(name) if path is None else None
+    return BackboneFacts(
+        config,
+        sum(weight.numel() for weight in weights.values()),
+        counter.get_total_flops(),
+        BUNDLED_LICENCE if spec == BUNDLED_NAME else _licence(entry),
+        describe_head(full_name(name), int(getattr(entry, "num_classes", 0) or 0)),
+        _text(entry, "notes"),
+    )
+
+
+def _timm_entry(name: str) -> Any:
+    """Return what timm knows about weights; None for the bundled backbone."""
+    import timm
+
+    architecture = name.partition(".")[0]
+    known = timm.models.is_model(architecture)
+    return timm.models.get_pretrained_cfg(full_name(name)) if known else None
+
+
+def _licence(entry: Any) -> str:
+    licence = _text(entry, "license")
+    return f"{licence}, as timm states it" if licence else ""
+
+
+def _text(entry: Any, field: str) -> str:
+    value = getattr(entry, field, None) or ""
+    return value if isinstance(value, str) else "; ".join(map(str, value))

@@ -1,21 +1,248 @@
 """Plain vision transformers by their timm names."""
 
 import logging
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
 from torch import Tensor
 
-from fczoo.backbones.names import BUNDLED_NAME, full_name, unknown_name
-from fczoo.backbones.timm_layout import common_names, vit_config
+from fczoo.backbones.names import BUNDLED_NAME, EXAMPLES, UNSUPPORTED, full_name, unknown_name
 from fczoo.backbones.weights import describe_head, weights_file
 from fczoo.core.errors import FczooError, first_line
-from fczoo.core.vit_config import ViTConfig
+from fczoo.core.vit_config import Activation, Pool, Rope, ViTConfig
+
+POOLS: dict[str, Pool] = {"token": "cls", "avg": "mean", "map": "attention"}
+_PARTS_OF_QKV = {"k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias", "k_bias", "v_bias"}
+
+
+def vit_config(name: str, model: Any) -> ViTConfig:
+    """Return the configuration of a timm model.
+
+    Args:
+        name: Name for the configuration.
+        model: Model without classification head.
+
+    Raises:
+        FczooError: The model is not a plain ViT; the message has the reason.
+    """
+    try:
+        return _read_config(name, model)
+    except ValueError as error:
+        raise FczooError(
+            f"{name} is not a plain ViT: {error}; {UNSUPPORTED}; {EXAMPLES}"
+        ) from error
+
+
+def common_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights of a timm model under the names of ``ViTConfig.shapes``.
+
+    Args:
+        weights: State dict of a ``VisionTransformer`` or an ``Eva``, or an official release of
+            DINOv2 or DINOv3.
+
+    Returns:
+        The same tensors. Separate projections of queries, keys and values become one, as do gate
+        and value of SwiGLU; the bias of keys, which ``Eva`` does not have, is 0.
+    """
+    out: dict[str, Tensor] = {}
+    weights = _dino_names(weights)
+    for name, value in weights.items():
+        block, _, part = name.rpartition(".attn.")
+        mlp, _, layer = name.rpartition(".mlp.fc1_x.")
+        if name.startswith("fc_norm."):
+            out[name.removeprefix("fc_")] = value
+        elif name.endswith((".gamma_1", ".gamma_2")):
+            out[f"{name[:-8]}.ls{name[-1]}.gamma"] = value
+        elif part == "q_proj.weight":
+            parts = [weights[f"{block}.attn.{p}_proj.weight"] for p in "qkv"]
+            out[f"{block}.attn.qkv.weight"] = torch.cat(parts)
+        elif part in ("q_bias", "q_proj.bias"):
+            key_bias = weights.get(f"{block}.attn.k_proj.bias", torch.zeros_like(value))
+            value_bias = weights[f"{block}.attn.v{part[1:]}"]
+            out[f"{block}.attn.qkv.bias"] = torch.cat([value, key_bias, value_bias])
+        elif mlp:
+            out[f"{mlp}.mlp.fc1.{layer}"] = torch.cat([weights[f"{mlp}.mlp.fc1_g.{layer}"], value])
+        elif ".mlp.fc1_g." not in name and part not in _PARTS_OF_QKV:
+            out[name] = value
+    return out
+
+
+def timm_names(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Return weights under the names of a timm model; the inverse of ``common_names``.
+
+    Args:
+        weights: Weights by the names of ``ViTConfig.shapes``.
+        names: Names in the state dict of the timm model, without its classification head.
+
+    Raises:
+        FczooError: The model has no place for a bias of keys, which is not 0.
+    """
+    out: dict[str, Tensor] = {}
+    for name in names:
+        block, _, part = name.rpartition(".attn.")
+        mlp, _, layer = name.rpartition(".mlp.fc1_")
+        if name.startswith("fc_norm."):
+            out[name] = weights[name.removeprefix("fc_")]
+        elif name.endswith((".gamma_1", ".gamma_2")):
+            out[name] = weights[f"{name[:-8]}.ls{name[-1]}.gamma"]
+        elif part in _PARTS_OF_QKV or part in ("q_proj.weight", "q_proj.bias", "q_bias"):
+            kind = "weight" if part.endswith("weight") else "bias"
+            parts = weights[f"{block}.attn.qkv.{kind}"].chunk(3)
+            out[name] = parts["qkv".index(part[0])]
+            if part[0] == "q" and f"{block}.attn.k{part[1:]}" not in names and parts[1].any():
+                raise FczooError(
+                    f"timm's model has no bias of keys, and {block} has trained one; take --format "
+                    "torch"
+                )
+        elif mlp:
+            half = "gx".index(layer[0])
+            out[name] = weights[f"{mlp}.mlp.fc1.{layer[2:]}"].chunk(2)[half]
+        else:
+            out[name] = weights[name]
+    return out
+
+
+def _dino_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights of Meta's DINOv2 and DINOv3 releases in timm's names; others unchanged.
+
+    Registers have other names. The position embedding of DINOv2's class token is added to the token
+    where there are registers, as in timm. The bias of DINOv3's keys is 0, and there is none where
+    all are.
+    """
+    out = {re.sub(r"\.mlp\.w(12|3)\.", _fc_name, name): v for name, v in weights.items()}
+    if "register_tokens" in out:
+        out["reg_token"], position = out.pop("register_tokens"), out["pos_embed"]
+        out["cls_token"] = out["cls_token"] + position[:, :1]
+        out["pos_embed"] = position[:, 1:]
+    if "storage_tokens" in out:
+        out["reg_token"] = out.pop("storage_tokens")
+        out = {name: v for name, v in out.items() if not name.endswith(".bias_mask")}
+        for name in [name for name in out if name.endswith(".qkv.bias")]:
+            query, key, value = out[name].chunk(3)
+            out[name] = torch.cat([query, torch.zeros_like(key), value])
+        if not any(out[name].any() for name in out if name.endswith(".qkv.bias")):
+            out = {name: v for name, v in out.items() if not name.endswith(".qkv.bias")}
+    return out
+
+
+def _fc_name(match: re.Match[str]) -> str:
+    return f".mlp.{'fc1' if match[1] == '12' else 'fc2'}."
+
+
+def _read_config(name: str, model: Any) -> ViTConfig:
+    from timm.layers.attention import Attention
+    from timm.layers.patch_embed import PatchEmbed
+    from timm.models.eva import Eva, EvaAttention, EvaBlock
+    from timm.models.vision_transformer import Block, VisionTransformer
+
+    if type(model) not in (VisionTransformer, Eva):
+        _refuse(f"it is a {type(model).__name__}")
+    if type(model.patch_embed) is not PatchEmbed:
+        _refuse(f"its patch embedding is a {type(model.patch_embed).__name__}")
+    block, is_eva = model.blocks[0], type(model) is Eva
+    if type(block) not in (Block, EvaBlock):
+        _refuse(f"its blocks are {type(block).__name__}s")
+    if type(block.attn) not in (Attention, EvaAttention):
+        _refuse(f"its attention is {type(block.attn).__name__}")
+    sizes = {*model.patch_embed.img_size, *model.patch_embed.patch_size}
+    if len(sizes) > 2 or model.global_pool not in POOLS:
+        _refuse("its images or patches are not square, or it does not pool its tokens")
+    swiglu, activation = _mlp_kind(block.mlp)
+    shapes = {k: tuple(v.shape) for k, v in common_names(model.state_dict()).items()}
+    config = ViTConfig(
+        name,
+        model.patch_embed.img_size[0],
+        model.patch_embed.patch_size[0],
+        model.embed_dim,
+        len(model.blocks),
+        block.attn.num_heads,
+        block.mlp.fc2.in_features,
+        _epsilon(model),
+        tuple(model.pretrained_cfg["mean"]),
+        tuple(model.pretrained_cfg["std"]),
+        class_token=model.cls_token is not None,
+        register_tokens=0 if model.reg_token is None else model.reg_token.shape[1],
+        position="none"
+        if model.pos_embed is None
+        else "patches"
+        if model.no_embed_class
+        else "all",
+        rope=_rope(model.rope) if is_eva and model.rope is not None else None,
+        pre_norm="norm_pre.weight" in shapes,
+        qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+        layer_scale="blocks.0.ls1.gamma" in shapes,
+        activation=activation,
+        swiglu=swiglu,
+        attention_norm="blocks.0.attn.norm.weight" in shapes,
+        mlp_norm="blocks.0.mlp.norm.weight" in shapes,
+        pool=POOLS[model.global_pool],
+        norm_after_pool="fc_norm.weight" in model.state_dict(),
+    )
+    shapes = {k: v for k, v in shapes.items() if not k.startswith("head.")}
+    if shapes != config.shapes():
+        different = shapes.items() ^ config.shapes().items()
+        _refuse(f"its tensor {min(different)[0]} does not belong to one")
+    if (
+        config.pool == "attention"
+        and config.prefix_tokens
+        and (is_eva or model.pool_include_prefix)
+    ):
+        _refuse("its attention pooling reads the class token or registers")
+    return config
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ValueError(reason)
+
+
+def _mlp_kind(mlp: Any) -> tuple[bool, Activation]:
+    """Return whether an MLP is a SwiGLU, and its activation otherwise."""
+    from timm.layers.activations import QuickGELU
+    from timm.layers.mlp import GluMlp, Mlp, SwiGLU
+
+    activation = mlp.act
+    packed = type(mlp) is GluMlp and not mlp.gate_last
+    if (packed or type(mlp) is SwiGLU) and isinstance(activation, torch.nn.SiLU):
+        return True, "gelu"
+    if type(mlp) is not Mlp:
+        _refuse(f"its MLP is a {type(mlp).__name__}")
+    if isinstance(activation, QuickGELU):
+        return False, "quick_gelu"
+    approximate = {"GELU": getattr(activation, "approximate", "none"), "GELUTanh": "tanh"}
+    kind = approximate.get(type(activation).__name__)
+    if kind is None:
+        _refuse(f"its activation is {type(activation).__name__}")
+    return False, "gelu_tanh" if kind == "tanh" else "gelu"
+
+
+def _rope(rope: Any) -> Rope:
+    from timm.layers.pos_embed_sincos import RotaryEmbeddingCat, RotaryEmbeddingDinoV3
+
+    if rope.grid_offset or rope.grid_indexing != "ij" or getattr(rope, "in_pixels", False):
+        _refuse("its rotary positions are not those of EVA-02 or DINOv3")
+    if type(rope) is RotaryEmbeddingDinoV3:
+        if rope.temperature is None or rope.normalize_coords != "separate":
+            _refuse("its rotary positions are not those of DINOv3")
+        return Rope(rope.temperature, None, centred=True, halves=rope.rotate_half)
+    if type(rope) is not RotaryEmbeddingCat:
+        _refuse(f"its rotary positions are {type(rope).__name__}")
+    grid: Any = rope.ref_feat_shape
+    return Rope(float(rope.temperature), grid and grid[0], halves=rope.rotate_half)
+
+
+def _epsilon(model: Any) -> float:
+    """Return the epsilon of the norms, which must be one number."""
+    values = {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)}
+    if len(values) != 1:
+        _refuse("its norms are not layer norms with one epsilon")
+    return float(values.pop())
+
 
 log = logging.getLogger("fczoo")
 

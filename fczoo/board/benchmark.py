@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fczoo.board.charts import chart, download
-from fczoo.board.critical_difference import test_differences
-from fczoo.board.method_tags import MethodTags, tags_of
+from fczoo.board.method_tags import tags_of
+from fczoo.board.ranks import test_differences
 from fczoo.federation.environment import digest
 from fczoo.reports.captions import conditions, describe, notes, schedule_sources
-from fczoo.reports.diagnostics_figures import insights
+from fczoo.reports.detail_figures import confusion_map, insights
 from fczoo.reports.figures import accuracy_matrix, overview
 from fczoo.reports.formats import number, sign, to_csv
-from fczoo.reports.heat_maps import confusion_map
 from fczoo.reports.run_folder import About
 from fczoo.reports.runs import Experiment, Line, identity
 from fczoo.reports.significance import Entry, interval
@@ -152,7 +151,7 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
     """
     lines = sort_lines(experiment)
     experiment = Experiment(tuple(lines), experiment.unfinished_runs, experiment.runs)
-    words = [tags_of(line) for line in lines]
+    tags = [tags_of(line) for line in lines]
     charts = [chart(figure) for figure in overview(experiment)]
     names = {
         record.place: f"{runs.name}/{record.method}/seed{record.seed}"
@@ -160,8 +159,8 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         for record in runs.records
     }
     rows = [
-        _row(line, w, f"b{index}-{i}", names)
-        for i, (line, w) in enumerate(zip(lines, words, strict=True))
+        _row(line, row_tags, f"b{index}-{i}", names)
+        for i, (line, row_tags) in enumerate(zip(lines, tags, strict=True))
     ]
     for row in rows:
         row["colour"] = order[row["label"]]
@@ -173,7 +172,7 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         "main": _table(make_table(experiment, MAIN)),
         "tables": [_table(make_table(experiment, group)) for group in GROUPS],
         "tested": any(len(line.seeds) > 1 for line in lines),
-        "choices": choices(words),
+        "choices": choices(tags),
         "charts": [f for f in charts if f["kind"] in ("curves", "points")],
         "others": [f for f in charts if f["kind"] not in ("curves", "points")],
         "confusion": [chart(figure) for figure in map(confusion_map, lines) if figure],
@@ -195,23 +194,25 @@ def sort_lines(experiment: Experiment) -> list[Line]:
     return sorted(experiment.lines, key=key)
 
 
-def choices(found: Sequence[MethodTags]) -> dict[str, list[str]]:
+def choices(tags: Sequence[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
     """Return the choices of each filter, sorted.
 
     Args:
-        found: Tags of the rows.
+        tags: Tags of the rows by filter.
 
     Returns:
         Filter -> tags that any row has.
     """
-    words: dict[str, set[str]] = {}
-    for each in found:
-        for name, row_words in each.words().items():
-            words.setdefault(name, set()).update(row_words)
-    return {name: sorted(row_words) for name, row_words in words.items()}
+    known_tags: dict[str, set[str]] = {}
+    for row_tags in tags:
+        for name, values in row_tags.items():
+            known_tags.setdefault(name, set()).update(values)
+    return {name: sorted(values) for name, values in known_tags.items()}
 
 
-def _row(line: Line, words: MethodTags, anchor: str, names: Mapping[str, str]) -> dict[str, Any]:
+def _row(
+    line: Line, tags: Mapping[str, Sequence[str]], anchor: str, names: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the template data of a table row; ``names`` gives its runs' names by place."""
     accuracy = entry_of(line, COLUMNS["A_N"])
     bounds = interval(list(accuracy.by_seed.values())) if accuracy else None
@@ -229,8 +230,8 @@ def _row(line: Line, words: MethodTags, anchor: str, names: Mapping[str, str]) -
     return {
         "label": line.label,
         "anchor": anchor,
-        "words": words.words(),
-        "family": words.family,
+        "words": tags,
+        "family": tags["family"][0],
         "interval": f"{percent(bounds[0])} to {percent(bounds[1])}" if bounds else "",
         "remark": line.remark,
         "options": [(k, setting_word(k, v)) for k, v in line.results[0].options.items()],

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
@@ -38,32 +37,16 @@ FAMILIES = (NETWORK, "LoRA", "prompts", "adapters", "prototypes", "head")
 """Kinds of trained tensors; the first of them that a method has names its family."""
 
 
-@dataclass(frozen=True)
-class MethodTags:
-    """Tags of one row."""
-
-    family: str
-    exemplars: str  # kept or none
-    sent: tuple[str, ...]  # kinds of content in its uploads, as its runs counted them
-    trained: tuple[str, ...]
-    tuning: tuple[str, ...]  # number of trials of ``fczoo tune`` behind its values
-
-    def words(self) -> dict[str, tuple[str, ...]]:
-        """Return the tags of a row by filter."""
-        return {
-            "family": (self.family,),
-            "exemplars": (self.exemplars,),
-            "sent": self.sent,
-            "trained": self.trained,
-            "tuning": self.tuning,
-        }
-
-
-def tags_of(line: Line) -> MethodTags:
+def tags_of(line: Line) -> dict[str, tuple[str, ...]]:
     """Return the tags of a line's method with its options.
 
     Args:
         line: Row of a table; unknown tags are ``UNKNOWN`` if its method is not installed.
+
+    Returns:
+        Tags by filter: family of the method, exemplars (kept or none), kinds of content sent in
+        its uploads (as its runs counted them), kinds of trained tensors, and tuning (number of
+        trials of ``fczoo tune`` behind its values).
     """
     uploads = [r.uploaded for r in line.results]
     upload_kinds = tuple(
@@ -72,18 +55,25 @@ def tags_of(line: Line) -> MethodTags:
     efforts = dict.fromkeys(record.trials for record in line.records)
     tuning = tuple(f"{effort or 'no'} trials" for effort in efforts)
     method = _method(line)
-    if method is None:
-        return MethodTags(UNKNOWN, UNKNOWN, upload_kinds, (UNKNOWN,), tuning)
-    training = method.training()
-    tensor_kinds = words_of(training.trained_prefixes)
-    if not line.competes:
-        family = "upper bound"
-    elif training.exemplars:
-        family = "exemplars"
-    else:
-        family = next((name for name in FAMILIES if name in tensor_kinds), "statistics only")
-    exemplars = "kept" if training.exemplars else "none"
-    return MethodTags(family, exemplars, upload_kinds, tensor_kinds or ("nothing",), tuning)
+    family = exemplars = UNKNOWN
+    trained: tuple[str, ...] = (UNKNOWN,)
+    if method is not None:
+        training = method.training()
+        trained = words_of(training.trained_prefixes) or ("nothing",)
+        exemplars = "kept" if training.exemplars else "none"
+        if not line.competes:
+            family = "upper bound"
+        elif training.exemplars:
+            family = "exemplars"
+        else:
+            family = next((name for name in FAMILIES if name in trained), "statistics only")
+    return {
+        "family": (family,),
+        "exemplars": (exemplars,),
+        "sent": upload_kinds,
+        "trained": trained,
+        "tuning": tuning,
+    }
 
 
 def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:

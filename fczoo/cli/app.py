@@ -22,7 +22,7 @@ from fczoo.cli.report import leaderboard, report, submit
 from fczoo.cli.site import site
 from fczoo.cli.tune import tune
 from fczoo.core.errors import FczooError, options_in_messages
-from fczoo.core.streams import lossy_output
+from fczoo.core.terminal import lossy_output
 from fczoo.runner.warnings import gather_warnings
 
 

@@ -11,7 +11,7 @@ from fczoo.cli.options import OUTPUT, Command, grouped_option
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
-from fczoo.core.streams import is_terminal
+from fczoo.core.terminal import is_terminal
 from fczoo.data.dataset import Archive, Dataset
 from fczoo.federation.settings import Settings
 

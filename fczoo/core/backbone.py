@@ -123,6 +123,39 @@ class Backbone:
         weights = {k: v.to(device=device, dtype=dtype, copy=True) for k, v in self.weights.items()}
         return Backbone(self.config, weights, self.sha256, copy=False)
 
+    def normalise(self, images: Tensor) -> Tensor:
+        """Normalise images for the backbone.
+
+        Args:
+            images: Images [B, 3, H, W] with pixels in [0, 1].
+
+        Returns:
+            Normalised images [B, 3, H, W].
+        """
+        mean, std = self._channel_statistics(images)
+        return (images - mean) / std
+
+    def raw_pixels(self, images: Tensor) -> Tensor:
+        """Return pixels in [0, 1]. Released code computes its statistics from such pixels.
+
+        Args:
+            images: Normalised images [B, 3, H, W].
+
+        Returns:
+            Images [B, 3, H, W].
+        """
+        mean, std = self._channel_statistics(images)
+        return images * std + mean
+
+    def _channel_statistics(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the input mean and standard deviation, [1, 3, 1, 1] each."""
+        # create them on the images' device: a copy from the host would wait for the device
+        mean, std = (
+            torch.cat([images.new_full((1, 1, 1, 1), value) for value in channels], 1)
+            for channels in (self.config.mean, self.config.std)
+        )
+        return mean, std
+
     def full_weights(self) -> dict[str, Tensor]:
         """Copy every weight as a plug in at least float32, to start full fine-tuning."""
         plugs = {}

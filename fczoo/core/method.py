@@ -1,7 +1,7 @@
 """The interface of every method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ClassVar
@@ -14,17 +14,18 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.options import check_options, dataclass_options, quirks
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import OPTIONAL
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
 from fczoo.core.types import (
+    OPTIONAL,
     Batch,
     Boundary,
     Context,
+    EndsTasks,
+    Exchange,
     ServerAggregator,
     ServerContext,
     Task,
-    TaskPhase,
-    Training,
 )
 
 
@@ -326,3 +327,28 @@ OLD_MEMBER_NAMES = {
     "frozen": "append_only",
 }
 """Old names of members of methods -> today's member, or field of ``Training``."""
+
+
+def task_exchanges(method: Method, task: Task, rounds: int) -> Iterator[Exchange]:
+    """Yield the exchanges of one task between server and clients, in their order.
+
+    This function is the only statement of the order: runs, sites, the upload probe and the
+    conformance kit iterate over it.
+
+    Args:
+        method: The method that is trained.
+        task: The task to learn.
+        rounds: Rounds of training per task; a task in which the method trains nothing has none.
+    """
+    training = method.training()
+    if "task_start" in training.collect_at:
+        yield Exchange(task, boundary="task_start")
+    rounds = rounds if training.active_optims(task, 0) else 0
+    for number in range(rounds):
+        yield Exchange(task, number)
+    if isinstance(method, EndsTasks):
+        yield Exchange(task, boundary="after_rounds")
+    if training.balanced and task.index:
+        yield Exchange(task, rounds, balanced=True)
+    if "task_end" in training.collect_at:
+        yield Exchange(task, boundary="task_end")

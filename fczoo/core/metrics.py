@@ -3,8 +3,8 @@
 ``a[t][i]`` is the accuracy, in percent, on the test images of task i after training task t (i <= t,
 counted from 0), with the prediction taken over all classes seen so far; ``n[i]`` is the number of
 test images of task i; T tasks. A task without test images has no accuracy and is left out of
-the means over i. Metrics of single images, classes and clients are in ``prediction_metrics`` and
-``class_metrics``.
+the means over i. Metrics of classes and clients are in ``class_metrics``, those of single images
+in ``fczoo.federation.evaluate``.
 """
 
 from collections.abc import Callable, Sequence

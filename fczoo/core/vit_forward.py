@@ -4,17 +4,89 @@ It is written out here because timm's blocks offer no way to attach adapters per
 timm's own when no plug is given (tested for every family).
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.core.attention import attend
 from fczoo.core.errors import FczooError
-from fczoo.core.rotary import Rotation
-from fczoo.core.vit_config import ViTConfig
+from fczoo.core.vit_config import Rope, ViTConfig
+
+
+def rotation(
+    rope: Rope, side: int, head_dim: int, device: torch.device
+) -> Callable[[Tensor, int, int], Tensor]:
+    """Return the function that rotates queries or keys by the positions of their patches.
+
+    Class token, registers, prompts and tokens behind the patches do not rotate.
+
+    Args:
+        rope: Kind of rotary positions.
+        side: Number of patches per side.
+        head_dim: Channels of a head.
+        device: Device of the angles.
+
+    Returns:
+        Function of projected tokens [B, N, D], the number of tokens in front of the patches, and
+        the number of heads, that returns tokens [B, N, D] in the same data type.
+    """
+    pairs = head_dim // 4  # of each image axis
+    exponents = torch.arange(pairs, dtype=torch.float32, device=device) / pairs
+    steps = torch.arange(side, dtype=torch.float32, device=device)
+    if rope.centred:
+        steps = 2 * math.pi * (2 * (steps + 0.5) / side - 1)
+    elif rope.reference is not None:
+        steps = steps / side * rope.reference
+    rows, columns = steps.repeat_interleave(side), steps.repeat(side)
+    angles = torch.stack([rows, columns], 1)[..., None] / rope.temperature**exponents
+    angles = angles.flatten(1)
+    angles = angles.repeat(1, 2) if rope.halves else angles.repeat_interleave(2, 1)
+    all_cos, all_sin = angles.cos(), angles.sin()
+
+    def rotate(tokens: Tensor, first_patch: int, heads: int) -> Tensor:
+        after = tokens.shape[1] - first_patch - len(all_cos)
+        margins = (0, 0, first_patch, after)
+        cos, sin = F.pad(all_cos, margins, value=1.0), F.pad(all_sin, margins)
+        x = tokens.unflatten(-1, (heads, -1))
+        out: Tensor = x * cos[:, None] + _quarter_turn(x, rope.halves) * sin[:, None]
+        return out.flatten(2).to(tokens.dtype)
+
+    return rotate
+
+
+def _quarter_turn(x: Tensor, halves: bool) -> Tensor:
+    """Turn each pair of channels by 90 degrees; pairs are neighbours, or one of each half."""
+    if halves:
+        first, second = x.chunk(2, -1)
+        return torch.cat([-second, first], -1)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute softmax attention of queries, keys and values.
+
+    On the CPU the fused kernel has no rule for a batch of clients (vmap) and a slow bfloat16
+    backward, so the formula is written out there; on other devices the fused kernel is faster or
+    needs less memory.
+
+    Args:
+        query: Queries [B, H, N, D/H].
+        key: Keys [B, H, M, D/H].
+        value: Values [B, H, M, D/H].
+
+    Returns:
+        Outputs [B, H, N, D/H].
+    """
+    inside_vmap = torch._C._functorch.maybe_current_level() is not None
+    if query.device.type == "cpu" and (inside_vmap or query.dtype == torch.bfloat16):
+        scale = query.shape[-1] ** -0.5
+        attention: Tensor = ((query * scale) @ key.mT).softmax(-1)
+        return attention @ value
+    return F.scaled_dot_product_attention(query, key, value)
+
 
 ADAPTER_SCALE = 0.1  # s of AdaptFormer (Chen et al., NeurIPS 2022)
 PooledRows = Literal["cls", "prompt", "cls+prompt"]
@@ -42,10 +114,10 @@ class ForwardPass:
         kernel = weights["patch_embed.proj.weight"]
         self.dtype = kernel.dtype
         self.feature_dtype = torch.promote_types(self.dtype, torch.float32)
-        self.rotation: Rotation | None = None
+        self.rotate: Callable[[Tensor, int, int], Tensor] | None = None
         if config.rope is not None:
             head_dim = config.dim // config.heads
-            self.rotation = Rotation(config.rope, config.grid, head_dim, kernel.device)
+            self.rotate = rotation(config.rope, config.grid, head_dim, kernel.device)
 
     def features(self, images: Tensor, pool: PooledRows) -> Tensor:
         """Compute features [B, D] of normalised images [B, 3, S, S]."""
@@ -154,9 +226,9 @@ class ForwardPass:
         for part, projection in zip("qkv", parts, strict=True):
             extra = self._lora(hidden, f"lora.{block}.{part}")
             projection = projection if extra is None else projection + extra
-            if self.rotation is not None and part != "v":
+            if self.rotate is not None and part != "v":
                 first_patch = prompts + self.config.prefix_tokens
-                projection = self.rotation.apply(projection, first_patch, self.config.heads)
+                projection = self.rotate(projection, first_patch, self.config.heads)
             if part != "q" and f"prefix.{block}.{part}" in self.plugs:
                 prefix = self._rows(f"prefix.{block}.{part}", len(hidden))
                 projection = torch.cat([prefix, projection], 1)

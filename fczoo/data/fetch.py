@@ -4,13 +4,22 @@ All work happens in a folder ``.fetch-NAME`` below the data root, which no data 
 is removed when the fetch is done.
 """
 
+import errno
 import hashlib
+import lzma
 import os
 import shutil
+import stat
+import struct
 import sys
+import tarfile
 import time
+import zipfile
+import zlib
+from collections.abc import Callable
+from gzip import GzipFile
 from http.client import HTTPException
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from ssl import SSLError
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -20,11 +29,11 @@ from urllib.request import Request, url2pathname, urlopen
 from filelock import FileLock, Timeout
 
 from fczoo import __version__
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, first_line
 from fczoo.core.files import encode_json, home
 from fczoo.core.registry import DATASETS
+from fczoo.core.terminal import progress_bar
 from fczoo.data.dataset import Archive, Dataset
-from fczoo.data.unpack import BLOCK, progress_bar, unpack
 
 PATIENCE = 60  # seconds without an answer
 SHORT_PATIENCE = 5  # the same for a question before a download
@@ -32,6 +41,21 @@ MIRROR = "give another address: fczoo data fetch --mirror"
 LARGEST_DATA_SET = 100 * 10**9  # bytes to which an archive without a published checksum may unpack
 LARGEST_RATIO = 100  # of unpacked to packed bytes for such an archive; images hardly shrink
 ALWAYS_ALLOWED = 1 << 20  # unpacked bytes that need no ratio
+BLOCK = 1 << 20  # bytes that are copied at once
+# bytes that a member counts at least, as a block of the disk: empty files add up too
+SMALLEST = 4096
+BROKEN_ARCHIVE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    ValueError,
+    RuntimeError,
+    OSError,
+)
+MACHINE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str:
@@ -249,3 +273,107 @@ def _digests(file: Path) -> dict[str, str]:
             for digest in sums.values():
                 digest.update(block)
     return {name: digest.hexdigest() for name, digest in sums.items()}
+
+
+def unpack(file: Path, into: Path, limit: int | None = None) -> None:
+    """Unpack a tar, zip or gz file into a folder, or copy a txt file there.
+
+    Args:
+        file: Archive or text file.
+        into: Folder, which is created.
+        limit: Largest number of unpacked bytes. Default: no limit.
+
+    Raises:
+        FczooError: The archive is broken, holds more than ``limit``, or has members that are links
+            or devices, lead out of the folder or have no name.
+        OSError: This machine fails, for example because its disk is full.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    spend = _byte_limit(file, limit)
+    try:
+        if tarfile.is_tarfile(file):
+            _untar(file, into, spend)
+        elif zipfile.is_zipfile(file):
+            _unzip(file, into, spend)
+        elif file.suffix == ".gz":
+            _gunzip(file, into, spend)
+        elif file.suffix == ".txt":
+            spend(file.stat().st_size)
+            shutil.copyfile(file, into / file.name)
+        else:
+            raise FczooError(f"{file.name} is not a tar, zip, gz or txt file")
+    except BROKEN_ARCHIVE as error:
+        if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
+            raise
+        reason = first_line(error)
+        raise FczooError(
+            f"cannot unpack {file.name}: {reason}; it was removed, fetch it again"
+        ) from error
+
+
+def _byte_limit(file: Path, limit: int | None) -> Callable[[int], None]:
+    """Return a function that counts a member of an archive, or a part of one, before it is written.
+
+    It raises FczooError once the members have more than ``limit`` bytes in all.
+    """
+    spent = 0
+
+    def spend(size: int) -> None:
+        nonlocal spent
+        spent += size
+        if limit is not None and spent > limit:
+            description = f"{file.name}, {file.stat().st_size} bytes"
+            raise FczooError(f"{description}, unpacks to more than {limit}; nothing of it was kept")
+
+    return spend
+
+
+def _untar(file: Path, into: Path, spend: Callable[[int], None]) -> None:
+    # Python before 3.11.4 has no data filter; what it would refuse is refused by _check_member
+    # before
+    options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with (
+        tarfile.open(file) as archive,
+        progress_bar(f"{file.name}: unpacking", None, 0, "file") as bar,
+    ):
+        for member in archive:
+            _check_member(file, member.name, member.isfile() or member.isdir())
+            spend(max(member.size, SMALLEST))
+            archive.extract(member, into, set_attrs=False, **options)
+            bar.update()
+
+
+def _unzip(file: Path, into: Path, spend: Callable[[int], None]) -> None:
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        with progress_bar(f"{file.name}: unpacking", len(members), 0, "file") as bar:
+            for member in members:
+                kind = stat.S_IFMT(member.external_attr >> 16)
+                _check_member(file, member.orig_filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
+                spend(max(member.file_size, SMALLEST))
+                archive.extract(member, into)
+                bar.update()
+
+
+def _gunzip(file: Path, into: Path, spend: Callable[[int], None]) -> None:
+    with GzipFile(file) as archive, (into / file.stem).open("wb") as out:
+        while block := archive.read(BLOCK):
+            spend(len(block))
+            out.write(block)
+
+
+def _check_member(file: Path, name: str, file_or_folder: bool) -> None:
+    """Refuse what no data set's archive holds.
+
+    Links are refused even inside the folder: the known ways around tarfile's data filter need one.
+    """
+    path = PureWindowsPath(name)  # takes both kinds of slashes, and knows drives
+    if not name:
+        raise FczooError(f"{file.name} holds a member without a name; nothing of it was kept")
+    if not file_or_folder:
+        problem = "is neither a file nor a folder"
+    elif path.anchor or ".." in path.parts or "\0" in name:
+        problem = "leads out of the folder"
+    else:
+        return
+    raise FczooError(f"{file.name} holds {name!r}, which {problem}; nothing of it was kept")

@@ -1,14 +1,38 @@
-"""Layouts of image folders: class folders, or a training and a test part with class folders."""
+"""Layouts of image folders: class folders, which are divided, or a training and a test part."""
 
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from fczoo.core.errors import FczooError
+from fczoo.core.options import plural
 from fczoo.data.dataset import ImageData
-from fczoo.data.division import find_lists, one_folder
-from fczoo.data.folder_scan import TEST, TRAIN, find_named, has_images, normalise_name, subfolders
-from fczoo.data.image_files import two_folders
+from fczoo.data.folder_scan import (
+    TEST,
+    TRAIN,
+    find_named,
+    has_images,
+    listed_images,
+    normalise_name,
+    raw_name,
+    subfolders,
+)
+from fczoo.data.image_files import (
+    display_names,
+    list_images,
+    make_part,
+    scan_classes,
+    two_folders,
+    unread_files,
+)
 
 LAYOUT_HINT = "expected {train,test}/CLASS/* or CLASS/*"
+FRACTIONS = {5: "a fifth", 6: "a sixth"}
+"""Share of a class -> its name in the description of a split."""
 
 
 def read_folders(
@@ -117,3 +141,192 @@ def _refuse_inner(root: Path) -> None:
     ):
         problem = f"the class folders in {root} hold train/ and test/ themselves"
         raise FczooError(f"{problem}; {LAYOUT_HINT}")
+
+
+Key = Callable[[str, str], str]
+
+
+def one_folder(
+    dataset: str,
+    root: Path,
+    size: int,
+    classes: tuple[str, ...] | None = None,
+    share: int = 5,
+) -> ImageData:
+    """Return a data set of ``CLASS/*``, divided into a training and a test part.
+
+    The parts are what ``train.txt`` and ``test.txt`` in the folder name, one path per line, below
+    the folder. With one list the other part is the rest; without any the test part is one image in
+    ``share`` of each class (``choose_test_images``).
+
+    Args:
+        dataset: Name of the data set.
+        root: Folder of the class folders.
+        size: Side in pixels at which images are stored.
+        classes: Names of the classes. Default: the names of the folders.
+        share: Number of images of a class per test image; a key of ``FRACTIONS``.
+
+    Raises:
+        FczooError: A list does not fit, or a class has no training image left.
+    """
+    scans = scan_classes(root)
+    folders = list_images(root, scans)
+    remarks = unread_files(root, scans)
+    lists = find_lists(root, remarks)
+    if not lists:
+        return divide(dataset, root, folders, size, classes, share, remarks=tuple(remarks))
+    train, test = _read_lists(lists, set(itertools.chain.from_iterable(folders.values())), remarks)
+    split = ", ".join(f"{path.name}, sha256 {_digest(path)}" for path in lists.values())
+    return _parts(dataset, root, folders, size, classes, train, test, split, tuple(remarks))
+
+
+def divide(
+    dataset: str,
+    root: Path,
+    folders: dict[str, list[str]],
+    size: int,
+    classes: tuple[str, ...] | None = None,
+    share: int = 5,
+    key: Key | None = None,
+    remarks: tuple[str, ...] = (),
+) -> ImageData:
+    """Return a data set with one image in ``share`` of each class for testing.
+
+    Args:
+        dataset: Name of the data set.
+        root: Folder of the images.
+        folders: Class -> names of its images below ``root``.
+        size: Side in pixels at which images are stored.
+        classes: Names of the classes. Default: the keys of ``folders``.
+        share: Number of images of a class per test image; a key of ``FRACTIONS``.
+        key: Function from a class and a name to the text that is hashed. Default: the name.
+        remarks: Warnings on this copy of the data set.
+
+    Raises:
+        FczooError: No class has two images.
+    """
+    test = choose_test_images(folders, 0, share, key)
+    if not test:
+        advice = "give at least two images per class, or train/ and test/ folders"
+        raise FczooError(f"{root} is too small to hold out test images; {advice}")
+    images = set(itertools.chain.from_iterable(folders.values()))
+    split = f"{FRACTIONS[share]} of every class by sha256, seed 0"
+    return _parts(dataset, root, folders, size, classes, images - test, test, split, remarks)
+
+
+def choose_test_images(
+    folders: dict[str, list[str]], seed: int, share: int = 5, key: Key | None = None
+) -> set[str]:
+    """Return one in ``share`` of the images, the same on every machine.
+
+    For a fifth these are 6,000 of 30,000. Each class gives the images whose sha256 of ``SEED:NAME``
+    comes first, so neither the order of the files nor a library's random numbers matter. Images
+    that are missing to the share of the whole come from the classes with the largest remainders. A
+    class with at least two images gives one or more.
+
+    Args:
+        folders: Class -> names of its images.
+        seed: Seed of the hash.
+        share: Number of images of a class per test image.
+        key: Function from a class and a name to the text that is hashed. Default: the name.
+    """
+    sizes = np.array([len(images) for images in folders.values()])
+    counts = np.maximum(sizes // share, np.minimum(sizes - 1, 1))
+    missing = round(int(sizes.sum()) / share) - int(counts.sum())
+    remainder = np.where((counts == sizes // share) & (sizes > 1), sizes % share, 0)
+    counts[np.argsort(-remainder, kind="stable")[: max(missing, 0)]] += 1
+    counts = np.minimum(counts, sizes - 1)
+
+    def rank(label: str, name: str) -> bytes:
+        text = key(label, name) if key else name
+        return hashlib.sha256(f"{seed}:".encode() + raw_name(text)).digest()
+
+    chosen: set[str] = set()
+    for (label, images), count in zip(folders.items(), counts.tolist(), strict=True):
+        chosen.update(sorted(images, key=partial(rank, label))[:count])
+    return chosen
+
+
+def find_lists(root: Path, remarks: list[str]) -> dict[str, Path]:
+    """Return the lists of the parts, ``train`` before ``test``.
+
+    Args:
+        root: Folder of the lists.
+        remarks: Lines to which one per skipped list is added.
+    """
+    files = {path.stem: path for path in root.iterdir() if path.suffix == ".txt" and path.is_file()}
+    lists = {}
+    for kind, names in (("train", TRAIN), ("test", TEST)):
+        paths = [files[name] for name in find_named(sorted(files), names)]
+        if paths:
+            lists[kind] = paths[0]
+        remarks += [
+            f"{path.name} is not used; {paths[0].name} lists the {kind} part" for path in paths[1:]
+        ]
+    return lists
+
+
+def _read_lists(
+    lists: Mapping[str, Path], images: set[str], remarks: list[str]
+) -> tuple[set[str], set[str]]:
+    """Return the images of the training and of the test part.
+
+    Raises:
+        FczooError: A list does not fit, or an image is in both.
+    """
+    parts: dict[str, set[str]] = {}
+    for kind, path in lists.items():
+        parts[kind], repeats = listed_images(path, images)
+        if repeats:
+            remarks.append(f"{path.name} names {plural(repeats, 'image')} more than once")
+    train = parts.get("train", images - parts.get("test", set()))
+    test = parts.get("test", images - train)
+    if overlap := sorted(train & test):
+        list_names = " and ".join(str(path) for path in lists.values())
+        problem = f"{list_names} both name {overlap[0]} ({len(overlap)} such images)"
+        raise FczooError(f"{problem}; leave each image in one of them")
+    if "test" not in parts:
+        remarks.append(f"test images are the {len(test)} that {lists['train'].name} does not name")
+    elif surplus := len(images - train - test):
+        verb = "is" if surplus == 1 else "are"
+        names = " and ".join(path.name for path in lists.values())
+        remarks.append(f"{plural(surplus, 'image')} {verb} not in {names}: not used")
+    return train, test
+
+
+def _parts(
+    dataset: str,
+    root: Path,
+    folders: dict[str, list[str]],
+    size: int,
+    classes: tuple[str, ...] | None,
+    train: set[str],
+    test: set[str],
+    split: str,
+    remarks: tuple[str, ...],
+) -> ImageData:
+    """Return the data set of two sets of images.
+
+    Raises:
+        FczooError: A class has no training image, or the test part is empty.
+    """
+    train_folders, test_folders = (
+        {name: [image for image in images if image in chosen] for name, images in folders.items()}
+        for chosen in (train, test)
+    )
+    if empty_classes := [name for name, images in train_folders.items() if not images]:
+        problem = f"class {display_names(empty_classes)[0]} in {root} has no training image left"
+        raise FczooError(f"{problem}; add images, or correct the lists")
+    if not test:
+        raise FczooError(f"no test image in {root}; the lists name every image for training")
+    return ImageData(
+        make_part(dataset, root, train_folders, size),
+        make_part(dataset, root, test_folders, size),
+        classes or display_names(folders),
+        split,
+        remarks,
+    )
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

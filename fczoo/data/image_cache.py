@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, home, naming, write_json
-from fczoo.core.streams import is_terminal
+from fczoo.core.terminal import is_terminal
 
 FORMAT = "fczoo-images-2"
 ENDS = 4096  # bytes at either end of a file that are hashed

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from fczoo.core.files import home
 from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
-from fczoo.core.streams import is_terminal
+from fczoo.core.terminal import is_terminal
 from fczoo.data.dataset import Dataset, ImageData, Official, Split
 from fczoo.data.image_files import ImageFiles, UnreadableImage, prepare
 

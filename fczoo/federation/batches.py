@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fczoo.core.method import Method
 from fczoo.core.seeds import torch_stream
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Training
+from fczoo.core.types import Batch
 from fczoo.data.views import Augment, ImageStore
 
 NOWHERE = torch.empty(0, dtype=torch.int64)  # positions of no image

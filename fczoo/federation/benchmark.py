@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fczoo import __version__
+from fczoo.aggregators.merge import check_stateless
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.weights import weights_needed
 from fczoo.core.backbone import Backbone
@@ -20,14 +21,13 @@ from fczoo.core.method import Method
 from fczoo.core.options import build, quote
 from fczoo.core.registry import DATASETS, create_method
 from fczoo.core.seeds import check_seed
+from fczoo.core.training import Training
 from fczoo.core.tree import sha256_of
-from fczoo.core.types import Training
 from fczoo.data.dataset import Dataset, Images
 from fczoo.data.feature_cache import FeatureFile, pixels_sha256
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import QUERY_BLOCK, ImageStore
-from fczoo.federation.aggregator_check import check_stateless
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import (
@@ -115,7 +115,7 @@ def open_stores(
             "device": [backbone.device.type, machine["cpu"], machine["threads"], machine["gpus"]],
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "versions": [__version__, torch.__version__],
-            "code": digest_of("fczoo.core.vit_forward", "fczoo.core.rotary", "fczoo.data.views"),
+            "code": digest_of("fczoo.core.vit_forward", "fczoo.data.views"),
         }
 
     def feature_file(images: Images) -> FeatureFile:
@@ -212,7 +212,7 @@ class Benchmark(World):
         self.check_least(method)
         uplink = self.uplink(method, 0)
         uplink.check()
-        uplink.client.attackers.check(self.partition)
+        uplink.attackers.check(self.partition)
         method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
 
     @use_python_names

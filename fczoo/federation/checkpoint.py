@@ -1,19 +1,100 @@
 """State of a run between two rounds, and the checkpoint file from which the run resumes."""
 
+import json
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fczoo.core.errors import FczooError, first_line
-from fczoo.core.files import write_safely
-from fczoo.core.tree import Tree, nbytes
-from fczoo.federation.serialization import pack, unpack
+from fczoo.core.files import encode_json, write_safely
+from fczoo.core.tree import Tree, nbytes, sha256_of
 
 FORMAT = "fczoo-checkpoint-3"
+
+
+def pack(form: str, trees: Mapping[str, Tree], notes: Mapping[str, Any]) -> bytes:
+    """Serialize trees and plain values in the format ``form``."""
+    tensors = {
+        f"{tree}/{name}": v.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for tree, values in trees.items()
+        for name, v in values.items()
+    }
+    places = {tree: {k: v.device.type for k, v in values.items()} for tree, values in trees.items()}
+    text = encode_json({"places": places, "notes": dict(notes)})
+    return save(tensors, {"format": form, "text": text, "sha256": sha256_of(tensors, text)})
+
+
+def unpack(
+    form: str, content: bytes, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Tree], Any]:
+    """Deserialize trees and plain values, with accelerator tensors on ``device``.
+
+    Raises ValueError for bytes that are damaged or of another format.
+    """
+    try:
+        about = _metadata(content)
+        if about.get("format") != form:
+            raise ValueError(f"format {about.get('format')!r}, expected {form!r}")
+        tensors = {
+            name: value.clone() for name, value in load(content).items()
+        }  # in memory of its own
+        if about["sha256"] != sha256_of(tensors, about["text"]):
+            raise ValueError("its content does not match its sha256")
+        description = json.loads(about["text"])
+        trees = {  # in the order of packing: sums over a tree depend on it in their last bit
+            tree: {
+                name: tensors[f"{tree}/{name}"].to("cpu" if device_type == "cpu" else device)
+                for name, device_type in names.items()
+            }
+            for tree, names in description["places"].items()
+        }
+        return trees, description["notes"]
+    except (
+        SafetensorError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
+        raise ValueError(str(error)) from error
+
+
+def form_of(content: bytes) -> str | None:
+    """Return the declared format of bytes.
+
+    Raises ValueError for damaged bytes.
+    """
+    try:
+        return _metadata(content).get("format")
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def seal_of(content: bytes) -> str:
+    """Return the SHA-256 of bytes, by which a message is recognised; ``unpack`` checks it.
+
+    It is not that of the bytes: safetensors may write the same content in another order.
+    """
+    return str(_metadata(content)["sha256"])
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """Read the metadata of a safetensors file from its JSON header."""
+    (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\xff"))
+    if length > len(content):
+        raise ValueError("its header is cut off")
+    about = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    if not isinstance(about, dict):
+        raise ValueError("its header is none")
+    return about
 
 
 @dataclass(frozen=True)
@@ -32,7 +113,7 @@ class Snapshot:
 class Checkpoint:
     """The file of one run's last snapshot.
 
-    Its bytes are those of ``fczoo.federation.serialization``.
+    Its bytes are those of ``fczoo.federation.checkpoint``.
     """
 
     def __init__(self, path: Path, saved: Callable[[], None] = lambda: None):
@@ -106,30 +187,10 @@ class ClientState(NamedTuple):
         self.controls.update(later.controls)
 
 
-class RunState(NamedTuple):
-    """All that a run resumes from, in addition to its result and the downlink's ledger."""
-
-    state: Tree  # the server's
-    kept: ClientState  # by the clients
-    control: Tree  # the server's control variates, see ControlVariates
-    begin: Tree  # trained tensors as the task began, for diagnostics; empty without
-
-
 def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
     """Return the bytes of a client's memory; each exemplar position counts as ``image`` bytes."""
     tensors = {name: value for name, value in memory.items() if name != exemplars}
     return nbytes(tensors) + image * len(memory.get(exemplars, ()))
-
-
-def to_trees(carried: RunState) -> dict[str, Tree]:
-    """Convert a snapshot to trees, which ``from_trees`` reads."""
-    server_trees = {"state": carried.state, "control": carried.control, "begin": carried.begin}
-    return {**server_trees, **kept_trees(carried.kept)}
-
-
-def from_trees(trees: Mapping[str, Tree]) -> RunState:
-    """Return the snapshot that ``to_trees`` converted."""
-    return RunState(trees["state"], kept_in(trees), trees["control"], trees["begin"])
 
 
 def kept_trees(kept: ClientState) -> dict[str, Tree]:

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from fczoo.core.errors import log_place
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import EndsTasks, HasClientMemory
 from fczoo.core.seeds import PHASE_KEYS
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Boundary, Context, Exchange
+from fczoo.core.types import Batch, Boundary, Context, EndsTasks, Exchange, HasClientMemory
 from fczoo.federation.batches import Client, LocalImages, LocalTrainState, Rows, image_draws
 from fczoo.federation.checkpoint import ClientState, contiguous_copy
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.local_trainer import LocalTrainer
-from fczoo.federation.uplink import ClientUplink
+from fczoo.federation.uplink import Uplink
 
 
 class ClientRequest(NamedTuple):
@@ -54,7 +53,7 @@ class ClientRuntime(LocalTrainer):
     What a client remembers is given and returned.
     """
 
-    uplink: ClientUplink | None = None  # None: uploads are sent as the method computes them
+    uplink: Uplink | None = None  # None: uploads are sent as the method computes them
 
     def answer(
         self, request: ClientRequest, clients: Sequence[Client], kept: ClientState

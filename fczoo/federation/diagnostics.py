@@ -15,9 +15,8 @@ from torch import Tensor
 from fczoo.core.files import encode_json, naming, read_lines
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import Diagnoses
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Evidence, Task
+from fczoo.core.types import Batch, Diagnoses, Evidence, Task
 from fczoo.federation.batches import view_batches
 from fczoo.federation.evaluate import predictions
 from fczoo.federation.world import World

@@ -14,17 +14,16 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.files import home, naming
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import HasClientMemory
 from fczoo.core.tree import Tree
-from fczoo.core.types import Boundary, Context
+from fczoo.core.types import Boundary, Context, HasClientMemory
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import ClientState
 from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.device import Plan
 from fczoo.federation.local_rules import ControlVariates
-from fczoo.federation.local_trainer import MakeSteps, Optimizers
-from fczoo.federation.uplink import ClientUplink
+from fczoo.federation.local_trainer import MakeOptimizers, make_optimizers
+from fczoo.federation.uplink import Uplink
 
 ALIGNMENT = 64  # bytes, as torch aligns what it allocates: sums can depend on it in their last bit
 
@@ -81,14 +80,14 @@ class ClientEngine:
     controls: ControlVariates = field(
         default_factory=ControlVariates
     )  # of the rule of local training, if any
-    make_steps: MakeSteps = Optimizers
-    uplink: ClientUplink | None = None  # see ClientRuntime
+    make_optimizers: MakeOptimizers = make_optimizers
+    uplink: Uplink | None = None  # see ClientRuntime
 
     @property
     def side(self) -> ClientRuntime:
         """Return the runtime of the clients."""
         parts = self.method, self.backbone, self.store, self.plan
-        return ClientRuntime(*parts, self.controls.rule, self.make_steps, self.uplink)
+        return ClientRuntime(*parts, self.controls.rule, self.make_optimizers, self.uplink)
 
     @property
     def client_state(self) -> ClientState:

@@ -1,7 +1,14 @@
-"""Evaluation of a server state on the test images of every task seen so far."""
+"""Evaluation of a server state on the test images of every task seen so far.
+
+Personal models are the global model after a few epochs of fine-tuning at each client. A logit of
+-infinity or of the lowest number of its type marks a class that a method excludes; such a class is
+never the answer.
+"""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,14 +20,88 @@ from fczoo.core.class_metrics import (
 )
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.prediction_metrics import calibration_error, confidences, in_top, task_answers
 from fczoo.core.tree import Tree
-from fczoo.core.types import Task
-from fczoo.federation.batches import view_batches
+from fczoo.core.types import Context, HasClientMemory, Task
+from fczoo.federation.batches import Client, view_batches
+from fczoo.federation.checkpoint import ClientState
+from fczoo.federation.client import ClientRuntime
+from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.result import Evaluation
 from fczoo.federation.world import World
 
+TOP = 5  # answers per image that count for top-5
+BINS = 15  # of the calibration error (Guo et al., 2017)
 NAN = float("nan")
+
+
+def task_answers(logits: Tensor, task: Task) -> Tensor:
+    """Compute argmax_{c in task} z_c: the answers where the task of each image is known.
+
+    Args:
+        logits: Logits or scores z [B, C] over the classes seen.
+        task: The task of the images.
+
+    Returns:
+        Classes [B]; -1 where the method excludes all classes of the task.
+    """
+    best = logits[:, task.start : task.stop].max(1)
+    possible = best.values > torch.finfo(logits.dtype).min
+    return torch.where(possible, best.indices + task.start, -1)
+
+
+def in_top(logits: Tensor, labels: Tensor, k: int = TOP) -> Tensor:
+    """Compute whether the label is among the k classes with the highest logits.
+
+    Of equal logits the lower class comes first, as in argmax, so that k = 1 gives the accuracy.
+
+    Args:
+        logits: Logits or scores [B, C] over the classes seen.
+        labels: True classes [B].
+        k: Number of answers per image.
+
+    Returns:
+        Booleans [B].
+    """
+    of_label = logits.gather(1, labels[:, None])
+    lower = torch.arange(logits.shape[1], device=logits.device) < labels[:, None]
+    ahead = (logits > of_label) | ((logits == of_label) & lower)
+    return (ahead.sum(1) < k) & (of_label[:, 0] > torch.finfo(logits.dtype).min)
+
+
+def confidences(logits: Tensor) -> Tensor:
+    """Compute max_c softmax(z)_c, the probability of the answer.
+
+    Args:
+        logits: Logits z [B, C] over the classes seen.
+
+    Returns:
+        Probabilities [B], at least in float32.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(dtype).softmax(1).amax(1)
+
+
+def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> float:
+    """Compute ECE = sum_b n_b / n |acc_b - conf_b| over bins of equal width (Guo et al., 2017).
+
+    Bin b = 1, ..., B holds the n_b images with confidence in ((b - 1) / B, b / B]; acc_b is the
+    share of right answers among them, conf_b their mean confidence.
+
+    Args:
+        confidence: Probabilities of the answers [n], above 0.
+        correct: Whether each answer is right [n].
+        bins: Number B of bins.
+
+    Returns:
+        ECE in percentage points; NaN without images.
+    """
+    if not len(confidence):
+        return NAN
+    confidence = confidence.double()
+    index = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    gap = torch.zeros(bins, dtype=torch.float64)
+    gap.index_add_(0, index, correct.double() - confidence)  # n_b (acc_b - conf_b)
+    return 100 * float(gap.abs().sum()) / len(confidence)
 
 
 @torch.inference_mode()
@@ -128,8 +209,8 @@ def _next_accuracy(
     if not following or following[0].stop > task.stop:
         return None
     index = _test_index(world, following[0])
-    known = world.classes_with_images(task)
-    if not known[world.test.labels[index.to(world.test.labels.device)].cpu()].all():
+    classes_seen = world.classes_with_images(task)
+    if not classes_seen[world.test.labels[index.to(world.test.labels.device)].cpu()].all():
         return None
     answers, labels = predictions(method, world, state, index, task, batch_size)
     return percent_correct(answers == labels) if len(labels) else None
@@ -138,3 +219,80 @@ def _next_accuracy(
 def _test_index(world: World, task: Task) -> Tensor:
     """Return the positions of a task's test images."""
     return torch.from_numpy(world.stream.positions(world.stream.test, task))
+
+
+def trained_copy(runtime: ClientRuntime, client: Client, state: ClientState, ctx: Context) -> Tree:
+    """Return the tensors that a client has trained from the broadcast; nothing is changed.
+
+    The method's own loss, optimizers and client memory are used; a rule of ``--local``, which
+    pulls clients together, is not.
+
+    Args:
+        runtime: Runtime of the clients, with the epochs of its plan.
+        client: The client.
+        state: Client state after the last exchange.
+        ctx: Context of the training, with the broadcast.
+    """
+    method, memory = runtime.method, dict(state.memories.get(client.number, {}))
+    if isinstance(method, HasClientMemory):
+        images = runtime.images_of(client)
+        with torch.no_grad():
+            ctx = replace(ctx, memory=memory)
+            memory = dict(method.before_training(runtime.backbone, images, ctx))
+        ctx = replace(ctx, memory=memory)
+    index = runtime.training_indices(client, memory, ctx)
+    teacher_outputs = dict(state.taught.get(client.number, {}))
+    learner = runtime.learner(ctx.shared, client, index, teacher_outputs, ctx)
+    if learner.leaves and learner.queue:
+        runtime.steps([learner], ControlVariates(), ctx)
+    return learner.trained_tensors
+
+
+def personal_accuracies(
+    world: World,
+    runtime: ClientRuntime,
+    server_state: Tree,
+    client_state: ClientState,
+    clients: dict[int, Client],
+    ctx: Context,
+    before: list[float | None],
+) -> list[float | None]:
+    """Measure each client's fine-tuned copy on test images with the client's class mix.
+
+    Args:
+        world: Data, partition and backbone.
+        runtime: Runtime of the clients, with the epochs of fine-tuning in its plan.
+        server_state: The server's state, in which the trained tensors are replaced.
+        client_state: Client state after the last exchange.
+        clients: Clients with images of the last task by number; others keep the global model.
+        ctx: Context of the training, with the broadcast.
+        before: Accuracy of the global model for each client.
+
+    Returns:
+        One accuracy per client in percent; None where ``before`` has none.
+    """
+    accuracies = list(before)
+    for number, labels in _labels_by_client(world, ctx):
+        if number in clients and before[number] is not None:
+            copy = trained_copy(runtime, clients[number], client_state, ctx)
+            accuracies[number] = _accuracy(world, runtime, {**server_state, **copy}, labels, ctx)
+    return accuracies
+
+
+def _labels_by_client(world: World, ctx: Context) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each client with the labels of its training images of all tasks."""
+    owners, labels = world.images_by_client(ctx.task)
+    numbers, starts = np.unique(owners, return_index=True)  # owners are in order
+    yield from zip(numbers.tolist(), np.split(labels, starts[1:]), strict=True)
+
+
+def _accuracy(
+    world: World, runtime: ClientRuntime, state: Tree, labels: np.ndarray, ctx: Context
+) -> float | None:
+    """Return the accuracy of a state with a class mix; only images of its classes are tested."""
+    task, pass_size = ctx.task, runtime.plan.pass_size
+    index = torch.from_numpy(np.flatnonzero(np.isin(world.stream.test.labels, labels)))
+    answers, truth = predictions(runtime.method, world, state, index, task, pass_size)
+    triples = confusion_triples(truth.numpy(), answers.numpy(), task.stop)
+    accuracy = class_accuracies(confusion_matrix(triples, task.stop))
+    return client_accuracies(accuracy, np.zeros_like(labels), labels, 1)[0]

@@ -9,8 +9,9 @@ import torch
 from fczoo.core.options import check_options, option
 from fczoo.core.payload import Payload, Uploads, whole_tensors
 from fczoo.core.registry import LOCAL_TRAINING, register_local_training
+from fczoo.core.training import Optim, Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Optim, ServerAggregator, Training
+from fczoo.core.types import ServerAggregator
 from fczoo.federation.batches import LocalTrainState
 
 CONTROL = "control_variate."

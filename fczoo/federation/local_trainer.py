@@ -9,18 +9,17 @@ still.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
-from fczoo.core.protocols import HasTeacher
-from fczoo.core.schedules import LOCAL, SCHEDULES
 from fczoo.core.seeds import torch_stream
+from fczoo.core.training import LOCAL, SCHEDULES, Optim
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context, Optim
+from fczoo.core.types import Batch, Context, HasTeacher
 from fczoo.data.views import DRAWS, ImageStore
 from fczoo.federation.batches import (
     NOWHERE,
@@ -35,83 +34,77 @@ from fczoo.federation.batches import (
 from fczoo.federation.device import Plan, flushed_denormals
 from fczoo.federation.local_rules import ControlVariates, LocalRule
 
+OptimizerStep = Callable[[list[float], float | None], None]
+"""One step of the clients that still train.
 
-class Steps(Protocol):
-    """Optimizer of the tensors that a group of clients trains."""
+Its arguments are the finished part of each client's steps, and the largest norm of a gradient.
+"""
+MakeOptimizers = Callable[[Mapping[str, Optim], list[Tree], Context], OptimizerStep]
+"""(optimizers by prefix, tensors that each client trains, context) -> step."""
 
-    def step(self, progress: list[float], clip: float | None) -> None: ...
 
-
-class Still:
-    """Optimizer that leaves all tensors as they are, for measuring a step.
+def skip_steps(optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context) -> OptimizerStep:
+    """Return a step that leaves all tensors as they are, for measuring a round.
 
     torch's optimizers take a second to import.
     """
-
-    def __init__(self, optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context):
-        pass
-
-    def step(self, progress: list[float], clip: float | None) -> None:
-        """Do nothing."""
+    return lambda progress, clip: None
 
 
-class Optimizers:
-    """torch.optim over every client's leaves: one optimizer a kind, one group a prefix.
+def make_optimizers(optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context) -> OptimizerStep:
+    """Create torch's optimizers of every client's leaves, one per kind; return their step."""
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    groups = _parameter_groups(optims, leaves)
+    optimizers = [kinds[name](members) for name, members in groups.items() if members]
 
-    Where the rate changes inside a round, one group a prefix and client, since clients go through
-    their epochs at different speeds.
-    """
-
-    def __init__(self, optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context):
-        self.leaves, self.ctx = leaves, ctx
-        groups: dict[str, list[dict[str, Any]]] = {"adam": [], "adamw": [], "sgd": []}
-        for prefix, optim in optims.items():
-            client_tensors = [
-                [v for k, v in tree.items() if owner(k, optims) == prefix] for tree in leaves
-            ]
-            if not client_tensors[0]:
-                raise TypeError(f"training() trains {prefix!r}, but the state has no such tensor")
-            base = {
-                "lr": optim.lr,
-                "weight_decay": optim.weight_decay,
-                "base": optim.lr,
-                "schedule": optim.schedule,
-            }
-            if optim.name == "sgd":
-                base["momentum"] = optim.momentum
-            if optim.schedule in LOCAL:
-                groups[optim.name] += [
-                    {**base, "params": tensors, "client": i}
-                    for i, tensors in enumerate(client_tensors)
-                ]
-            else:
-                groups[optim.name].append(
-                    {
-                        **base,
-                        "params": [v for tensors in client_tensors for v in tensors],
-                        "client": 0,
-                    }
-                )
-        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        self.optimizers = [kinds[name](members) for name, members in groups.items() if members]
-
-    def step(self, progress: list[float], clip: float | None) -> None:
-        """Take one step of the clients that still train.
-
-        ``progress`` is the finished part of each client's steps.
-        """
+    def step(progress: list[float], clip: float | None) -> None:
         if clip is not None:
-            for tree in self.leaves[: len(progress)]:
+            for tree in leaves[: len(progress)]:
                 torch.nn.utils.clip_grad_norm_(tree.values(), clip)
-        for optimizer in self.optimizers:
+        for optimizer in optimizers:
             for group in optimizer.param_groups:
                 if group["client"] < len(progress):
                     factor = SCHEDULES[group["schedule"]](
-                        self.ctx.round, self.ctx.rounds, progress[group["client"]]
+                        ctx.round, ctx.rounds, progress[group["client"]]
                     )
                     group["lr"] = group["base"] * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _parameter_groups(
+    optims: Mapping[str, Optim], leaves: list[Tree]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the parameter groups of each kind of optimizer, one group per prefix.
+
+    Where the rate changes inside a round, one group per prefix and client, since clients go through
+    their epochs at different speeds.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {"adam": [], "adamw": [], "sgd": []}
+    for prefix, optim in optims.items():
+        client_tensors = [
+            [v for k, v in tree.items() if owner(k, optims) == prefix] for tree in leaves
+        ]
+        if not client_tensors[0]:
+            raise TypeError(f"training() trains {prefix!r}, but the state has no such tensor")
+        base: dict[str, Any] = {
+            "lr": optim.lr,
+            "weight_decay": optim.weight_decay,
+            "base": optim.lr,
+            "schedule": optim.schedule,
+        }
+        if optim.name == "sgd":
+            base["momentum"] = optim.momentum
+        if optim.schedule in LOCAL:
+            groups[optim.name] += [
+                {**base, "params": tensors, "client": i} for i, tensors in enumerate(client_tensors)
+            ]
+        else:
+            tensors = [v for tensors in client_tensors for v in tensors]
+            groups[optim.name].append({**base, "params": tensors, "client": 0})
+    return groups
 
 
 def owner(name: str, optims: Mapping[str, Optim]) -> str:
@@ -136,8 +129,6 @@ def accumulate(sums: list[Tree], new: Tree) -> None:
 
 LOSS = "loss of the step"  # a name that no method gives to a sum
 
-MakeSteps = Callable[[Mapping[str, Optim], list[Tree], Context], Steps]
-
 
 @dataclass(frozen=True)
 class LocalTrainer:
@@ -151,7 +142,7 @@ class LocalTrainer:
     store: ImageStore
     plan: Plan
     rule: LocalRule
-    make_steps: MakeSteps = Optimizers
+    make_optimizers: MakeOptimizers = make_optimizers
 
     def images_of(self, client: Client) -> LocalImages:
         """Return a client's images as a method accesses them outside of batches."""
@@ -203,7 +194,7 @@ class LocalTrainer:
     ) -> None:
         """Run all steps of a round: one batched forward, one backward, one optimizer step each."""
         training = self.method.training()
-        optimizers = self.make_steps(
+        take_step = self.make_optimizers(
             self._optims(ctx), [learner.leaves for learner in learners], ctx
         )
         counts = torch.stack([learner.counts for learner in learners])
@@ -230,7 +221,7 @@ class LocalTrainer:
                 learner.losses.append(of_step)
             for learner in active:
                 controls.correct(learner)
-            optimizers.step([step / len(learner.queue) for learner in active], training.clip_norm)
+            take_step([step / len(learner.queue) for learner in active], training.clip_norm)
             accumulate([learner.sums for learner in learners], out)
 
     def collect_after_training(self, learners: Sequence[LocalTrainState], ctx: Context) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fczoo.core.seeds import numpy_stream
-from fczoo.core.types import Exchange, Scope, Task
+from fczoo.core.training import Scope
+from fczoo.core.types import Exchange, Task
 from fczoo.federation.batches import Client
 from fczoo.federation.settings import Settings
 from fczoo.federation.world import World

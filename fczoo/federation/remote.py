@@ -18,12 +18,11 @@ from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
 from fczoo.core.types import Context, Task
 from fczoo.federation.batches import Client
-from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees
+from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees, pack, unpack
 from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.device import plan_of, reproducible
 from fczoo.federation.engine import ClientEngine
-from fczoo.federation.local_trainer import Optimizers
-from fczoo.federation.serialization import pack, unpack
+from fczoo.federation.local_trainer import make_optimizers
 from fczoo.federation.world import World
 
 QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-2", "fczoo-answer-1"
@@ -63,10 +62,10 @@ class RemoteWorker:
     def __init__(self, world: World, method: Method, seed: int):
         self.world, self.settings = world, world.settings
         uplink = world.uplink(method, seed)
-        store = uplink.client.attackers.store(world.stream, world.partition, world.train)
+        store = uplink.attackers.store(world.stream, world.partition, world.train)
         plan = plan_of(world.settings, seed, world.backbone.device, world.partition.clients, 0)
         parts = method, world.backbone, store, plan
-        self.side = ClientRuntime(*parts, uplink.rule, Optimizers, uplink.client)
+        self.side = ClientRuntime(*parts, uplink.rule, make_optimizers, uplink)
 
     def read_request(self, question: bytes) -> ClientRequest:
         """Deserialize a request.

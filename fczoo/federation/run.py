@@ -20,19 +20,17 @@ from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import (
     Checkpoint,
     ClientState,
-    RunState,
     Snapshot,
-    from_trees,
-    to_trees,
+    kept_in,
+    kept_trees,
 )
 from fczoo.federation.client import ClientRequest
 from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
-from fczoo.federation.evaluate import accuracy_row, evaluate
+from fczoo.federation.evaluate import accuracy_row, evaluate, personal_accuracies
 from fczoo.federation.local_rules import CONTROL
-from fczoo.federation.personal import personal_accuracies
 from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
 from fczoo.federation.server import Server, broadcast
@@ -67,7 +65,7 @@ class FederatedRun:
         self.elsewhere = elsewhere
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.server = Server(world, method, seed)
-        attackers = self.server.uplink.client.attackers
+        attackers = self.server.uplink.attackers
         self.train = attackers.store(world.stream, world.partition, world.train)
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         # client -> outputs of the task's teacher for its images, see ClientState
@@ -325,7 +323,7 @@ class FederatedRun:
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         if self.elsewhere:
             return RemoteEngine(*parts, controls, transport=self.elsewhere)
-        return ClientEngine(*parts, controls, uplink=self.server.uplink.client)
+        return ClientEngine(*parts, controls, uplink=self.server.uplink)
 
     def _plan(self) -> Plan:
         clients, scalars = self.world.partition.clients, self.result.trained_scalars
@@ -345,7 +343,8 @@ class FederatedRun:
             notes["diagnostics"], begin = self.probe.size(), self.probe.begin
         controls = self.server.controls
         clients = ClientState(self.memories, self.teacher_cache, controls.clients)
-        trees = to_trees(RunState(self.state, clients, controls.server, begin))
+        server_trees = {"state": self.state, "control": controls.server, "begin": begin}
+        trees = {**server_trees, **kept_trees(clients)}
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -359,12 +358,11 @@ class FederatedRun:
             if self.probe:
                 self.probe.resume(0, {})
             return 0, 0
-        notes, server = snapshot.notes, self.server
-        saved_state = from_trees(snapshot.trees)
-        server.state, server.controls.server = saved_state.state, saved_state.control
-        self.memories, self.teacher_cache, server.controls.clients = saved_state.kept
+        notes, trees, server = snapshot.notes, snapshot.trees, self.server
+        server.state, server.controls.server = trees["state"], trees["control"]
+        self.memories, self.teacher_cache, server.controls.clients = kept_in(trees)
         if self.probe:
-            self.probe.resume(notes.get("diagnostics", 0), saved_state.begin)
+            self.probe.resume(notes.get("diagnostics", 0), trees["begin"])
         server.tracker.restore(notes["ledger"])
         server.result = replace(server.result, **restore_nan(notes["result"], METRIC_FIELDS))
         return snapshot.task, snapshot.round

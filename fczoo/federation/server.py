@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fczoo.core.method import Method, table_note
+from fczoo.aggregators.merge import check_stateless, sound
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method, table_note, task_exchanges
 from fczoo.core.payload import Payload
 from fczoo.core.registry import make_aggregator
 from fczoo.core.seeds import PHASE_KEYS, torch_stream
-from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree, drop, nbytes
 from fczoo.core.types import Boundary, Exchange, ServerContext, Task
-from fczoo.federation.aggregator_check import check_stateless, sound
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import contiguous_copy, memory_bytes
 from fczoo.federation.environment import code_of, digest, versions
@@ -24,7 +24,6 @@ from fczoo.federation.participation import Participation
 from fczoo.federation.result import Result
 from fczoo.federation.uplink import Arrival, sum_or_stack
 from fczoo.federation.world import World
-from fczoo.security.upload_validation import RunStoppedError
 
 
 class BroadcastTracker:
@@ -153,7 +152,7 @@ class Server:
             versions={**versions(), "code": digest(code_of(self.settings, method))},
         )
         draws = self.participation.draws(self.exchanges) if self.settings.dp_noise else ()
-        result.privacy = self.uplink.client.privacy.promise(list(draws))
+        result.privacy = self.uplink.privacy.promise(list(draws))
         return result
 
     def begin_task(self, task: Task) -> None:
@@ -239,7 +238,7 @@ class Server:
     def replace_state(self, new: Tree) -> None:
         """Replace the state, on the device and in at least float32, and track what has changed.
 
-        Sums in float64 stay in float64. Raises RunStopped if a value is not finite.
+        Sums in float64 stay in float64. Raises FczooError if a value is not finite.
         """
         least, tensors = torch.promote_types(self.backbone.dtype, torch.float32), {}
         for name, value in new.items():
@@ -248,7 +247,7 @@ class Server:
                 dtype = torch.promote_types(dtype, least)
             tensors[name] = contiguous_copy(value.detach().to(self.backbone.device, dtype))
             if not tensors[name].isfinite().all():
-                raise RunStoppedError(
+                raise FczooError(
                     f"{self.method.name} diverged: {name} is not finite on the server; "
                     f"lower its learning rates with --set"
                 )

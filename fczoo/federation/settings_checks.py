@@ -22,8 +22,8 @@ def check_participation(share: float, clients: int) -> None:
 
 def check_settings(settings: Any) -> None:
     """Raise FczooError for an unknown name or a wrong value in ``Settings``."""
+    from fczoo.aggregators.merge import check_stateless
     from fczoo.data.views import get_augment  # imports torch
-    from fczoo.federation.aggregator_check import check_stateless
     from fczoo.federation.local_rules import make_local_training
 
     if settings.min_clients > settings.clients:

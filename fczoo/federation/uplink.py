@@ -16,15 +16,21 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload, content_of, contents
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Exchange, Training
+from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
 from fczoo.federation.local_rules import LocalRule, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
-from fczoo.security.outliers import extreme_clients, groups_with_means, leave_out
+from fczoo.security.outliers import (
+    check_centre,
+    extreme_clients,
+    groups_with_means,
+    leave_out,
+    replace_by_centres,
+)
 from fczoo.security.privacy import Privacy, bytes_by_content
-from fczoo.security.statistics import check_centre, replace_by_centres
 from fczoo.security.upload_validation import UploadValidator
 
 
@@ -87,29 +93,12 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClientUplink:
-    """Clients' end of the uplink: honest clients protect uploads, hostile ones forge them as well.
-
-    Args:
-        privacy: Mechanism of honest clients.
-        attackers: Hostile clients.
-        training: Declaration of all uploads.
-    """
-
-    privacy: Privacy
-    attackers: Attackers
-    training: Training
-
-    def send(self, uploads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
-        """Return the uploads as they leave the clients; the server sent ``shared``."""
-        start_tensors = _trained_tensors(self.training, shared, exchange)
-        protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
-        return self.attackers.forge(protected, shared, exchange)
-
-
-@dataclass(frozen=True)
 class Uplink:
-    """The way up in one run with ``clients`` clients; its methods are those of the server."""
+    """The way up in one run with ``clients`` clients.
+
+    Clients ``send``: honest ones protect their uploads, hostile ones forge them as well. The server
+    validates what arrives (``arrive``, ``collect``).
+    """
 
     method: Method
     settings: Settings
@@ -132,7 +121,7 @@ class Uplink:
                 "uploads "
                 f"control variates; leave one out"
             )
-        _ = self.client
+        _ = self.attackers, self.privacy
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
                 "--outliers cannot look into the second moments over all classes that "
@@ -162,13 +151,21 @@ class Uplink:
         return replace(training, uploads={**training.uploads, **self.rule.uploads})
 
     @cached_property
-    def client(self) -> ClientUplink:
-        """Return the clients' end.
+    def attackers(self) -> Attackers:
+        """Return the hostile clients.
 
-        Raises FczooError for an unknown attack, or if privacy does not cover the uploads.
+        Raises FczooError for an unknown attack.
         """
         s = self.settings
-        attackers = Attackers.draw(s.attack, s.attackers, self.clients, self.training, self.seed)
+        return Attackers.draw(s.attack, s.attackers, self.clients, self.training, self.seed)
+
+    @cached_property
+    def privacy(self) -> Privacy:
+        """Return the mechanism of honest clients.
+
+        Raises FczooError if it does not cover the uploads.
+        """
+        s = self.settings
         privacy = Privacy(
             self.seed,
             s.min_class_count,
@@ -179,7 +176,13 @@ class Uplink:
             s.dp_subsampling,
         )
         privacy.check(self.method)
-        return ClientUplink(privacy, attackers, self.training)
+        return privacy
+
+    def send(self, uploads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
+        """Return the uploads as they leave the clients; the server sent ``shared``."""
+        start_tensors = _trained_tensors(self.training, shared, exchange)
+        protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
+        return self.attackers.forge(protected, shared, exchange)
 
     def arrive(
         self,
@@ -192,7 +195,7 @@ class Uplink:
     ) -> Arrival:
         """Validate the uploads of a round or boundary; ``form`` is as in ``UploadValidator.admit``.
 
-        Raises RunStopped if too few uploads are valid.
+        Raises FczooError if too few uploads are valid.
         """
         training = self.training
         start_tensors = _trained_tensors(training, shared, exchange)

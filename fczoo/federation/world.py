@@ -11,9 +11,9 @@ import torch
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.protocols import EndsTasks
 from fczoo.core.registry import METHODS
-from fczoo.core.types import Scope, Task
+from fczoo.core.training import Scope
+from fczoo.core.types import EndsTasks, Task
 from fczoo.data.client_index import ClientIndex
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream

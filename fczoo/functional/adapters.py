@@ -13,16 +13,9 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
+from fczoo.core.training import Optim, Training
 from fczoo.core.tree import Tree, drop, select
-from fczoo.core.types import (
-    Batch,
-    Boundary,
-    Context,
-    Optim,
-    ServerContext,
-    Task,
-    Training,
-)
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.core.vit_config import ViTConfig
 from fczoo.functional.cosine import cosines
 from fczoo.functional.ridge import Analytic

@@ -17,8 +17,9 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Context, LocalData, Training
+from fczoo.core.types import Batch, Context, LocalData
 
 log = logging.getLogger("fczoo")
 

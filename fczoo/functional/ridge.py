@@ -14,8 +14,9 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.payload import per_class, whole_tensors
+from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task, TaskPhase, Training
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 

@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fczoo.backbones.names import BUNDLED_NAME
-from fczoo.backbones.timm_layout import timm_names
+from fczoo.backbones.timm_vit import timm_names
 from fczoo.backbones.weights import split_spec
 from fczoo.core.files import write_json, write_safely
 from fczoo.core.tree import Tree
@@ -21,8 +21,7 @@ from fczoo.models.export_checks import (
     float_model,
     refuse_export,
 )
-from fczoo.models.export_timm import TimmArguments, timm_form
-from fczoo.models.linear_form import LinearForm
+from fczoo.models.export_timm import LinearForm, TimmArguments, timm_form
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # names that peft gives
 PREFIX = "base_model.model."  # of all tensors in an adapter of peft

@@ -58,8 +58,8 @@ class Target:
                 f"{self.name} has no released reading: no code of {self.paper.name} runs it"
             )
         chosen = self.readings[READINGS.index(reading)]
-        settings = chosen.settings
-        words = ["bench", "--protocol", self.paper.key, "--methods", chosen.method]
+        settings = chosen.config.settings
+        words = ["bench", "--protocol", self.paper.key, "--methods", chosen.config.method]
         words += ["--dataset", settings.dataset, "--partition", settings.partition]
         if settings.tasks != _usual(self.paper.key, settings.dataset).tasks:
             words += ["--tasks", option_word(settings.tasks)]
@@ -220,7 +220,7 @@ def concerns(card: Target, experiment: Experiment, line: Line) -> bool:
     about, result, row = experiment.about, line.results[0], card.row
     if (about.settings["dataset"], experiment.task_count) != (row.dataset, card.numbers[0].tasks):
         return False
-    splits = {plain_split(reading.settings.partition) for reading in card.readings}
+    splits = {plain_split(reading.config.settings.partition) for reading in card.readings}
     return (
         result.method == row.method
         and (row.split is None or plain_split(about.partition["spec"]) in splits)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fczoo.core.streams import is_terminal
+from fczoo.core.terminal import is_terminal
 
 SENTENCE = 80  # columns of a cell that holds a sentence, at most
 GAP = 2  # blanks between two columns of a plain table

@@ -10,14 +10,12 @@ from torch import Tensor
 from fczoo.backbones.load import configuration
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.method import Method
+from fczoo.core.method import Method, task_exchanges
 from fczoo.core.options import with_fewest_steps
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import EndsTasks, HasTeacher
 from fczoo.core.registry import DATASETS
-from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree, drop, nbytes, select
-from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
+from fczoo.core.types import Batch, Boundary, Context, EndsTasks, HasTeacher, ServerContext, Task
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_tasks
@@ -26,7 +24,7 @@ from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
 from fczoo.federation.device import Plan
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
-from fczoo.federation.local_trainer import Still
+from fczoo.federation.local_trainer import skip_steps
 from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
 from fczoo.federation.uplink import sum_or_stack
@@ -195,7 +193,9 @@ def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCos
     store = ImageStore(Images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels), backbone)
     controls = ControlVariates(make_local_training(settings.local))
     plan = Plan(1, task.size, Augment(), seed=0)
-    engine = ClientEngine(method, backbone, store, plan, controls=controls, make_steps=Still)
+    engine = ClientEngine(
+        method, backbone, store, plan, controls=controls, make_optimizers=skip_steps
+    )
     state = method.begin_task({}, task, backbone, rng)
     optims = method.training().optims
     trained_tensors, broadcast_tree = select(state, *optims), broadcast(method, state)
@@ -271,7 +271,9 @@ def _first_uploads(
     plan = Plan(1, 2 * classes, Augment(), seed=0, pass_size=2 * classes)
     controls = ControlVariates(make_local_training(settings.local))
     store = ImageStore(_two_each(task, classes), backbone)
-    engine = ClientEngine(method, backbone, store, plan, controls=controls, make_steps=Still)
+    engine = ClientEngine(
+        method, backbone, store, plan, controls=controls, make_optimizers=skip_steps
+    )
     client, rng = Client(0, torch.arange(2 * classes)), torch.Generator().manual_seed(0)
     return first_uploads(engine, client, task, state, rng)
 
@@ -317,7 +319,17 @@ def _one_step(
         store.query(index)  # computed once per run, so not part of a step
         query = (outlines.flops - start_flops) // len(store.labels)
     leaves = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
-    recorder = _SavedTensorSizes({**store.backbone.weights, **leaves, **ctx.shared}, outlines)
+    existing = {**store.backbone.weights, **leaves, **ctx.shared}.values()
+    existing_addresses = {tensor.untyped_storage().data_ptr() for tensor in existing}
+    sizes: dict[int, int] = {}  # storages that the backward keeps, each once, by address
+
+    def note_size(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in existing_addresses:
+            sizes[address] = outlines.bytes.get(address, storage.nbytes())
+        return tensor
+
     start_flops = outlines.flops
     rows = Rows(index, draws, image_draws(method.training(), len(store.labels), index, "cost"))
     client_batch = stacked_batch(method, store, [rows], augment, settings.cache_queries)
@@ -327,23 +339,7 @@ def _one_step(
             batch = batch._replace(
                 teacher=method.teacher_outputs(store.backbone, ctx.shared, batch, ctx.task)
             )
-    with torch.autograd.graph.saved_tensors_hooks(recorder.note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(note_size, lambda tensor: tensor):
         loss, _ = method.loss(store.backbone, leaves, batch, ctx)
     loss.backward()
-    return Step(outlines.flops - start_flops, sum(recorder.sizes.values()), query)
-
-
-class _SavedTensorSizes:
-    """Sizes of the storages that a backward keeps, each once, without those that exist anyway."""
-
-    def __init__(self, known: Mapping[str, Tensor], outlines: Outlines):
-        self.outlines = outlines
-        self.known = {v.untyped_storage().data_ptr() for v in known.values()}
-        self.sizes: dict[int, int] = {}
-
-    def note(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.known:
-            address = storage.data_ptr()
-            self.sizes[address] = self.outlines.bytes.get(address, storage.nbytes())
-        return tensor
+    return Step(outlines.flops - start_flops, sum(sizes.values()), query)

@@ -19,7 +19,7 @@ from fczoo.federation.diagnostics import Probe
 from fczoo.federation.remote import Transport
 from fczoo.federation.result import write_result
 from fczoo.federation.run import FederatedRun
-from fczoo.models.keep import keep_model
+from fczoo.models.storage import keep_model
 from fczoo.reports.run_folder import (
     FAILURE,
     LOG,

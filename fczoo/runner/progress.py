@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from fczoo.core.method import Method
 from fczoo.core.metrics import all_metrics
-from fczoo.core.streams import is_terminal
+from fczoo.core.terminal import is_terminal
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.result import Result, read_result
 from fczoo.reports.run_folder import ABOUT, FAILURE, LOG, RESULT

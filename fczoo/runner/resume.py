@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fczoo.core.errors import FczooError
-from fczoo.core.streams import HANGUP
+from fczoo.core.terminal import HANGUP
 from fczoo.federation.environment import file_of
 
 LOCK = ".lock"

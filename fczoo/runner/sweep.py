@@ -33,7 +33,7 @@ from fczoo.reports.run_folder import (
 from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.runner.configs import DEFAULT_EXECUTION, ExecutionConfig, RunSpec, Sweep
 from fczoo.runner.execute import add_warnings, describe_warnings, execute_run, skip_finished
-from fczoo.runner.executors.base import check_executor, run_side_by_side
+from fczoo.runner.executors import check_executor, run_side_by_side
 from fczoo.runner.executors.ray_clients import clients_on_ray
 from fczoo.runner.progress import Progress, log_to_file, say
 from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process

@@ -12,8 +12,9 @@ from fczoo.core.options import check_options, option
 from fczoo.core.payload import Content, Payload, content_of
 from fczoo.core.registry import ATTACKS, register_attack
 from fczoo.core.seeds import numpy_stream, torch_stream
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Exchange, Training
+from fczoo.core.types import Exchange
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Group, Payload
-from fczoo.core.types import Training
+from fczoo.core.training import Training
 
 ROUNDING = 1.02  # factor on a bound, as features can be in bfloat16
 MARGIN = 1e3  # times B, for features that no bound is known of

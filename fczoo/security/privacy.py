@@ -26,8 +26,9 @@ from fczoo.core.payload import (
     keep_classes,
 )
 from fczoo.core.seeds import torch_stream
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree, nbytes
-from fczoo.core.types import Exchange, Training
+from fczoo.core.types import Exchange
 
 LEAST_NOISE = 0.5  # times the clipping norm
 

@@ -15,17 +15,10 @@ import torch
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, printable
 from fczoo.core.payload import ROW_DIMENSIONS, Group, Payload, Uploads, content_of, group_of
+from fczoo.core.training import Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import Exchange, Task, Training
+from fczoo.core.types import Exchange, Task
 from fczoo.security.plausibility import StatisticsCheck, largest_value, value_range
-
-
-class RunStoppedError(FczooError):
-    """Error that stops training: too few valid uploads, or a state that is not finite.
-
-    Saved checkpoints stay.
-    """
-
 
 DROPPED_OUT = "dropped out"
 LARGEST_NORM = 1e3  # times the round's median; a longer update would undo all others
@@ -132,7 +125,7 @@ class UploadValidator:
             else "lower --min-clients or --drop-rate"
         )
         event = "diverged" if has_diverged else "stopped"
-        raise RunStoppedError(
+        raise FczooError(
             f"{self.method} {event} in {exchange}: {sound} of {asked} uploads are valid, "
             f"{self.least} needed; {'; '.join(filter(None, [details, advice]))}"
         )

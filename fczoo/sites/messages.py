@@ -1,4 +1,4 @@
-"""Messages between a server and a site, as bytes of ``fczoo.federation.serialization``.
+"""Messages between a server and a site, as bytes of ``fczoo.federation.checkpoint``.
 
 The server calls all sites to enrol, then sends them the requests that workers get
 (``federation.spread``), with the name of the run. A site responds with its enrolment, with an
@@ -18,9 +18,9 @@ from fczoo.core.files import Count, convert_json
 from fczoo.core.method import Method
 from fczoo.core.payload import ROW_DIMENSIONS
 from fczoo.core.tree import Tree
+from fczoo.federation.checkpoint import form_of, pack, unpack
 from fczoo.federation.client import ClientRequest
 from fczoo.federation.remote import asked_in
-from fczoo.federation.serialization import form_of, pack, unpack
 
 CALL, ENROLMENT, UPLOAD, REFUSAL = (
     "fczoo-call-1",

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from fczoo.core.errors import FczooError, first_line, printable
 from fczoo.core.files import read_json, write_json, write_safely
 from fczoo.models.record import read_checked, read_model_record
-from fczoo.models.save import store_weights_path
+from fczoo.models.storage import store_weights_path
 from fczoo.sites.credentials import AGREEMENT_FOLDER, SERVER, read_place, tls_context
 from fczoo.sites.federation_config import RUN, FederationConfig, read_agreement
 from fczoo.sites.folders import open_server, open_site

@@ -21,16 +21,15 @@ from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.callbacks import Callback
-from fczoo.federation.checkpoint import Checkpoint, ClientState
+from fczoo.federation.checkpoint import Checkpoint, ClientState, seal_of
 from fczoo.federation.client import ClientRequest, ClientResponse
 from fczoo.federation.device import Plan, reproducible
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.remote import question_of
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
-from fczoo.federation.serialization import seal_of
 from fczoo.federation.settings import Settings
-from fczoo.models.keep import keep_model
+from fczoo.models.storage import keep_model
 from fczoo.sites.federation_config import (
     DEFAULT_IMAGES,
     ImageLimit,

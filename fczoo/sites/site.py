@@ -13,17 +13,15 @@ import torch
 
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.files import write_safely
-from fczoo.core.method import Method
+from fczoo.core.method import Method, task_exchanges
 from fczoo.core.payload import Payload
-from fczoo.core.protocols import EndsTasks
-from fczoo.core.task_order import task_exchanges
 from fczoo.core.tree import Tree
+from fczoo.core.types import EndsTasks
 from fczoo.federation.batches import Client
-from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees
+from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees, pack, seal_of, unpack
 from fczoo.federation.client import ClientRequest
 from fczoo.federation.device import reproducible
 from fczoo.federation.remote import RemoteWorker
-from fczoo.federation.serialization import pack, seal_of, unpack
 from fczoo.federation.world import World
 from fczoo.sites.federation_config import check_sites, check_terms, terms_of
 from fczoo.sites.ledger import PrivacyLedger

@@ -12,12 +12,9 @@ fczoo's own tests run the same checks on everything that it registers. Where hyp
 it chooses the random cases.
 """
 
-from fczoo.testing.aggregators import check_aggregator
-from fczoo.testing.attacks import check_attack
-from fczoo.testing.datasets import check_dataset
-from fczoo.testing.local_training import check_local_training
+from fczoo.testing.data_parts import check_dataset, check_partitioner
+from fczoo.testing.federation_parts import check_aggregator, check_attack, check_local_training
 from fczoo.testing.methods import check_method
-from fczoo.testing.partitioners import check_partitioner
 from fczoo.testing.world import small_method, toy_backbone, toy_bench, toy_partition, toy_stream
 
 __all__ = [

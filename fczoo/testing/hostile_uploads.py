@@ -16,9 +16,8 @@ from fczoo.core.payload import Payload
 from fczoo.core.types import Exchange
 from fczoo.federation.server import Server
 from fczoo.federation.uplink import Arrival
-from fczoo.testing.call_recorder import Call, copy_tree
-from fczoo.testing.method_under_test import MethodUnderTest
-from fczoo.testing.runs import Draw, check_random_cases, need, need_one_line, quiet
+from fczoo.testing.method_under_test import Call, MethodUnderTest, copy_tree
+from fczoo.testing.world import Draw, check_random_cases, need, need_one_line, quiet
 
 CHANGES_PER_METHOD = 6
 

@@ -17,10 +17,8 @@ from fczoo.core.payload import HEADER_BYTES, Payload, content_of
 from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.federation.server import broadcast
-from fczoo.testing.call_recorder import Call, Record, copy_tree
-from fczoo.testing.method_under_test import MethodUnderTest, need_same
-from fczoo.testing.runs import need, need_documented
-from fczoo.testing.world import TASKS, toy_backbone
+from fczoo.testing.method_under_test import Call, MethodUnderTest, Record, copy_tree, need_same
+from fczoo.testing.world import TASKS, need, need_documented, toy_backbone
 
 MIN_TUNED_OPTIONS, MAX_TUNED_OPTIONS = 2, 4  # options: twenty trials are too few for more
 

@@ -1,15 +1,141 @@
-"""The check of a method."""
+"""The check of a method: its rules, and those about clients' memories and saved models."""
 
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from fczoo.core.method import Method
+import torch
+
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method, task_exchanges
+from fczoo.core.types import Exchange
+from fczoo.federation.evaluate import predictions
+from fczoo.models.storage import load_model, save_model
 from fczoo.testing import hostile_uploads as hostile
-from fczoo.testing import memory_rules as memory
 from fczoo.testing import method_rules as rules
-from fczoo.testing import model_rules as models
 from fczoo.testing import training_rules as training
-from fczoo.testing.method_under_test import MethodUnderTest
-from fczoo.testing.world import small_method
+from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
+from fczoo.testing.world import need, small_method
+
+
+def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
+    """Check that a saved and loaded model gives the last evaluation's logits, bit for bit.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
+    record, name = subject.run(torch.float32), subject.name
+    bench, task = record.bench, record.bench.stream.tasks[-1]
+    index = torch.arange(len(bench.test.labels))
+    run = bench.start(subject.method)
+    run.server.state, run.server.result = record.states[task.index], record.result
+    with TemporaryDirectory(prefix="fczoo-") as folder, torch.inference_mode():
+        save_model(folder, run)
+        need(
+            (Path(folder) / "model.safetensors").is_file(),
+            f"the model of {name} has no tensors; predict must read the state",
+        )
+        model = load_model(folder, backbone=bench.backbone)
+        images = bench.test.view(index)
+        batch = batch_of(subject.method, bench.test, index)
+        answers, _ = predictions(subject.method, bench, run.state, index, task, len(index))
+        try:
+            logits, features = model(images), model.features(images)
+        except (FczooError, KeyError, RuntimeError) as error:
+            raise AssertionError(
+                f"a loaded model of {name} cannot predict: {type(error).__name__} {error}; predict "
+                "and features must read the same tensors for every image"
+            ) from error
+        expected = subject.method.features(bench.backbone, run.state, batch)
+        need_same(
+            {"features": features}, {"features": expected}, f"a loaded model of {name} differs"
+        )
+        expected = subject.method.predict(bench.backbone, run.state, batch, task)
+        seen = bench.classes_with_images(task)
+        need_same(
+            {"logits": logits[:, seen]},
+            {"logits": expected[:, seen]},
+            f"a loaded model of {name} gives other logits",
+        )
+        need(
+            torch.equal(logits.argmax(1), answers),
+            f"a loaded model of {name} predicts other classes than the run's last evaluation",
+        )
+
+
+def exemplars_are_the_clients_own(subject: MethodUnderTest) -> None:
+    """Check that exemplars are positions of the client's images, each once, at most ``memory``.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
+    run, name = subject.run(), subject.name
+    key = subject.method.training().exemplars
+    if not key:
+        return
+    client_images: dict[int, set[int]] = {}
+    for client in (client for call in run.calls for client in call.clients):
+        images = torch.cat([client.index, client.earlier]).tolist()
+        client_images[client.number] = client_images.get(client.number, set()) | set(images)
+    memories = run.calls[-1].engine.memories
+    need(any(len(m.get(key, ())) for m in memories.values()), f"{name} keeps no image under {key}")
+    budget = getattr(subject.method, "memory", None)
+    for number, memory in memories.items():
+        exemplar_indices = memory[key].tolist()
+        need(
+            set(exemplar_indices) <= client_images[number],
+            f"{name}'s client {number} keeps images of others, or positions that do not exist",
+        )
+        need(
+            len(set(exemplar_indices)) == len(exemplar_indices),
+            f"{name}'s client {number} keeps an image twice",
+        )
+        room = budget is None or len(exemplar_indices) <= budget
+        need(
+            room, f"{name}'s client {number} keeps {len(exemplar_indices)} images, memory={budget}"
+        )
+
+
+def memories_are_finite(subject: MethodUnderTest) -> None:
+    """Check that client memory is finite tensors, which are replaced and never changed in place.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
+    run, name = subject.run(), subject.name
+    for call in run.calls:
+        for number, memory in call.memories.items():
+            for key, value in memory.items():
+                need(
+                    isinstance(value, torch.Tensor),
+                    f"{name} remembers {key}, which is not a tensor",
+                )
+                need(
+                    value.isfinite().all(),
+                    f"{name}'s client {number} remembers {key}, which is not finite",
+                )
+            live_memory = call.remembered[number]
+            sentence = f"{name}'s client {number} changes its memory in place; return a new tree"
+            need_same(live_memory, memory, sentence)
+
+
+def a_task_ends_in_order(subject: MethodUnderTest) -> None:
+    """Check the order at a task's end: rounds, client memory, round on exemplars, statistics.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
+    positions = []
+    for call in subject.run().calls:
+        ctx = call.ctx
+        if call.phase == "train" or call.phase == "balanced":
+            exchange = Exchange(ctx.task, ctx.round, balanced=ctx.balanced)
+        else:
+            exchange = Exchange(ctx.task, boundary=call.phase)
+        order = list(task_exchanges(subject.method, ctx.task, ctx.rounds))
+        positions.append((ctx.task.index, order.index(exchange)))
+    need(positions == sorted(positions), f"{subject.name} calls its clients out of order")
+
 
 METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     rules.is_a_value,
@@ -38,10 +164,10 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     training.another_seed_gives_another_run,
     training.clients_together_equal_clients_one_by_one,
     training.so_they_do_in_single_precision,
-    memory.memories_are_finite,
-    memory.exemplars_are_the_clients_own,
-    memory.a_task_ends_in_order,
-    models.a_loaded_model_predicts_the_same,
+    memories_are_finite,
+    exemplars_are_the_clients_own,
+    a_task_ends_in_order,
+    a_loaded_model_predicts_the_same,
     hostile.a_hostile_client_cannot_stop_the_server,
 )
 """Each takes a ``MethodUnderTest`` and raises AssertionError where the method breaks the rule

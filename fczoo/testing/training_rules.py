@@ -9,17 +9,14 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.protocols import HasClientMemory, HasTeacher
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Context
+from fczoo.core.types import Batch, Context, HasClientMemory, HasTeacher
 from fczoo.data.views import ImageStore
 from fczoo.federation.local_trainer import loss_and_sums
 from fczoo.federation.server import broadcast
 from fczoo.functional.heads import LinearHead
-from fczoo.testing.call_recorder import Call
-from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
-from fczoo.testing.runs import need
-from fczoo.testing.world import CONFIG, TASKS, random_weights, toy_bench
+from fczoo.testing.method_under_test import Call, MethodUnderTest, batch_of, need_same
+from fczoo.testing.world import CONFIG, TASKS, need, random_weights, toy_bench
 
 SUM_TOLERANCE = 1e-9  # float64: only the order of sums differs
 TRAINING_TOLERANCE = 1e-7  # float64, after Adam, which divides rounding errors by eps = 1e-8

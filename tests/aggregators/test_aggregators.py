@@ -12,7 +12,7 @@ from fczoo import Payload, Tree
 from fczoo.aggregators.averaging import CappedMean, fedavg, uniform
 from fczoo.core.registry import AGGREGATORS, MERGES
 from fczoo.testing import check_aggregator
-from fczoo.testing.aggregators import random_uploads
+from fczoo.testing.federation_parts import random_uploads
 from helpers_aggregators import (
     clients,
     close,

@@ -11,7 +11,7 @@ from torch import Tensor
 from fczoo import Payload
 from fczoo.aggregators.averaging import uniform
 from fczoo.aggregators.prototypes import prototype_reweight, prototype_weights
-from fczoo.testing.aggregators import random_uploads
+from fczoo.testing.federation_parts import random_uploads
 from helpers_aggregators import close, normal, prototypes, rng_of, seeds, some
 
 

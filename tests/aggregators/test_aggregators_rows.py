@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fczoo import Payload, Tree
 from fczoo.aggregators.averaging import fedavg, sort_by_usage
-from fczoo.aggregators.rows import collect_rows, keep_latest
+from fczoo.aggregators.prototypes import collect_rows, keep_latest
 from fczoo.core.tree import select
-from fczoo.testing.aggregators import random_uploads
+from fczoo.testing.federation_parts import random_uploads
 from helpers_aggregators import (
     clients,
     close,

@@ -15,7 +15,7 @@ from fczoo.backbones.names import (
     backbone_names,
     canonical_backbone,
 )
-from fczoo.backbones.timm_layout import vit_config
+from fczoo.backbones.timm_vit import vit_config
 from fczoo.backbones.weights import describe_pretraining, pretraining_sets
 
 

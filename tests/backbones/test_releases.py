@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from fczoo import load_backbone
 from fczoo.backbones.state_dict import read_state_dict
-from fczoo.backbones.timm_layout import common_names
+from fczoo.backbones.timm_vit import common_names
 from fczoo.backbones.weights import hub_repository
 from helpers_backbone import refusal_of
 from helpers_families import family_backbone, family_images, timm_family

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fczoo.core.streams import is_terminal
+from fczoo.core.terminal import is_terminal
 
 RUN = "-m fczoo bench --methods fedncm --dataset digits --rounds 1 --jobs 1 --out {}"
 

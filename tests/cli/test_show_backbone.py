@@ -4,7 +4,7 @@ import pytest
 from safetensors.torch import save_file
 
 from fczoo import load_backbone
-from fczoo.backbones.facts import backbone_facts
+from fczoo.backbones.load import backbone_facts
 from fczoo.backbones.names import UNSUPPORTED, backbone_names
 from helpers_papers import output_of
 

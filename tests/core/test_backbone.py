@@ -1,14 +1,15 @@
 """The ViT with plugs, against timm's forward and against formulas written out here."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from fczoo import FczooError
-from fczoo.core.attention import attend
 from fczoo.core.backbone import LORA_PARTS, Backbone
+from fczoo.core.vit_forward import attend
 from helpers_backbone import CLOSE, by_hand, by_timm
 
 
@@ -26,6 +27,20 @@ def test_without_plugs_it_is_timms_vit(backbone, images):
         by_hand(backbone, images)[:, 0], reference, **CLOSE
     )  # so that the reference below can be trusted
     assert reference.std(0).min() > 0.01  # features do depend on the image
+
+
+def test_pixels_are_normalised_per_channel_and_back(backbone):
+    """Compare with (0.9 - mean) / std of each channel, by hand."""
+    backbone = Backbone(
+        replace(backbone.config, mean=(0.4, 0.5, 0.9), std=(0.5, 0.2, 0.1)), backbone.weights
+    )
+    normalised = backbone.normalise(torch.full((2, 3, 1, 1), 0.9, dtype=torch.float64))
+    expected = (
+        torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64).view(1, 3, 1, 1).expand(2, -1, 1, 1)
+    )
+    torch.testing.assert_close(normalised, expected, **CLOSE)
+    pixels = backbone.raw_pixels(normalised)
+    torch.testing.assert_close(pixels, torch.full_like(pixels, 0.9), **CLOSE)
 
 
 @pytest.mark.parametrize("plugs", ["lora", "prefix", "tokens", "deep"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo.core.attention import attend
+from fczoo.core.vit_forward import attend
 from helpers_backbone import CLOSE
 
 

@@ -5,10 +5,10 @@ import inspect
 import pytest
 
 import fczoo
-from fczoo.core import protocols
+from fczoo.core import types
 from fczoo.core.method import OLD_MEMBER_NAMES
-from fczoo.core.types import OLD_TRAINING_OPTIONS as OPTIONS
-from fczoo.core.types import Training
+from fczoo.core.training import OLD_TRAINING_OPTIONS as OPTIONS
+from fczoo.core.training import Training
 
 
 @pytest.mark.parametrize("old", OLD_MEMBER_NAMES)
@@ -20,7 +20,7 @@ def test_a_method_with_an_old_member_is_refused(old: str) -> None:
 
 
 def test_new_members_are_members_of_methods() -> None:
-    classes = [fczoo.Method, *(getattr(protocols, name) for name in protocols.OPTIONAL)]
+    classes = [fczoo.Method, *(getattr(types, name) for name in types.OPTIONAL)]
     members = {name for cls in classes for name in vars(cls)}
     fields = {f"Training.{name}" for name in Training.__dataclass_fields__}
     assert set(OLD_MEMBER_NAMES.values()) <= members | fields
@@ -28,7 +28,7 @@ def test_new_members_are_members_of_methods() -> None:
 
 def test_a_method_has_at_most_fifteen_overridable_functions() -> None:
     members = [n for n, f in vars(fczoo.Method).items() if n[0] != "_" and inspect.isfunction(f)]
-    optional = [name for names in protocols.OPTIONAL.values() for name in names]
+    optional = [name for names in types.OPTIONAL.values() for name in names]
     assert len({*members, *optional}) == len(members) + len(optional) == 15
 
 

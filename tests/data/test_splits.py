@@ -9,7 +9,7 @@ import pytest
 from fczoo import FczooError
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Official
-from fczoo.data.division import choose_test_images
+from fczoo.data.folder_layout import choose_test_images
 from fczoo.data.stream import make_stream
 from fczoo.data.verify import verify
 from helpers_datasets import IDS, eurosat, tinyimagenet

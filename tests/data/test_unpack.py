@@ -16,8 +16,7 @@ import pytest
 from fczoo import FczooError
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Archive, Dataset
-from fczoo.data.fetch import fetch
-from fczoo.data.unpack import unpack
+from fczoo.data.fetch import fetch, unpack
 from helpers_server import Server, describe_archive, entry, pack_tar
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fczoo import FczooError, create_method
 from fczoo.core.registry import METHODS
-from fczoo.core.types import Scope
+from fczoo.core.training import Scope
 from fczoo.data.task_schedule import by_stage, stream_with_stages, tasks_by_stage
 from fczoo.data.views import ImageStore
 from fczoo.federation.benchmark import Benchmark
@@ -152,7 +152,7 @@ def test_rows_of_classes_that_come_later_start_at_their_means(make_bench) -> Non
 
 def test_labels_of_hostile_clients_are_flipped_once(make_bench) -> None:
     bench = in_stages(make_bench(attack="label-flip", attackers=0.4))
-    attackers = bench.uplink(create_method("fedavg"), 0).client.attackers
+    attackers = bench.uplink(create_method("fedavg"), 0).attackers
     assert isinstance(attackers, Attackers) and attackers.numbers
     labels, stream = attackers.mislabel(bench.stream, bench.partition), bench.stream
     stops = [task.stop for task in stream.tasks]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fczoo import Context, Method, Optim, Training, Tree
-from fczoo.core.schedules import SCHEDULES
+from fczoo.core.training import SCHEDULES
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client

@@ -239,10 +239,10 @@ def test_control_variates_count_in_bytes(make_bench):
 def test_hostile_clients_forge_their_control_variates(make_bench, watch):
     bench = make_bench(local="scaffold", attack="sign-flip:2", attackers=0.34, rounds=1)
     uplink = bench.uplink(Linear(), 0)
-    (hostile,) = uplink.client.attackers.numbers
+    (hostile,) = uplink.attackers.numbers
     change = {"head.weight": torch.ones(2), f"{CONTROL}head.weight": torch.ones(2)}
     broadcast = {"head.weight": torch.zeros(2)}
-    (forgery,) = uplink.client.send([Payload(change, hostile)], broadcast, Exchange(TASK, 0))
+    (forgery,) = uplink.send([Payload(change, hostile)], broadcast, Exchange(TASK, 0))
     assert forgery["head.weight"].tolist() == forgery[f"{CONTROL}head.weight"].tolist() == [-2, -2]
 
 

@@ -10,7 +10,7 @@ import torch
 from fczoo.core.types import Context
 from fczoo.data.client_index import ClientIndex
 from fczoo.federation.checkpoint import ClientState
-from fczoo.federation.personal import trained_copy
+from fczoo.federation.evaluate import trained_copy
 from fczoo.federation.server import broadcast
 from fczoo.testing.world import TASKS, small_method, toy_bench
 

@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Benchmark, Method, Payload, Training, Tree, whole_tensors
-from fczoo.cli.show import show
+from fczoo import Batch, Benchmark, FczooError, Method, Payload, Training, Tree, whole_tensors
+from fczoo.cli.show import part_page
 from fczoo.federation.batches import image_draws
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.evaluate import accuracy_row
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.uplink import Uplink, sum_or_stack
-from fczoo.security.upload_validation import RunStoppedError
 from fczoo.testing.world import TASKS, toy_bench
 from helpers_engine import DESCENT
 
@@ -160,8 +159,8 @@ def test_a_class_that_nobody_held_is_no_answer() -> None:
 
 
 def test_show_says_that_rows_stay_apart() -> None:
-    assert "secure aggregation" not in show("fedncm", "digits")
-    assert "secure aggregation, which shows it only totals, cannot hide them" in show(
+    assert "secure aggregation" not in part_page("fedncm", "digits")
+    assert "secure aggregation, which shows it only totals, cannot hide them" in part_page(
         "fedcof", "digits"
     )
 
@@ -242,5 +241,5 @@ def test_what_is_broken_is_left_out_of_the_sum(monkeypatch, small_method, reason
     run = run_to_end(bench, method)
     assert [(r["client"], r["reason"]) for r in run.result.rejected] == [(1, reason)] * 3
     assert all(torch.equal(value, run.state[name]) for name, value in expected_state.items())
-    with pytest.raises(RunStoppedError, match=r"2 of 3 uploads are valid, 3 needed; client 1"):
+    with pytest.raises(FczooError, match=r"2 of 3 uploads are valid, 3 needed; client 1"):
         run_to_end(toy_bench(min_clients=3), method)

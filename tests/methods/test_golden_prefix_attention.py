@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo import Tree
-from fczoo.core.attention import attend
+from fczoo.core.vit_forward import attend
 from helpers_backbone import attention_of, one_block
 from helpers_golden import F32, error, golden
 

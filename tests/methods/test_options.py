@@ -16,8 +16,7 @@ from torch import Tensor
 from fczoo import Benchmark, Method, Tree
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
-from fczoo.testing.call_recorder import Call, Record, record_run
-from fczoo.testing.method_under_test import MethodUnderTest
+from fczoo.testing.method_under_test import Call, MethodUnderTest, Record, record_run
 from fczoo.testing.world import small_method, toy_bench
 
 TWO_ROUNDS = {"rounds": 2}

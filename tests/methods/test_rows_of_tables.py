@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fczoo.core.tree import select
-from fczoo.testing.call_recorder import record_run
+from fczoo.testing.method_under_test import record_run
 from fczoo.testing.world import small_method, toy_bench
 
 

@@ -14,7 +14,7 @@ from fczoo.baselines._target_synthesis import (
 )
 from fczoo.core.tree import select
 from fczoo.functional.losses import distillation
-from fczoo.testing.call_recorder import record_run
+from fczoo.testing.method_under_test import record_run
 from fczoo.testing.world import small_method, toy_backbone, toy_bench
 from helpers_golden import golden
 

@@ -20,8 +20,9 @@ def test_a_card_is_the_exact_command():
     split = "dirichlet:0.05,draw=sample,max_tries=10000"
     start = f"fczoo bench --protocol hgp --methods hgp --dataset cifar100 --partition {split} "
     as_printed = (
-        "--mean 0,0,0 --std 1,1,1 --test-crop 1 --set hgp.prefix_len=200 --set hgp.clip=none "
-        "--set hgp.logit_norm=none --set hgp.class_weights=counts --set hgp.draw=round "
+        "--mean 0,0,0 --std 1,1,1 --augment randomcrop --test-crop 1 --set hgp.prefix_len=200 "
+        "--set hgp.support=all --set hgp.clip=none --set hgp.logit_norm=none "
+        "--set hgp.class_weights=counts --set hgp.draw=round "
     )
     folder = "results/hgp-cifar100-dirichlet_0.05"
     out = output_of("reproduce", CARD, "--dry-run", "--data-root", "DIR")
@@ -59,7 +60,12 @@ def test_a_card_is_the_exact_command():
         ("pilora/cifar100/quantity:6/frozen", "--set pilora.lr_lora=0", "A_N", 68.6),
         ("fppl/imagenet_r/dirichlet:0.5/unify-fusion", "--set fppl.debias=false", "A_T", 52.78),
         ("fppl/imagenet_r/dirichlet:0.5/40-clients", "--clients 40", "A_T", 68.18),
-        ("fppl/cifar100/iid/40-rounds", "--rounds 40 --set fppl.lr=0.0001", "Abar", 89.1),
+        (
+            "fppl/cifar100/iid/40-rounds",
+            "--rounds 40 --set fppl.support=all --set fppl.lr=0.0001",
+            "Abar",
+            89.1,
+        ),
     ],
 )
 def test_cards_of_ablations_baselines_and_other_numbers_of_tasks(name, words, metric, value):
@@ -98,7 +104,8 @@ def test_a_card_appears_with_its_method(monkeypatch):
         "reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run", code=1
     )
     monkeypatch.setitem(get_paper("fppl").methods, "FedSLCA", PrintedMethod("toy"))
-    monkeypatch.setitem(METHODS._entries, "toy", METHODS.get("fedavg"))
+    toy = type("Toy", (METHODS.get("fedavg"),), {"name": "toy"})
+    monkeypatch.setitem(METHODS._entries, "toy", toy)
     assert "--methods toy" in output_of("reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run")
     assert "FedSLCA" not in output_of("papers", "--missing")
 

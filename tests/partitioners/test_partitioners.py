@@ -12,7 +12,7 @@ from fczoo.core.registry import PARTITIONERS
 from fczoo.partitioners.dirichlet import Dirichlet
 from fczoo.partitioners.quantity import Quantity
 from fczoo.testing import check_partitioner
-from fczoo.testing.partitioners import Refuses
+from fczoo.testing.data_parts import Refuses
 from helpers_partition import labels_of, seeds, some, split, table
 
 # Specs of each partitioner, with the requests that they cannot meet.

@@ -23,9 +23,7 @@ TASK = Task(0, 0, 2, 4, 2)
     [("sign-flip", [-1.0, -3.0]), ("sign-flip:2", [-3.0, -7.0]), ("scale:3", [7.0, 13.0])],
 )
 def test_forged_uploads(make_bench, small_method, spec, expected):
-    attackers = (
-        make_bench(attack=spec, attackers=1.0).uplink(small_method("hgp"), 0).client.attackers
-    )
+    attackers = make_bench(attack=spec, attackers=1.0).uplink(small_method("hgp"), 0).attackers
     honest = {
         "head.weight": torch.tensor([3.0, 5.0]),
         "gauss.count": torch.ones(2),
@@ -43,9 +41,7 @@ def test_forged_uploads(make_bench, small_method, spec, expected):
 
 def test_gaussian_noise_is_as_long_as_asked_for(make_bench, small_method):
     attackers = (
-        make_bench(attack="gaussian:10", attackers=1.0)
-        .uplink(small_method("hgp"), 0)
-        .client.attackers
+        make_bench(attack="gaussian:10", attackers=1.0).uplink(small_method("hgp"), 0).attackers
     )
     payload = Payload({"head.weight": torch.full((10000,), 2.0)}, 1)
     noise = (
@@ -62,9 +58,7 @@ def test_flipped_labels_are_those_of_the_attackers_alone(
     make_bench, small_method, stream, partition
 ):
     attackers = (
-        make_bench(attack="label-flip", attackers=0.34)
-        .uplink(small_method("fedavg"), 0)
-        .client.attackers
+        make_bench(attack="label-flip", attackers=0.34).uplink(small_method("fedavg"), 0).attackers
     )
     labels = attackers.mislabel(stream, partition)
     (hostile,) = attackers.numbers
@@ -80,7 +74,7 @@ def test_flipped_labels_are_those_of_the_attackers_alone(
 def test_flipped_images_keep_their_view_and_lie_in_memory_once(make_bench, small_method):
     bench = make_bench(attack="label-flip", attackers=0.34)
     honest = ImageStore(bench.stream.train, bench.backbone, test_crop=0.5)
-    attackers = bench.uplink(small_method("fedavg"), 0).client.attackers
+    attackers = bench.uplink(small_method("fedavg"), 0).attackers
     honest.query(torch.arange(3))  # what is kept of it must not pass for the other's
     hostile = attackers.store(bench.stream, bench.partition, honest)
     assert hostile.test_crop == 0.5
@@ -121,7 +115,7 @@ def test_false_labels_need_images_of_one_owner(make_bench, small_method, stream,
     """
     overlap = replace(partition, tasks=tuple((*parts[:-1], parts[0]) for parts in partition.tasks))
     bench = make_bench(attack="label-flip", attackers=0.34)
-    attackers = bench.uplink(small_method("fedavg"), 0).client.attackers
+    attackers = bench.uplink(small_method("fedavg"), 0).attackers
     common_images = sum(len(parts[0]) for parts in partition.tasks)
     with pytest.raises(
         FczooError,
@@ -139,7 +133,7 @@ def test_false_labels_need_images_of_one_owner(make_bench, small_method, stream,
 def test_uploads_are_forged_where_clients_send_them(make_bench, small_method, watch):
     """An attacker that multiplies its change by zero sends what it received."""
     run = watch(make_bench(attack="scale:0", attackers=0.34, rounds=1), small_method("fedavg"))
-    (hostile,) = run.bench.uplink(run.method, 0).client.attackers.numbers
+    (hostile,) = run.bench.uplink(run.method, 0).attackers.numbers
     for call in run.rounds:
         for upload in call.payloads:
             unchanged = all(torch.equal(value, call.state[name]) for name, value in upload.items())

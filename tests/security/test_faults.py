@@ -8,18 +8,15 @@ from unittest import mock
 import pytest
 import torch
 
+from fczoo.core.errors import FczooError
 from fczoo.core.payload import Payload, samples
 from fczoo.core.payload import rows as rows_of
 from fczoo.core.registry import METHODS
-from fczoo.core.types import Exchange, Optim, Task, Training
+from fczoo.core.training import Optim, Training
+from fczoo.core.types import Exchange, Task
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.engine import ClientEngine
-from fczoo.security.upload_validation import (
-    LARGEST_NORM,
-    RunStoppedError,
-    UploadValidator,
-    validate_uploads,
-)
+from fczoo.security.upload_validation import LARGEST_NORM, UploadValidator, validate_uploads
 
 TASK = Task(0, 0, 2, 4, 2)
 BEFORE = {"head": torch.zeros(2, 3)}
@@ -176,11 +173,11 @@ def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
 def test_a_round_without_enough_sound_uploads_stops():
     guard = UploadValidator("toy", TRAINING, least=2)
     with pytest.raises(
-        RunStoppedError, match=r"1 of 1 uploads are valid, 2 needed; lower --min-clients"
+        FczooError, match=r"1 of 1 uploads are valid, 2 needed; lower --min-clients"
     ):
         guard.admit({0: upload(0)}, {0: 5}, {}, Exchange(TASK, 2))
     with pytest.raises(
-        RunStoppedError,
+        FczooError,
         match=(
             r"toy stopped in task 1, round 3: 1 of 2 uploads are valid, 2 needed; client 1: "
             r"dropped out"
@@ -188,7 +185,7 @@ def test_a_round_without_enough_sound_uploads_stops():
     ):
         guard.admit({0: upload(0)}, {0: 5, 1: 5}, {}, Exchange(TASK, 2))
     with pytest.raises(
-        RunStoppedError,
+        FczooError,
         match=r"toy diverged .* client 1: diverged, loss nan; lower its learning rates",
     ):
         guard.admit(
@@ -250,7 +247,7 @@ def test_every_method_goes_on_without_a_broken_client(make_bench, small_method, 
         mock.patch.object(ClientEngine, "collect", lambda *a: spoil_first(collect(*a))),
     ):
         if method.training().data_scope == "pooled":
-            with pytest.raises(RunStoppedError, match="0 of 1 uploads are valid"):
+            with pytest.raises(FczooError, match="0 of 1 uploads are valid"):
                 bench.run(method, 0, log)
             return
         result = bench.run(method, 0, log)
@@ -277,7 +274,7 @@ def test_dropped_clients_are_named_and_depend_on_the_seed_alone(make_bench, smal
 
 def test_too_few_clients_stop_the_run(make_bench, small_method):
     with pytest.raises(
-        RunStoppedError,
+        FczooError,
         match=r"fedavg stopped in task 2, round 1: 2 of 2 uploads are valid, 3 needed",
     ):
         make_bench(min_clients=3).run(small_method("fedavg", tune="head"))
@@ -289,9 +286,8 @@ def test_too_few_clients_stop_the_run(make_bench, small_method):
 def test_attackers_are_the_same_in_every_round_and_as_many_as_asked_for(make_bench, small_method):
     bench = make_bench(attack="scale:5", attackers=0.67)
     attackers = {
-        seed: bench.uplink(small_method("fedavg"), seed).client.attackers.numbers
-        for seed in range(8)
+        seed: bench.uplink(small_method("fedavg"), seed).attackers.numbers for seed in range(8)
     }
     assert all(len(numbers) == 2 for numbers in attackers.values())
     assert len(set(attackers.values())) > 1
-    assert make_bench().uplink(small_method("fedavg"), 0).client.attackers.numbers == frozenset()
+    assert make_bench().uplink(small_method("fedavg"), 0).attackers.numbers == frozenset()

@@ -3,7 +3,8 @@
 import torch
 
 from fczoo.core.payload import Payload
-from fczoo.core.types import Optim, Task, Training
+from fczoo.core.training import Optim, Training
+from fczoo.core.types import Task
 from fczoo.security.upload_validation import validate_uploads
 
 TASK = Task(0, 0, 2, 4, 2)

@@ -138,7 +138,7 @@ def test_a_run_leaves_hostile_statistics_out_and_says_so(make_bench, small_metho
     hostile = {"attack": "sign-flip:1", "attackers": 0.34, "epochs": 1}
     protection = make_bench(outliers=4.0, **hostile)
     result = protection.run(small_method(name))
-    numbers = protection.uplink(small_method(name), 0).client.attackers.numbers
+    numbers = protection.uplink(small_method(name), 0).attackers.numbers
     outliers = [r for r in result.rejected if "statistics of classes" in r["reason"]]
     assert {r["client"] for r in outliers} >= numbers and len(numbers) == 1
     if name == "fedncm":  # which nothing else protects

@@ -8,7 +8,7 @@ import torch
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload, per_class, rows, whole_tensors
-from fczoo.core.types import Optim, Training
+from fczoo.core.training import Optim, Training
 from fczoo.security.plausibility import StatisticsCheck, largest_value, matrix_fault
 from fczoo.testing.world import CONFIG, random_weights
 

@@ -6,7 +6,7 @@ import torch
 from fczoo import FczooError
 from fczoo.core.payload import Payload, per_class, rows
 from fczoo.core.types import Task
-from fczoo.security.statistics import CENTRES, replace_by_centres
+from fczoo.security.outliers import CENTRES, replace_by_centres
 
 TASK = Task(1, 2, 4, 6, 3)  # classes 2 and 3
 ROWS = {"gauss.": rows("count", "mean", "var")}

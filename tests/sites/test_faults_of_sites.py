@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fczoo import FczooError
-from fczoo.federation.serialization import form_of
+from fczoo.federation.checkpoint import form_of
 from fczoo.sites.messages import (
     CALL,
     ENROLMENT,

@@ -46,7 +46,7 @@ def test_a_budget_holds_over_runs_and_data_sets(tmp_path):
 def test_a_large_delta_of_the_agreement_does_not_help(tmp_path):
     """Epsilon at delta 0.5 is 0, at 1e-5 it is 0.93; the budget is of delta 1e-5 at most."""
     lax = Settings(dataset="toy", **NOISY, dp_delta=0.5)
-    with pytest.raises(FczooError, match="epsilon to 0.926, and its budget is 0.9;"):
+    with pytest.raises(FczooError, match=r"epsilon to 0\.926, and its budget is 0\.9;"):
         PrivacyLedger(tmp_path / "ledger.json", 0.9).check(lax)
 
 

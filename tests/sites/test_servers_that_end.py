@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fczoo import FczooError
-from fczoo.federation.serialization import form_of, seal_of
+from fczoo.federation.checkpoint import form_of, seal_of
 from fczoo.sites.messages import CALL, read_request
 from fczoo.sites.server import CHECKPOINT, RUN_START_FILE
 from fczoo.sites.site import Site

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fczoo.core.payload import content_of
-from fczoo.federation.serialization import form_of, unpack
+from fczoo.federation.checkpoint import form_of, unpack
 from fczoo.sites.messages import ENROLMENT, UPLOAD, Enrolment, deserialize
 from helpers_sites import LocalConnection, server_of, sites_of
 

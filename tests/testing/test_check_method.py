@@ -15,9 +15,9 @@ from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.testing import check_method
 from fczoo.testing import method_rules as rules
-from fczoo.testing import model_rules as models
 from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest
+from fczoo.testing.methods import a_loaded_model_predicts_the_same
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
     ),
     (training.so_they_do_in_single_precision, Counts, "in float32 with --together 3"),
     (
-        models.a_loaded_model_predicts_the_same,
+        a_loaded_model_predicts_the_same,
         ReadsMoreOfSeveralImages,
         "cannot predict: KeyError 'head.bias'",
     ),

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from fczoo import Method, Optim, Training
 from fczoo.functional.heads import head_logits, linear_head
-from fczoo.testing.memory_rules import exemplars_are_the_clients_own, memories_are_finite
 from fczoo.testing.method_under_test import MethodUnderTest
+from fczoo.testing.methods import exemplars_are_the_clients_own, memories_are_finite
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""Standard output streams that can go away without ending a run."""
+"""Terminal output: streams that can go away without ending a run, and progress bars."""
 
 import contextlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 HANGUP = tuple(s for s in signal.Signals if s.name == "SIGHUP")
 """Signals to a process whose terminal is closed; none on Windows. A run ignores them."""
@@ -83,3 +86,29 @@ def lossy_output() -> Iterator[None]:
             sys.stdout.flush()
             sys.stderr.flush()
             sys.stdout, sys.stderr = originals
+
+
+def progress_bar(label: str, total: int | None, done: int, unit: str = "B") -> "tqdm[Any]":
+    """Create a progress bar on a terminal; elsewhere print one line at the start.
+
+    Args:
+        label: Text in front of the bar.
+        total: Units at the end, where known.
+        done: Units at the start.
+        unit: Name of the unit; B for bytes.
+    """
+    from tqdm import tqdm
+
+    quiet = not is_terminal(sys.stderr)
+    if quiet:
+        print(f"{label}: {'resumed' if done else 'started'}", file=sys.stderr, flush=True)
+    return tqdm(
+        total=total,
+        initial=done,
+        desc=label,
+        unit=unit,
+        unit_scale=unit == "B",
+        unit_divisor=1000,
+        disable=quiet,
+        leave=False,
+    )

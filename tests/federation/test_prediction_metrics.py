@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import top_k_accuracy_score
 
-from fczoo.core.prediction_metrics import (
+from fczoo.core.tasks import Task
+from fczoo.federation.evaluate import (
     BINS,
     calibration_error,
     confidences,
     in_top,
     task_answers,
 )
-from fczoo.core.tasks import Task
 
 some = settings(max_examples=60, deadline=None)
 LOWEST = torch.finfo(torch.float64).min

@@ -1,0 +1,215 @@
+"""Declaration of a method: optimizers, learning-rate schedules, data and uploads."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from fczoo.core.errors import FczooError
+from fczoo.core.payload import Uploads
+from fczoo.core.tasks import Task
+from fczoo.core.types import LocalData
+
+
+def constant(round: int, rounds: int, progress: float) -> float:
+    """Return 1, a constant rate.
+
+    Args:
+        round: Not used.
+        rounds: Not used.
+        progress: Not used.
+    """
+    return 1.0
+
+
+def cosine(round: int, rounds: int, progress: float) -> float:
+    """Return half a cosine over the rounds of a task: (1 + cos(pi r / R)) / 2.
+
+    It is constant inside a round.
+
+    Args:
+        round: Number r of the round in its task, from 0.
+        rounds: Rounds R per task.
+        progress: Not used.
+    """
+    return 0.5 * (1 + math.cos(math.pi * round / rounds))
+
+
+def cosine_late(round: int, rounds: int, progress: float) -> float:
+    """Return ``cosine`` one round late: the first two rounds use the full rate (PILoRA's code).
+
+    Args:
+        round: Number of the round in its task, from 0.
+        rounds: Rounds per task.
+        progress: Not used.
+    """
+    return cosine(max(round - 1, 0), rounds, progress)
+
+
+def cosine_local(round: int, rounds: int, progress: float) -> float:
+    """Return half a cosine over the local steps of each round (early released code of HGP).
+
+    Args:
+        round: Not used.
+        rounds: Not used.
+        progress: Fraction of the client's steps of the round that are done.
+    """
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
+    "constant": constant,
+    "cosine": cosine,
+    "cosine_late": cosine_late,
+    "cosine_local": cosine_local,
+}
+"""Name -> factor of (round, rounds of the task, fraction of the client's steps of the round already
+done).
+"""
+
+LOCAL = {"cosine_local"}
+"""Schedules whose factor changes inside a round."""
+
+TaskPhase = Literal["task_start", "after_training", "task_end"]
+"""Phases of a task in which clients collect sums over their images, in one pass without training.
+
+task_start: before the rounds. after_training: in each round, under the client's trained tensors.
+task_end: after the rounds.
+"""
+
+Scope = Literal["task", "latest", "seen", "pooled"]
+"""Images on which a client trains.
+
+task: its own of the task. latest: its own of the last task that gave it any. seen: its own of all
+tasks so far. pooled: those of all clients, of all tasks so far, in one place.
+"""
+
+OptimizerName = Literal["adam", "adamw", "sgd"]
+INPUTS = ("images", "query")  # what batches can hold
+
+
+@dataclass(frozen=True)
+class Optim:
+    """Optimizer of one group of tensors on a client, created again in every round."""
+
+    name: OptimizerName = "adam"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.0  # sgd only
+    schedule: str = "constant"  # a key of SCHEDULES
+
+    def __post_init__(self) -> None:
+        """Check that the optimizer and the schedule are known.
+
+        Raises:
+            FczooError: One of them is unknown.
+        """
+        _one_of(self.name, get_args(OptimizerName), "optimizer")
+        _one_of(self.schedule, SCHEDULES, "schedule of a learning rate")
+
+
+OLD_TRAINING_OPTIONS = {
+    "scope": "data_scope",
+    "even_draws": "stratified_draws",
+    "separate": "per_client_statistics",
+    "asked": "collect_from",
+    "stats": "collect_at",
+    "statistics_view": "collect_view",
+    "active": "active_prefixes",
+}
+"""Old options of ``Training`` -> today's."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Declaration of a method: trained tensors, data, and uploads of a round."""
+
+    # state prefix -> optimizer; empty: the method only collects statistics
+    optims: Mapping[str, Optim] = field(default_factory=dict)
+    # what batches hold: images, query (frozen feature of the same view)
+    inputs: Collection[str] = ("images",)
+    # declared groups next to what is trained; see core/payload.py
+    uploads: Uploads = field(default_factory=dict)
+    averaging: str = "fedavg"  # registered aggregator for the part that is averaged
+    # largest norm of one client's gradient, over all tensors that it trains
+    clip_norm: float | None = None
+    # ``seen`` and ``pooled`` keep old images: upper bounds, not competitors
+    data_scope: Scope = "task"
+    # uniform numbers per image in ``Batch.draws``, since a loss cannot draw under vmap. In training
+    # they are new in each step; in a survey they are the image's own, whoever holds it
+    draws: int = 0
+    # a client's draws at a task boundary are spread evenly in [0, 1): equal parts of it are equal
+    # parts of its images
+    stratified_draws: bool = False
+    # ``update_from`` gets the clients' sums side by side [K, ...] instead of their total
+    per_client_statistics: bool = False
+    # phases in which clients call ``collect``
+    collect_at: Collection[TaskPhase] = ()
+    # clients that collect as a task ends: all with images of it, or those that trained in it
+    collect_from: Literal["all", "trained"] = "all"
+    # view of the images that are collected after training; at task boundaries it is "test"
+    collect_view: Literal["test", "train"] = "test"
+    # memory tensor with positions of kept images, which join the client's training
+    exemplars: str = ""
+    # (images of the task, exemplars) -> positions on which a client trains; None: on both, each
+    # once
+    trains_on: Callable[[LocalData, Tensor], Tensor] | None = None
+    # what clients train in one more round, on their exemplars only, at the end of each task but
+    # the first
+    balanced: Mapping[str, Optim] = field(default_factory=dict)
+    # whether the softmax of ``predict`` estimates probabilities; distances and least-squares scores
+    # only order the classes
+    gives_logits: bool = True
+    # note under every table of the method's results, such as an upper bound
+    table_note: str = ""
+    # (task, round) -> prefixes trained in that round; None: all of optims
+    active_prefixes: Callable[[Task, int], Collection[str]] | None = None
+
+    def __new__(cls, *values: Any, **named: Any) -> "Training":
+        """Raise TypeError for old options, with the new names."""
+        if old_names := [
+            f"{old} is now {OLD_TRAINING_OPTIONS[old]}"
+            for old in named
+            if old in OLD_TRAINING_OPTIONS
+        ]:
+            raise TypeError(f"Training got old options: {', '.join(old_names)}")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Check inputs, phases and view.
+
+        Raises:
+            FczooError: One of them is unknown.
+        """
+        for name in self.inputs:
+            _one_of(name, INPUTS, "input of a batch")
+        for phase in self.collect_at:
+            _one_of(phase, get_args(TaskPhase), "phase of a task")
+        _one_of(self.collect_view, ("test", "train"), "view of images")
+
+    @property
+    def trained_prefixes(self) -> tuple[str, ...]:
+        """Return the prefixes of all that is trained in any round."""
+        return tuple({**self.optims, **self.balanced})
+
+    def active_optims(self, task: Task, round: int, balanced: bool = False) -> Mapping[str, Optim]:
+        """Return the optimizers of one round by prefix; empty if the task has no such round.
+
+        Args:
+            task: The current task.
+            round: Number of the round in its task, from 0.
+            balanced: Whether it is the round after the last, on exemplars only.
+        """
+        if balanced:
+            return self.balanced
+        if self.active_prefixes is None:
+            return self.optims
+        chosen = self.active_prefixes(task, round)
+        return {prefix: optim for prefix, optim in self.optims.items() if prefix in chosen}
+
+
+def _one_of(name: str, known: Iterable[str], kind: str) -> None:
+    if name not in known:
+        raise FczooError(f"training() asks for the {kind} {name!r}; known: {', '.join(known)}")

@@ -1,0 +1,349 @@
+"""Checks of aggregators, attacks and rules of local training."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from fczoo.aggregators.merge import repeats
+from fczoo.core.errors import FczooError
+from fczoo.core.payload import Payload
+from fczoo.core.registry import AGGREGATORS, ATTACKS, LOCAL_TRAINING, make_aggregator
+from fczoo.core.seeds import torch_stream
+from fczoo.core.tree import Tree
+from fczoo.core.types import ServerAggregator
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.local_rules import CONTROL, LocalRule
+from fczoo.security.attacks import Attack
+from fczoo.testing.method_under_test import Record, copy_tree, need_same, record_run
+from fczoo.testing.world import (
+    Draw,
+    check_random_cases,
+    need,
+    need_documented,
+    need_one_line,
+    small_method,
+    toy_bench,
+)
+
+Extra = Callable[[torch.Generator], Tree]
+"""What uploads hold in addition to parameters, drawn for one client."""
+
+PARAMETERS = ("head", "prompt", "half")
+SUM_TOLERANCE = 1e-9  # float64: only the order of sums differs
+
+
+def random_uploads(count: int, seed: int, extra: Extra = lambda rng: {}) -> list[Payload]:
+    """Draw uploads of clients 0, 1, ... with 1 to 199 images each.
+
+    Args:
+        count: Number of uploads.
+        seed: Seed of the draw.
+        extra: Draws tensors that an upload holds in addition to parameters.
+
+    Returns:
+        Uploads with ``head`` [4, 3] and ``prompt`` [5] in float64, ``half`` [2] in bfloat16, and
+        the tensors of ``extra``.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    samples = torch.randint(1, 200, (count,), generator=rng).tolist()
+
+    def upload(client: int) -> Payload:
+        head = torch.randn(4, 3, generator=rng, dtype=torch.float64)
+        prompt = torch.randn(5, generator=rng, dtype=torch.float64)
+        half = torch.randn(2, generator=rng).bfloat16()
+        tensors = {"head": head, "prompt": prompt, "half": half, **extra(rng)}
+        return Payload(tensors, client, samples[client])
+
+    return [upload(client) for client in range(count)]
+
+
+def check_aggregator(
+    aggregator: str | ServerAggregator, extra: Extra = lambda rng: {}, fewest: int = 1
+) -> None:
+    """Raise AssertionError, in one sentence, where an aggregator breaks a rule.
+
+    Checked on random uploads: no upload is changed, and the merged tree shares no memory with one;
+    the same uploads give the same tree; parameters keep their name, shape and type, are between the
+    clients' values in every coordinate, do not depend on the order of the clients, and stay where
+    all clients agree, whatever their numbers of images; fewer uploads than ``fewest`` are refused
+    in one line. A registered aggregator, and each of its options, has a description.
+
+    Args:
+        aggregator: Registered name with its options, such as ``trimmed_mean:2``, or a function.
+        extra: Draws what it reads in addition to parameters.
+        fewest: Number of uploads that it needs.
+
+    Raises:
+        AssertionError: A rule is broken.
+    """
+    if isinstance(aggregator, str):
+        label, merge = aggregator, make_aggregator(aggregator)
+        need_documented(AGGREGATORS.get(aggregator.partition(":")[0]), label)
+    else:
+        label, merge = getattr(aggregator, "name", repr(aggregator)), aggregator
+
+    def case(draw: Draw) -> None:
+        uploads = random_uploads(draw(fewest, fewest + 5), draw(0, 2**31), extra)
+        merged_tree = _merge_checked(label, merge, uploads)
+        _check_parameters(label, merged_tree, uploads)
+        _check_order(label, merge, merged_tree, uploads, draw(0, 2**31))
+        _check_agreement(label, merge, uploads)
+
+    check_random_cases(case)
+    if fewest > 1:
+        _check_refusal(label, merge, random_uploads(fewest - 1, 0, extra))
+
+
+def _merge_checked(label: str, merge: ServerAggregator, uploads: Sequence[Payload]) -> Tree:
+    """Merge uploads, and check that they are unchanged."""
+    copies = [{name: value.clone() for name, value in upload.items()} for upload in uploads]
+    inputs = list(uploads)
+    merged_tree = merge(inputs)
+    need(len(inputs) == len(copies), f"{label} changes the list of uploads; work on a copy")
+    for upload, old in zip(inputs, copies, strict=True):
+        same = upload.keys() == old.keys() and all(
+            torch.equal(upload[name], old[name]) for name in old
+        )
+        need(same, f"{label} changes an upload in place; make new tensors")
+        for name in merged_tree.keys() & old.keys():
+            same_memory = (
+                merged_tree[name].numel()
+                and merged_tree[name].data_ptr() == upload[name].data_ptr()
+            )
+            need(not same_memory, f"{label} returns the memory of an upload as {name}; clone it")
+    need(
+        repeats(merge, inputs),
+        f"{label} gives another tree from the same uploads; draw nothing and keep no state",
+    )
+    return merged_tree
+
+
+def _check_parameters(label: str, merged: Tree, uploads: Sequence[Payload]) -> None:
+    for name in PARAMETERS:
+        need(
+            name in merged,
+            f"{label} loses the parameter {name}; merge every tensor that it does not read itself",
+        )
+        value, rows = merged[name], torch.stack([upload[name] for upload in uploads])
+        need(
+            value.shape == rows.shape[1:] and value.dtype == rows.dtype,
+            f"{label} makes {value.dtype} {list(value.shape)} of {rows.dtype} "
+            f"{list(rows.shape[1:])}; keep both",
+        )
+        inside = (value >= rows.amin(0) - 1e-12) & (value <= rows.amax(0) + 1e-12)
+        need(
+            inside.all(),
+            f"{label} merges {name} to a value outside those of all clients; weights must add "
+            "up to 1",
+        )
+
+
+def _check_order(
+    label: str, merge: ServerAggregator, merged: Tree, uploads: Sequence[Payload], seed: int
+) -> None:
+    order = torch.randperm(len(uploads), generator=torch.Generator().manual_seed(seed)).tolist()
+    permuted_tree = merge([uploads[i] for i in order])
+    for name in PARAMETERS:
+        need(
+            _is_close(merged[name], permuted_tree[name]),
+            f"{label} depends on the order of the clients; sort by client",
+        )
+
+
+def _check_agreement(label: str, merge: ServerAggregator, uploads: Sequence[Payload]) -> None:
+    one = uploads[0]
+    merged_tree = merge(
+        [Payload(one.tensors, upload.client, upload.num_samples) for upload in uploads]
+    )
+    for name in PARAMETERS:
+        need(
+            _is_close(merged_tree[name], one[name]),
+            f"{label} changes {name}, on which all clients agree; return it unchanged",
+        )
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    tolerance = 2e-2 if a.dtype == torch.bfloat16 else 1e-9
+    return torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance)
+
+
+def _check_refusal(label: str, merge: ServerAggregator, uploads: Sequence[Payload]) -> None:
+    try:
+        merge(uploads)
+    except FczooError as error:
+        need_one_line(error, label)
+    else:
+        raise AssertionError(
+            f"{label} merges {len(uploads)} uploads; raise FczooError for fewer than it needs"
+        )
+
+
+def check_attack(spec: str) -> None:
+    """Raise AssertionError, in one sentence, where an attack breaks a rule.
+
+    Checked on random changes: a forged change has the shape and type of the honest one and is
+    finite, the honest change stays as it is, and the same generator forges the same, also of a
+    tensor without elements. Checked in the toy world: one attacker of three changes the run, in the
+    same way each time. The class and each of its options have a description.
+
+    Args:
+        spec: Registered name with its options, such as ``scale:10``.
+
+    Raises:
+        AssertionError: A rule is broken.
+    """
+    attack = ATTACKS.create(spec)
+    need(
+        isinstance(attack, Attack),
+        f"{spec} is not an Attack; derive it from fczoo.security.attacks.Attack",
+    )
+    need_documented(type(attack), spec)
+
+    def case(draw: Draw) -> None:
+        shape = [draw(0, 4) for _ in range(draw(0, 3))]
+        _check_forged(
+            spec, attack, shape, (torch.float32, torch.float64)[draw(0, 1)], draw(0, 2**31)
+        )
+
+    check_random_cases(case)
+    _check_attacked_run(spec)
+
+
+def _check_forged(
+    spec: str, attack: Attack, shape: list[int], dtype: torch.dtype, seed: int
+) -> None:
+    change = torch.randn(shape, generator=torch_stream("change", seed), dtype=dtype)
+    original = change.clone()
+    first = attack.forge(change, torch_stream("attack", seed))
+    need(
+        torch.equal(change, original),
+        f"{spec} changes the honest change in place; return a new tensor",
+    )
+    second = attack.forge(change, torch_stream("attack", seed))
+    need(
+        first.shape == change.shape and first.dtype == change.dtype,
+        f"{spec} makes {first.dtype} {list(first.shape)} of {dtype} {shape}; the server would "
+        "reject it",
+    )
+    need(
+        first.isfinite().all(),
+        f"{spec} forges what is not finite; the server would reject it",
+    )
+    need(
+        torch.equal(first, second),
+        f"{spec} forges differently from the same generator; draw only from rng",
+    )
+
+
+def _check_attacked_run(spec: str) -> None:
+    def losses(**settings: Any) -> list[float]:
+        recorder = mock.Mock(Callback)
+        toy_bench(**settings).run(small_method("fedavg", tune="head"), 0, recorder)
+        return [call.args[0]["loss"] for call in recorder.round.call_args_list]
+
+    attacked_losses, second_losses, honest_losses = (
+        losses(attack=spec, attackers=0.34),
+        losses(attack=spec, attackers=0.34),
+        losses(),
+    )
+    need(
+        attacked_losses == second_losses,
+        f"{spec} gives another run from the same seed; draw only from rng and keep no state",
+    )
+    need(
+        attacked_losses != honest_losses,
+        f"{spec} changes nothing in a run; change what forge returns, or set flips = True",
+    )
+
+
+def check_local_training(spec: str) -> None:
+    """Raise AssertionError, in one sentence, where a rule of local training breaks a rule itself.
+
+    Checked on random tensors: the added terms have names and shapes of gradients, are finite, and
+    are zero for a client whose weights are those of the beginning of the round and whose control
+    variates are the server's; no input is changed. Checked in the toy world: a run is the same
+    again and with clients together, and its control variates are declared and add up. The class and
+    each of its options have a description.
+
+    Args:
+        spec: Registered name with its options, such as ``fedprox:0.1``.
+
+    Raises:
+        AssertionError: A rule is broken.
+    """
+    rule = LOCAL_TRAINING.create(spec)
+    need(isinstance(rule, LocalRule), f"{spec} is not a LocalTraining; derive it from that class")
+    need_documented(type(rule), spec)
+
+    def case(draw: Draw) -> None:
+        shapes = [[draw(0, 3) for _ in range(draw(0, 2))] for _ in range(2)]
+        _check_added(spec, rule, shapes, draw(0, 2**31))
+
+    check_random_cases(case)
+    _check_rule_run(spec, rule)
+
+
+def _check_added(spec: str, rule: LocalRule, shapes: list[list[int]], seed: int) -> None:
+    rng = torch_stream("local training", seed)
+
+    def tree() -> Tree:
+        return {
+            f"t{i}": torch.randn(s, generator=rng, dtype=torch.float64)
+            for i, s in enumerate(shapes)
+        }
+
+    inputs = weights, start, client_control, server_control = tree(), tree(), tree(), tree()
+    copies = [copy_tree(t) for t in inputs]
+    gradient_terms = rule.gradient_term(weights, start, client_control, server_control)
+    new_controls = (
+        rule.new_control_variates(weights, client_control, server_control) if rule.keeps else {}
+    )
+    for ours, theirs in zip(inputs, copies, strict=True):
+        need_same(ours, theirs, f"{spec} changes what it is given; return new tensors")
+    for name, value in (*gradient_terms.items(), *new_controls.items()):
+        fits = (
+            name in weights
+            and value.shape == weights[name].shape
+            and value.dtype == weights[name].dtype
+        )
+        need(fits, f"{spec} makes {name} with shape {list(value.shape)}, which fits no gradient")
+        need(value.isfinite().all(), f"{spec} makes {name}, which is not finite")
+    for name, value in rule.gradient_term(start, start, server_control, server_control).items():
+        need(
+            not value.any(),
+            f"{spec} adds to {name} of a client that has the weights of the round's beginning",
+        )
+
+
+def _check_rule_run(spec: str, rule: LocalRule) -> None:
+    def run(**settings: Any) -> Record:
+        return record_run(
+            toy_bench(local=spec, **settings), small_method("fedavg", tune="head", optimizer="sgd")
+        )
+
+    one, second, together = run(), run(), run(together=3)
+    for ours, theirs in zip(one.calls, second.calls, strict=True):
+        need_same(
+            ours.state, theirs.state, f"{spec} gives another run from the same seed; keep no state"
+        )
+    for ours, theirs in zip(one.calls, together.calls, strict=True):
+        need_same(
+            ours.state, theirs.state, f"{spec} trains differently with --together 3", SUM_TOLERANCE
+        )
+    need(not one.result.rejected, f"{spec} has an honest upload rejected")
+    control_names = {
+        name for call in one.calls for p in call.payloads for name in p if name.startswith(CONTROL)
+    }
+    need(
+        bool(control_names) == rule.keeps, f"{spec} sends control variates only where keeps is true"
+    )
+    controls = one.calls[-1].engine.controls
+    for name, value in controls.server.items():
+        total = torch.stack([tree[name] for tree in controls.clients.values()]).sum(0)
+        mean = total / one.bench.partition.clients
+        need_same(
+            {name: value}, {name: mean}, f"{spec}'s control variates do not add up", SUM_TOLERANCE
+        )
