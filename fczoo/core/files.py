@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import secrets
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ import platformdirs
 from fczoo.core.errors import FczooError, first_line, printable
 
 T = TypeVar("T")
+MAX_TEXT_CHARACTERS = 2000  # of a text in a record, such as a remark
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # in a file
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  # in a file; neither infinite nor NaN
 
@@ -37,7 +39,11 @@ def write_safely(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666
         OSError: Writing fails, for example because the disk is full; the error names the file.
     """
     draft = path.with_name(path.name + ".tmp")
+    if draft.is_dir():  # of someone else
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        with contextlib.suppress(OSError):
+            draft.unlink()  # of a process that was killed, perhaps of another user
         with naming(path), open(draft, "wb", opener=partial(os.open, mode=mode)) as file:
             file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
@@ -203,9 +209,21 @@ def read_record(
             "or is damaged"
         )
     try:
-        return convert_json(restore_nan(content, measured), kind)
+        return convert_json(restore_nan(_printable_texts(content), measured), kind)
     except ValueError as error:
         raise FczooError(f"{path} is not a valid {what}: {first_line(error)}") from error
+
+
+def _printable_texts(content: Any) -> Any:
+    """Return content from JSON with all its text printable: tables and pages show it."""
+    if isinstance(content, str):
+        return printable(content, MAX_TEXT_CHARACTERS)
+    if isinstance(content, Mapping):
+        return {
+            printable(key, MAX_TEXT_CHARACTERS): _printable_texts(value)
+            for key, value in content.items()
+        }
+    return [_printable_texts(value) for value in content] if isinstance(content, list) else content
 
 
 def write_record(path: Path, version: str, content: Mapping[str, Any]) -> None:
