@@ -232,7 +232,7 @@ class SiteListener(ThreadingTCPServer):
         number = self._number(request.getpeercert())
         if number is None:
             log.info("refused %s: its certificate names no site", client_address[0])
-            request.sendall(b"HTTP/1.0 403 Forbidden\r\n\r\n")
+            request.sendall(b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
             _drain(request)
             return
         with self._changed:
@@ -256,8 +256,7 @@ class SiteListener(ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error of one connection; the others continue."""
-        error = sys.exception()
-        if not isinstance(error, OSError | ValueError):
+        if not isinstance(sys.exception(), OSError | ValueError):
             log.error("a request failed", exc_info=True)
 
     # what a site can do
@@ -294,7 +293,7 @@ class SiteListener(ThreadingTCPServer):
         with self._changed:
             self.wire_bytes += number_of_bytes
 
-    def mark_informed(self, number: int) -> None:
+    def record_outcome_sent(self, number: int) -> None:
         """Record that a site knows the outcome, and has all that it can fetch."""
         with self._changed:
             self._sites[number].knows_outcome = True
@@ -324,7 +323,7 @@ class SiteHandler(BaseHTTPRequestHandler):
             if server.outcome:
                 self._respond(RUN_ENDED, encode_json(server.outcome).encode())
                 if server.model is None:
-                    server.mark_informed(self.number)
+                    server.record_outcome_sent(self.number)
             elif question is None:
                 self._respond(HTTPStatus.NO_CONTENT)
             else:
@@ -333,7 +332,7 @@ class SiteHandler(BaseHTTPRequestHandler):
         elif name in MODEL_FILES and server.model is not None:
             self._respond(HTTPStatus.OK, (server.model / name).read_bytes())
             if name == MODEL_FILES[-1]:
-                server.mark_informed(self.number)
+                server.record_outcome_sent(self.number)
         else:
             self._respond(HTTPStatus.NOT_FOUND)
 
@@ -346,10 +345,8 @@ class SiteHandler(BaseHTTPRequestHandler):
         elif not server.is_open(self.number, key, self.connection):
             self._respond(HTTPStatus.CONFLICT)
         elif int(length) > server.limit:
-            site = server.names[self.number]
-            log.warning(
-                "site %s sends %s bytes; at most %d are declared", site, length, server.limit
-            )
+            text = "site %s sends %s bytes, and %d are declared"
+            log.warning(text, server.names[self.number], length, server.limit)
             server.take_answer(self.number, key, self.connection, b"")  # is not valid
             self._respond(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         else:

@@ -20,8 +20,8 @@ from click.testing import CliRunner, Result
 import fczoo
 from fczoo import FczooError, create_method
 from fczoo.cli.app import main
+from fczoo.federation.checkpoint import unpack
 from fczoo.federation.result import read_result
-from fczoo.federation.serialization import unpack
 from fczoo.sites import node, transport
 from fczoo.sites.credentials import read_place
 from fczoo.sites.federation_config import read_agreement

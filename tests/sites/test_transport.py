@@ -192,7 +192,7 @@ def test_an_answer_that_is_larger_than_declared_is_not_read(federation, listener
         assert hostile.recv(100).startswith(b"HTTP/1.0 413")
     thread.join()
     assert answers == [{0: b""}]  # is not a message, so the site has no upload in this round
-    assert "site paris sends 1000000000000 bytes; at most 1000 are declared" in caplog.text
+    assert "site paris sends 1000000000000 bytes, and 1000 are declared" in caplog.text
 
 
 @pytest.mark.parametrize("length", ["", "-1", "1e3", "9" * 30, "²"])
