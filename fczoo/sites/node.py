@@ -209,7 +209,7 @@ def _take_part(
     name: str,
     address: tuple[str, int],
     patience: float,
-    ledger: PrivacyLedger | None,
+    ledger: PrivacyLedger | None = None,
 ) -> Path:
     """Answer the server's questions until the run has ended, and fetch the model."""
     link = ServerLink(folder, address, patience)
