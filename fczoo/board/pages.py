@@ -11,9 +11,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fczoo import __version__
-from fczoo.board.benchmark import benchmark, choices, heading, sort_lines
+from fczoo.board.benchmark import benchmark, choices, heading, sort_lines, tags_of
 from fczoo.board.charts import as_csv
-from fczoo.board.method_tags import tags_of
 from fczoo.board.ranks import MIN_METHODS, RankEntry, borda, critical, shortage
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, write_safely

@@ -12,6 +12,7 @@ from tabulate import tabulate
 from fczoo.backbones.load import backbone_facts
 from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, full_name
 from fczoo.backbones.weights import (
+    CLASSES,
     TITLES,
     describe_pretraining,
     identify_weights,
@@ -32,7 +33,6 @@ from fczoo.core.registry import (
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.vit_config import ViTConfig
 from fczoo.federation.settings import GROUPS, Settings
-from fczoo.reports.contamination import CLASSES
 from fczoo.reports.run_config import protocol_of_value
 from fczoo.reports.text_format import option_word, plain_table
 from fczoo.runner.cost import MOMENTS, MeasuredCost, measure
@@ -90,10 +90,11 @@ def dataset_values(cls: type[Method]) -> list[str]:
     for dataset, values in cls.dataset_options.items():
         by_source: dict[str, list[str]] = {}
         for option, value in values.items():
-            stated = protocol_of_value(cls.name, option, value, dataset)
             text = ""
-            if stated and not stated[1].chosen_for:
-                text = f", from protocol {stated[0].name} ({stated[1].source})"
+            if origin := protocol_of_value(cls.name, option, value, dataset):
+                protocol, statement = origin
+                if not statement.chosen_for:
+                    text = f", from protocol {protocol.name} ({statement.source})"
             by_source.setdefault(text, []).append(f"{option}={option_word(value)}")
         lines.append(
             f"{dataset}: "
@@ -299,7 +300,7 @@ def backbone_page(spec: str) -> str:
     weights = identify_weights(spec) or full_name(spec)
     rows = [
         ("backbone", spec),
-        ("weights", _place(spec)),
+        ("weights", _weights_location(spec)),
         ("blocks", f"{config.depth} of width {config.dim}, {config.heads} heads{_parts(config)}"),
         ("parameters", f"{facts.parameters / 1e6:.1f} million, without a head"),
         ("tokens", _tokens(config)),
@@ -326,7 +327,7 @@ def _billions(number: float) -> str:
     return f"{number:.{1 if number >= 1 else 3}f}"
 
 
-def _place(spec: str) -> str:
+def _weights_location(spec: str) -> str:
     if spec == BUNDLED_NAME:
         return "the small backbone that comes with fczoo: no download"
     return weights_needed(spec, "a run") or "on this machine"

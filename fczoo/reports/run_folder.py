@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fczoo.backbones.weights import contamination, identify_weights
 from fczoo.core.errors import FczooError, printable
 from fczoo.core.files import Count, convert_json, read_json, read_record, through_json, write_record
 from fczoo.core.options import build
@@ -67,6 +68,12 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         if self.tuned and (missing := sorted(SEARCH_FIELDS - self.tuned.keys())):
             raise ValueError(f"tuned has no {', '.join(missing)}")
+
+    @property
+    def contamination(self) -> str:
+        """Return how the backbone met the classes in pre-training; empty if it is not known."""
+        weights = identify_weights(str(self.settings.get("backbone", "")), self.backbone["sha256"])
+        return contamination(self.settings["dataset"], weights)
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON, without fields that were not written."""

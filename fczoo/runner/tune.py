@@ -20,7 +20,7 @@ import msgspec
 from loky import ProcessPoolExecutor
 from tqdm.auto import tqdm
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, InterruptedCommandError
 from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.options import spaces
@@ -33,7 +33,7 @@ from fczoo.reports.run_config import configure_run
 from fczoo.reports.run_folder import LOG, current_settings
 from fczoo.runner.dry_run import image_steps
 from fczoo.runner.progress import log_to_file
-from fczoo.runner.resume import InterruptedRunError, only_process
+from fczoo.runner.resume import only_process
 from fczoo.runner.study import open_trial_benchmark, search_method, tasks_of_trial
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedFile, TunedMethod, read_tuned
 
@@ -62,7 +62,7 @@ def tune(
     Raises FczooError, before anything is tried, for a method that has nothing to tune or cannot
     start, for settings that cannot be tuned on, and where ``out`` belongs to another search or
     process; after all searches, with what was found on disk, where no trial of a method succeeded;
-    and Interrupted after SIGINT.
+    and InterruptedCommandError after SIGINT.
     """
     built = [_create_default(name, settings, given.get(name, {})) for name in methods]
     if settings.partition.startswith("file:"):
@@ -88,7 +88,7 @@ def tune(
             outcomes = _all(search, methods, jobs)
         except KeyboardInterrupt:
             advice = "the trials that had ended are kept, and the same command resumes"
-            raise InterruptedRunError(
+            raise InterruptedCommandError(
                 f"stopped on request; {advice} in {out}", signal.SIGINT
             ) from None
         how = {"command": command(), "versions": {**versions(), "optuna": version("optuna")}}

@@ -225,6 +225,7 @@ def _take_part(
             if len(answer) > limit:
                 reason = f"its answer has {len(answer)} bytes, and at most {limit} are declared"
                 answer = serialize(REFUSAL, Refusal(f"{reason}; raise answer_mb in {RUN}"))
+            log.info("answered %d bytes with %d bytes", len(content), len(answer))
             statuses = (
                 HTTPStatus.NO_CONTENT,
                 HTTPStatus.CONFLICT,

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from fczoo.board.benchmark import choices
-from fczoo.board.method_tags import TENSOR_KINDS, tags_of, words_of
+from fczoo.board.benchmark import TENSOR_KINDS, choices, tags_of, words_of
 from fczoo.board.pages import candidates
 from fczoo.core.files import write_json
 from fczoo.core.registry import METHODS, create_method

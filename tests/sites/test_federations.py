@@ -170,6 +170,18 @@ def test_a_failure_is_one_line_at_the_server_and_at_all_sites(
     assert state.startswith("failed, ") and reason in state
 
 
+def test_a_server_that_is_stopped_says_so_and_can_be_started_again(federation, data, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node, "open_server", interrupt)
+    result = serve(federation, data / "test")
+    assert result.exit_code == 130
+    assert "Error: it was stopped; start it again to resume" in result.output
+    assert "it was stopped" in (federation / "server" / "failed.json").read_text()
+    assert run_command("status", federation / "server").output.startswith("failed, ")
+
+
 def test_a_site_that_is_absent_is_named(federation, data, monkeypatch):
     monkeypatch.setattr(transport, "GRACE", 0.0)
     with sites_in_threads(federation, data, "paris", "lyon") as outcomes:

@@ -18,7 +18,7 @@ from signal import SIGTERM
 from types import ModuleType
 from typing import Literal, Protocol
 
-from fczoo.core.errors import FczooError, options_in_messages
+from fczoo.core.errors import FczooError, InterruptedCommandError, options_in_messages
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import pick_device
 from fczoo.federation.environment import code_of, versions
@@ -27,7 +27,7 @@ from fczoo.reports.run_folder import FAILURE, read_about
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.execute import error_text, execute_run, record_failure
 from fczoo.runner.progress import say
-from fczoo.runner.resume import CLUSTER, InterruptedRunError, Interrupts, only_process
+from fczoo.runner.resume import CLUSTER, Interrupts, only_process
 from fczoo.runner.warnings import gather_warnings
 
 TRIES = 2  # of a run whose worker dies
@@ -83,7 +83,7 @@ def run_side_by_side(
     ``on_end`` is called after each, and ``on_wait`` at short intervals with those that execute.
 
     Raises FczooError for an executor that cannot be used here, for a run that fails, unless
-    failures are skipped, after the other workers have saved their round; and Interrupted after
+    failures are skipped, after the other workers have saved their round; and InterruptedCommandError after
     SIGINT or SIGTERM.
     """
     workers: Sequence[Worker] = _module(execution).workers(
@@ -184,7 +184,7 @@ def work(run: RunSpec, execution: ExecutionConfig, check_interrupt: Callable[[],
         # should the parent be gone, no one else begins this run meanwhile
         with gather_warnings(), only_process(run.folder_of_run):
             execute_run(run, open_benchmark(run), execution, check_interrupt)
-    except InterruptedRunError:
+    except InterruptedCommandError:
         return Outcome("stopped")
     except Exception as error:
         if not isinstance(error, FczooError):
@@ -209,9 +209,9 @@ class Command:
         return self.out / CLUSTER / "stop"
 
     def check_interrupt(self) -> None:
-        """Raise Interrupted once the file is there."""
+        """Raise InterruptedCommandError once the file is there."""
         if self.stop.exists():
-            raise InterruptedRunError("stopped on request", SIGTERM)
+            raise InterruptedCommandError("stopped on request", SIGTERM)
 
 
 def command_in(out: Path) -> Command:
