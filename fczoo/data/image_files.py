@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from fczoo.core.errors import FczooError
-from fczoo.core.files import printable
+from fczoo.core.errors import FczooError, printable
 from fczoo.data.dataset import ImageData, Images, rows
 from fczoo.data.folder_scan import (
     FORMATS,
@@ -258,7 +257,8 @@ def display_names(folders: Iterable[str]) -> tuple[str, ...]:
     Args:
         folders: Names of class folders.
     """
-    pairs = [(printable(folder), raw_name(folder)) for folder in folders]
+    longest = 255  # characters of a name on any file system
+    pairs = [(printable(folder, longest), raw_name(folder)) for folder in folders]
     count = Counter(name for name, _ in pairs)
     return tuple(f"{name} ({raw.hex()})" if count[name] > 1 else name for name, raw in pairs)
 

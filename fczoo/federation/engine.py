@@ -131,6 +131,13 @@ class ClientEngine:
         """Return the shape of a statistics upload, computed from one image of weight 0."""
         return self.side.survey_form(self._surveying(phase, state, ctx), client)
 
+    def upload_form(self, request: ClientRequest) -> Payload | None:
+        """Return names, shapes and types of a valid upload, where the server cannot trust clients.
+
+        None: those of most uploads.
+        """
+        return None
+
     def end_task_client(self, clients: Sequence[Client], ctx: Context) -> list[Payload]:
         """Return the uploads of clients that settle what they keep of a task.
 

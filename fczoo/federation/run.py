@@ -26,6 +26,7 @@ from fczoo.federation.checkpoint import (
     kept_in,
     kept_trees,
 )
+from fczoo.federation.client import ClientRequest
 from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
@@ -223,14 +224,14 @@ class FederatedRun:
             self.callback.steps(task.index, number, client, steps.tolist())
 
         responding = server.participation.responding(present, exchange)
+        ctx = Context(task, number, rounds, shared)
         with self.result.phase("training"):
-            client_uploads = engine.train(
-                shared, responding, Context(task, number, rounds, shared), tick
-            )
+            client_uploads = engine.train(shared, responding, ctx, tick)
         if server.training.own_models:
             arrival = server.uplink.without_uploads(exchange, losses)
         else:
-            arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses)
+            form = engine.upload_form(ClientRequest(None, shared, server.controls.shared, ctx))
+            arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses, form)
         uploads = server.receive(arrival)
         server.note_storage(shared, responding, engine.client_state)
         if self.probe and uploads and number == rounds - 1:
@@ -313,7 +314,9 @@ class FederatedRun:
                     client_uploads, clients, exchange, form
                 )
             else:
-                arrival = server.uplink.arrive(list(client_uploads), clients, shared, exchange)
+                expected = engine.upload_form(ClientRequest(phase, shared, {}, ctx))
+                uploads = list(client_uploads)
+                arrival = server.uplink.arrive(uploads, clients, shared, exchange, form=expected)
         server.note_storage(shared, clients, engine.client_state)
         server.update_from(phase, server.receive(arrival), task, folded_sums)
 
@@ -327,8 +330,9 @@ class FederatedRun:
         server, rounds = self.server, self.server.rounds[task.index]
         clients = [c for c in clients if len(c.index) + len(engine.exemplars(c))]
         shared, _ = server.send(clients)
+        ctx = Context(task, rounds, rounds, shared)
         with self.result.phase("surveys"):
-            client_uploads = engine.end_task_client(clients, Context(task, rounds, rounds, shared))
+            client_uploads = engine.end_task_client(clients, ctx)
         server.note_storage(shared, clients, engine.client_state)
         holders = [engine.with_exemplars(client) for client in clients]
         pairs = [(upload, c) for upload, c in zip(client_uploads, holders, strict=True) if upload]
@@ -336,7 +340,8 @@ class FederatedRun:
             uploads: list[Payload] = [upload for upload, _ in pairs]
             senders = [client for _, client in pairs]
             exchange = Exchange(task, boundary="after_rounds")
-            arrival = server.uplink.arrive(uploads, senders, shared, exchange)
+            form = engine.upload_form(ClientRequest("after_rounds", shared, {}, ctx))
+            arrival = server.uplink.arrive(uploads, senders, shared, exchange, form=form)
             server.update_from("after_rounds", server.receive(arrival), task, {})
         return holders
 
@@ -353,8 +358,8 @@ class FederatedRun:
         return ClientEngine(*parts, controls, self.residuals, uplink=self.server.uplink)
 
     def _plan(self) -> Plan:
-        clients, scalars = self.world.partition.clients, self.result.trained_scalars
-        return plan_of(self.settings, self.seed, self.backbone.device, clients, scalars)
+        sizes = self.world.partition.clients, self.result.trained_scalars
+        return plan_of(self.settings, self.seed, self.backbone.device, *sizes)
 
     def _save(self, tasks: int, rounds: int) -> None:
         """Save the run as it is after ``tasks`` tasks and ``rounds`` rounds of the next one."""
@@ -370,23 +375,20 @@ class FederatedRun:
             notes["diagnostics"], begin = self.probe.size(), self.probe.begin
         controls = self.server.controls
         clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.residuals)
-        server_trees = {"state": self.state, "control": controls.server, "begin": begin}
-        moments = {"moments": self.server.steps.moments}
-        trees = {**server_trees, **moments, **kept_trees(clients)}
+        trees = {"state": self.state, "control": controls.server, "begin": begin}
+        trees |= {"moments": self.server.steps.moments, **kept_trees(clients)}
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
         """Resume the run from its checkpoint, or start it from a kept model or from nothing.
 
-        Returns:
-            The number of finished tasks, and of finished rounds of the next one.
+        Return the number of finished tasks, and of finished rounds of the next one.
         """
         snapshot = self.checkpoint.load(self.backbone.device) if self.checkpoint else None
         if snapshot is None:
             if self.probe:
                 self.probe.resume(0, {})
-            has_start = self.settings.start_from is not None
-            return (start_from_model(self.server, self.seed) if has_start else 0), 0
+            return start_from_model(self.server, self.seed), 0
         notes, trees, server = snapshot.notes, snapshot.trees, self.server
         server.state, server.controls.server = trees["state"], trees["control"]
         server.steps.moments = trees.get("moments", {})  # not in older files

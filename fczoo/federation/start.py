@@ -209,11 +209,13 @@ def start_from_model(server: Server, seed: int) -> int:
         seed: Seed of the run.
 
     Returns:
-        The number of tasks that the model has learned.
+        The number of tasks that the model has learned; 0 without a model.
 
     Raises:
         FczooError: The run cannot continue from the model.
     """
+    if not server.world.settings.start_from:
+        return 0
     method, start = server.method, load_start(server.world, server.method, seed)
     if keeps_client_memory(method):
         log.warning(

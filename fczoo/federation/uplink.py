@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload, content_of, contents
@@ -55,6 +56,7 @@ class SumAccumulator:
         for name, value in tree.items():
             if name in self._sums:
                 self._sums[name] += value
+                self._dtypes[name] = torch.promote_types(self._dtypes[name], value.dtype)
             else:
                 wide = (
                     value.is_floating_point() and value.device.type != "mps"
@@ -109,6 +111,7 @@ class Uplink:
     settings: Settings
     seed: int
     clients: int
+    backbone: Backbone | None = None  # bounds statistics of its features
 
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
@@ -264,8 +267,9 @@ class Uplink:
         shared: Tree,
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
+        form: Payload | None = None,
     ) -> Arrival:
-        """Validate the uploads of a round or boundary.
+        """Validate the uploads of a round or boundary; ``form`` is as in ``UploadValidator.admit``.
 
         Raises FczooError if too few uploads are valid.
         """
@@ -274,10 +278,11 @@ class Uplink:
         size, uploads = bytes_by_content(training, sent), sum(1 for p in sent if p)
         if compression := self.compression:
             sent = [decode_upload(compression, p, start_tensors) for p in sent]
-        guard = UploadValidator(self.method.name, training, self.settings.min_clients)
+            form = form and decode_upload(compression, form, start_tensors)
+        guard = self._validator
         by_client = {payload.client: payload for payload in sent}
         images = {c.number: len(c.index) for c in asked}
-        sound, rejections = guard.admit(by_client, images, start_tensors, exchange, losses)
+        sound, rejections = guard.admit(by_client, images, start_tensors, exchange, losses, form)
         if self.settings.outliers is not None:
             sound, exclusions = leave_out(
                 sound, training.uploads, self.settings.outliers, exchange.task
@@ -311,6 +316,11 @@ class Uplink:
         return Arrival([], diverged, {}, 0, [])
 
     @property
+    def _validator(self) -> UploadValidator:
+        least = self.settings.min_clients
+        return UploadValidator(self.method.name, self.training, least, self.backbone)
+
+    @property
     def folds(self) -> bool:
         """Return whether second moments of statistics, which are large, are summed on arrival.
 
@@ -332,10 +342,7 @@ class Uplink:
 
         Each upload is compared with ``form``, one that no one sends, and not with the others.
         """
-        training, guard = (
-            self.training,
-            UploadValidator(self.method.name, self.training, self.settings.min_clients),
-        )
+        training, guard = self.training, self._validator
         large = [
             n
             for n in form
@@ -344,13 +351,15 @@ class Uplink:
         images, total = {c.number: len(c.index) for c in asked}, SumAccumulator()
         size, sound, reasons = Counter[str](), list[Payload](), dict[int, str]()
         uploads = 0
-        for upload in sent:
+        arrivals = iter(sent)
+        for client in asked:
+            upload = next(arrivals)
             size.update(bytes_by_content(training, [upload]))
             uploads += bool(upload)
             if reason := guard.fault(
-                upload, upload.client, images[upload.client], form, exchange.task
+                upload, client.number, images[client.number], form, exchange.task
             ):
-                reasons[upload.client] = reason
+                reasons[client.number] = reason
             else:
                 total.add(upload.only(*large).tensors)
                 sound.append(upload.drop(*large))

@@ -173,7 +173,7 @@ class World:
 
     def uplink(self, method: Method, seed: int) -> Uplink:
         """Create the uplink of one run."""
-        return Uplink(method, self.settings, seed, self.partition.clients)
+        return Uplink(method, self.settings, seed, self.partition.clients, self.backbone)
 
 
 def _together(parts: Sequence[np.ndarray]) -> np.ndarray:

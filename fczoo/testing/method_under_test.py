@@ -4,7 +4,7 @@ A record holds what every client received and uploaded, and the states that were
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,6 +26,7 @@ from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
+from fczoo.federation.server import Server
 from fczoo.testing.world import need, toy_bench
 
 SHORT: dict[str, Any] = {"epochs": 1, "batch_size": 8}
@@ -47,6 +48,7 @@ class Call:
     memories: dict[int, Tree]  # clients' memories before the call, by number of the client
     remembered: dict[int, Tree]  # the original tensors of these, not copies
     kept: list[Payload]  # the original uploads, not copies, which the server uses later
+    server_state: Tree  # the server's state before the call, with its private tensors
 
 
 @dataclass
@@ -101,6 +103,8 @@ def record_run(
     """
     calls: list[Call] = []
     states: dict[int, Tree] = {}
+    server_states: list[Tree] = []  # of the last broadcast
+    send = Server.send
     train, survey, conclude, predict = (
         ClientEngine.train,
         ClientEngine.collect,
@@ -132,10 +136,15 @@ def record_run(
             memories,
             live_memories,
             live_payloads,
+            copy_tree(server_states[-1]),
         )
         calls.append(call)
         on_call(call)
         return live_payloads
+
+    def noted_send(self: Server, clients: Sequence[Client]) -> tuple[Tree, int]:
+        server_states[:] = [self.state]
+        return send(self, clients)
 
     def noted_train(
         self: ClientEngine, state: Tree, clients: list[Client], ctx: Context, *rest: Any
@@ -165,6 +174,7 @@ def record_run(
         return predict(self, backbone, state, batch, task)
 
     with (
+        mock.patch.object(Server, "send", noted_send),
         mock.patch.object(ClientEngine, "train", noted_train),
         mock.patch.object(ClientEngine, "collect", noted_survey),
         mock.patch.object(ClientEngine, "end_task_client", noted_conclude),

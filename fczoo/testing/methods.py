@@ -14,6 +14,7 @@ from fczoo.federation.evaluate import predictions
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.start import keeps_client_memory
 from fczoo.models.storage import load_model, save_model
+from fczoo.testing import hostile_uploads as hostile
 from fczoo.testing import method_rules as rules
 from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
@@ -229,6 +230,7 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     a_task_ends_in_order,
     a_loaded_model_predicts_the_same,
     a_kept_model_continues,
+    hostile.a_hostile_client_cannot_stop_the_server,
 )
 """Each takes a ``MethodUnderTest`` and raises AssertionError where the method breaks the rule
 that its docstring states.
@@ -248,7 +250,7 @@ def check_method(method: str | Method) -> None:
     reaches a client; padding counts for nothing; answers are logits of the classes seen, and
     features rows of images, whatever the batch; a run is the same from the same seed and however
     many clients train together; its saved model predicts the same when it is loaded, and learns
-    further tasks with the same numbers.
+    further tasks with the same numbers; and no hostile upload stops the server.
 
     Args:
         method: Registered name, whose whole-number options are made small (``small_method``), or an

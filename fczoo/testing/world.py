@@ -228,7 +228,9 @@ def need(holds: Any, sentence: str) -> None:
         raise AssertionError(sentence)
 
 
-def check_random_cases(check: Callable[[Draw], None], times: int = TIMES) -> None:
+def check_random_cases(
+    check: Callable[[Draw], None], times: int = TIMES, seed: int | None = None
+) -> None:
     """Call a check on many random cases.
 
     hypothesis chooses them, and shrinks a case that fails; where it is not installed they are drawn
@@ -237,17 +239,19 @@ def check_random_cases(check: Callable[[Draw], None], times: int = TIMES) -> Non
     Args:
         check: Function of ``draw``; it raises AssertionError for a case that fails.
         times: Number of cases.
+        seed: Seed from which all cases follow; None: others each time.
 
     Raises:
         AssertionError: A case fails.
     """
     try:
         from hypothesis import HealthCheck, given, settings
+        from hypothesis import seed as fix_seed
         from hypothesis import strategies as st
         from hypothesis.errors import Flaky
     except ImportError:
-        for seed in range(times):
-            check(_draws(np.random.default_rng(seed)))
+        for case in range(times):
+            check(_draws(np.random.default_rng([seed or 0, case])))
         return
 
     @settings(
@@ -267,7 +271,7 @@ def check_random_cases(check: Callable[[Draw], None], times: int = TIMES) -> Non
 
     failures: list[AssertionError] = []
     try:
-        attempt()
+        (attempt if seed is None else fix_seed(seed)(attempt))()
     except Flaky:  # a case that fails once and passes the next time has failed
         raise failures[-1] from None
 
