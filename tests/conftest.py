@@ -88,17 +88,11 @@ def subject_of(name: str) -> MethodUnderTest:
 
 
 @pytest.fixture(scope="session")
-def subject() -> Callable[[str], MethodUnderTest]:
-    """Return ``subject(name)``: a small method and its watched runs.
+def record() -> Callable[..., Record]:
+    """Return ``record(name, dtype, together, seed)``: one watched run of a small method.
 
     Each run is made once per process.
     """
-    return subject_of
-
-
-@pytest.fixture(scope="session")
-def record() -> Callable[..., Record]:
-    """Return ``record(name, dtype, together, seed)``: one watched run of a small method."""
     return lambda name, *rest, **more: subject_of(name).run(*rest, **more)
 
 

@@ -3,16 +3,21 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from helpers_warm import warm_python
 
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 OF_THE_RUN = ("seconds", "phases", "peak_memory", "sha256")  # what differs from run to run
 
 
 def start(
-    out: Path, methods: str, *options: str, env: Mapping[str, str] = ONE_THREAD
+    out: Path,
+    methods: str,
+    *options: str,
+    env: Mapping[str, str] = ONE_THREAD,
+    python: str | None = None,
 ) -> subprocess.Popen[str]:
     """Start ``fczoo bench`` as a process.
 
@@ -21,12 +26,13 @@ def start(
         methods: Names of methods, separated by commas.
         options: Further words of the command.
         env: The environment of the process.
+        python: The interpreter. None: one that has imported torch.
 
     Returns:
         The running process.
     """
     command = [
-        sys.executable,
+        python or warm_python(),
         "-m",
         "fczoo",
         "bench",
@@ -66,6 +72,18 @@ def numbers(out: Path) -> dict[str, dict]:
             k: v for k, v in result.items() if k not in OF_THE_RUN
         }
     return results
+
+
+def holders(folder: Path, file: str = "") -> list[int]:
+    """List the processes that have a file below ``folder`` open whose path ends with ``file``."""
+    return [
+        int(process.name)
+        for process in Path("/proc").glob("[0-9]*")
+        if any(
+            name.startswith(f"{folder}/") and name.endswith(file)
+            for name in open_files(process.name)
+        )
+    ]
 
 
 def open_files(process: str | int) -> list[str]:

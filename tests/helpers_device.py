@@ -8,9 +8,10 @@ device.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +28,7 @@ from fczoo.data.views import ImageStore
 PRETEND = torch.device(
     "meta"
 )  # the one name in addition to "cpu" that autograd takes without a driver
+CPU = torch.device("cpu")
 ATEN = torch.ops.aten
 COPIES = (ATEN._to_copy.default, ATEN.copy_.default)  # the operations that may see both devices
 SAME_DEVICE = (ATEN.cat.default, ATEN.stack.default)  # of which CUDA takes not even a CPU scalar
@@ -98,7 +100,7 @@ class _Sources(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = kwargs or {}
         generator = kwargs.get("generator")
         if isinstance(generator, PretendGenerator):
             target_device = args[0].device if isinstance(args[0], Tensor) else kwargs.get("device")
@@ -107,8 +109,7 @@ class _Sources(TorchFunctionMode):
         if func is Tensor.new_tensor and args[0].device == PRETEND:
             return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype)).to(PRETEND)
         if func in (torch.tensor, torch.as_tensor) and _on(kwargs.get("device")):
-            del kwargs["device"]
-            return func(*args, **kwargs).to(PRETEND)
+            return func(*args, **{**kwargs, "device": None}).to(PRETEND)
         if (
             func is Tensor.tolist
         ):  # torch refuses it for subclasses; what it does with a device's tensors
@@ -126,40 +127,39 @@ class PretendDevice(TorchDispatchMode):
         super().__init__()
         self.waits: Counter[tuple[str, str]] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if not any(_on_pretend_device(leaf) for leaf in _leaves(args, kwargs)):
-            return func(*args, **kwargs)
-        if (
-            torch.is_inference_mode_enabled()
-        ):  # there torch leaves it to us to take operations apart
-            with self:
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        with torch.inference_mode(False):  # so that a view of what was made outside can be wrapped
-            return self._run(func, args, kwargs)
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the wrapper costs as much as an operation
 
-    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        leaves = [leaf for leaf in _leaves(args, kwargs) if isinstance(leaf, Tensor)]
-        pretend_tensors = [leaf for leaf in leaves if isinstance(leaf, PretendTensor)]
-        target = bool(pretend_tensors)
-        if "device" in kwargs and kwargs["device"] is not None:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = _leaves(kwargs.values(), _leaves(args, []))
+        if not any(map(_on_pretend_device, leaves)):
+            return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:  # there torch leaves it to us to take operations apart
+                return func.decompose(*args, **kwargs)
+        with torch.inference_mode(False):  # so that a view of what was made outside can be wrapped
+            return self._run(func, args, kwargs, [x for x in leaves if isinstance(x, Tensor)])
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        wrappers = {id(x.inner): x for x in tensors if type(x) is PretendTensor}
+        target = bool(wrappers)
+        if kwargs.get("device") is not None:
             target = _on(kwargs["device"])
-            kwargs["device"] = torch.device("cpu")
+            kwargs = {**kwargs, "device": CPU}
         if func in COPIES:
             source = isinstance(args[1] if func is ATEN.copy_.default else args[0], PretendTensor)
             target = isinstance(args[0], PretendTensor) if func is ATEN.copy_.default else target
             if source != target:
                 self._note("to the host" if source else "to the device")
-        elif pretend_tensors:
-            self._refuse_mixed(func, leaves)
+        elif wrappers:
+            if len(wrappers) < len(tensors):
+                self._refuse_mixed(func, tensors)
             self._note_read(func, args)
-        wrappers = {id(leaf.inner): leaf for leaf in pretend_tensors}
-        out = func(*_map_tensors(_inner, args), **_map_tensors(_inner, kwargs))
-        if not target:
-            return out
-        return _map_tensors(lambda tensor: _outer(tensor, wrappers), out)
+        inner_kwargs = {name: _inner(value) for name, value in kwargs.items()}
+        out = func(*[_inner(value) for value in args], **inner_kwargs)
+        return _outer(out, wrappers) if target else out
 
     def _refuse_mixed(self, func: Any, leaves: list[Tensor]) -> None:
         cpu_tensors = [leaf for leaf in leaves if not isinstance(leaf, PretendTensor)]
@@ -191,38 +191,40 @@ def _on(device: Any) -> bool:
 
 
 def _on_pretend_device(leaf: Tensor | torch.device) -> bool:
-    return isinstance(leaf, PretendTensor) if isinstance(leaf, Tensor) else leaf == PRETEND
+    return leaf == PRETEND if isinstance(leaf, torch.device) else type(leaf) is PretendTensor
 
 
-def _leaves(*trees: Any) -> Iterator[Any]:
-    """Find the tensors and devices among an operation's arguments."""
-    for tree in trees:
-        if isinstance(tree, Tensor | torch.device):
-            yield tree
-        elif isinstance(tree, list | tuple):
-            yield from _leaves(*tree)
-        elif isinstance(tree, dict):
-            yield from _leaves(*tree.values())
+@cache
+def _is_composite(func: Any) -> bool:
+    return bool(func._can_decompose())
 
 
-def _map_tensors(convert: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Convert the tensors of an operation's arguments or results; torch's pytree is slow."""
-    if isinstance(tree, Tensor):
-        return convert(tree)
-    if isinstance(tree, list | tuple):
-        return type(tree)([_map_tensors(convert, part) for part in tree])
-    if isinstance(tree, dict):
-        return {name: _map_tensors(convert, part) for name, part in tree.items()}
-    return tree
+def _leaves(tree: Iterable[Any], leaves: list[Any]) -> list[Any]:
+    """Append the tensors and devices among an operation's arguments; torch's pytree is slow."""
+    for part in tree:
+        if isinstance(part, Tensor | torch.device):
+            leaves.append(part)
+        elif isinstance(part, list | tuple):
+            _leaves(part, leaves)
+    return leaves
 
 
-def _inner(tensor: Tensor) -> Tensor:
-    return tensor.inner if isinstance(tensor, PretendTensor) else tensor
+def _inner(value: Any) -> Any:
+    """Take the numbers out of every tensor of an argument."""
+    if type(value) is PretendTensor:
+        return value.inner
+    if isinstance(value, list | tuple):
+        return [_inner(part) for part in value]
+    return value
 
 
-def _outer(tensor: Tensor, wrappers: dict[int, PretendTensor]) -> PretendTensor:
-    """Return the wrapper that an operation in place was given, or a new one."""
-    return wrappers[id(tensor)] if id(tensor) in wrappers else PretendTensor(tensor)
+def _outer(value: Any, wrappers: dict[int, PretendTensor]) -> Any:
+    """Wrap every tensor of a result; an operation in place returns the wrapper it was given."""
+    if isinstance(value, Tensor):
+        return wrappers[id(value)] if id(value) in wrappers else PretendTensor(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_outer(part, wrappers) for part in value])
+    return value
 
 
 def _caller() -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fczoo.backbones.timm_vit import input_statistics
 from fczoo.core.files import through_json
-from fczoo.core.options import flag, quirks
+from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS, PARTITIONERS
 from fczoo.data.dataset import released_norm
 from fczoo.federation.settings import Settings
@@ -45,16 +45,6 @@ class Reading:
         options: dict[str, Any] = through_json(dict(self.config.options))
         return options
 
-    @property
-    def words(self) -> list[str]:
-        """Return further command-line arguments of the variant."""
-        arguments: list[str] = []
-        for name, value in self.given.items():
-            arguments += [flag(name), option_word(value)]
-        for name, value in self.set.items():
-            arguments += ["--set", f"{self.config.method}.{name}={option_word(value)}"]
-        return arguments
-
 
 def readings(paper: Paper, number: Number) -> list[Reading]:
     """Return the print's variant, then that of the released code if it has the method.
@@ -86,13 +76,15 @@ def readings(paper: Paper, number: Number) -> list[Reading]:
     open_names |= set(UNSTATED_SETTINGS) - protocol_settings.keys()
     if row.split is None:
         open_names.add("split")
+    # the partition of a row is part of its settings already
+    conditions = {name: value for name, value in row.settings.items() if name != "partition"}
     variants = [
         _reading(
             "the print",
             "paper",
             settings,
             method,
-            {**printed_settings, **row.settings},
+            {**printed_settings, **conditions},
             chosen,
             open_names,
         )
@@ -111,7 +103,7 @@ def readings(paper: Paper, number: Number) -> list[Reading]:
                 "code",
                 paper.settings(number, **code),
                 method,
-                {"as_released": paper.release, **row.settings},
+                {"as_released": paper.release, **conditions},
                 row.options,
                 open_names - has,
             )

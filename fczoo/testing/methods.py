@@ -23,7 +23,7 @@ def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
     Args:
         subject: The method and its runs in the toy world.
     """
-    record, name = subject.run(torch.float32), subject.name
+    record, name = subject.run(torch.float32, together=3), subject.name
     bench, task = record.bench, record.bench.stream.tasks[-1]
     index = torch.arange(len(bench.test.labels))
     run = bench.start(subject.method)

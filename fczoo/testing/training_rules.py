@@ -76,7 +76,7 @@ def _with_gradient(subject: MethodUnderTest) -> MethodUnderTest:
 
 
 def so_they_do_in_single_precision(subject: MethodUnderTest) -> None:
-    """Check that first uploads of single and batched clients agree in float32; learn two tasks.
+    """Check that first uploads of single and batched clients agree in float32; learn all tasks.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -85,7 +85,7 @@ def so_they_do_in_single_precision(subject: MethodUnderTest) -> None:
     for ours, theirs in zip(*uploads, strict=True):
         sentence = f"client {ours.client} uploads something else in float32 with --together 3"
         need_same(ours, theirs, f"{subject.name}'s {sentence}", FLOAT32_TOLERANCE)
-    subject.start(2, torch.float32, together=3)
+    subject.run(torch.float32, together=3)
 
 
 def clients_leave_the_state_alone(subject: MethodUnderTest) -> None:

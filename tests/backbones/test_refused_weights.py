@@ -140,7 +140,9 @@ def test_models_that_are_no_plain_vit(folder, name, reason):
 
     text = refusal_of(f"{name}:{folder / 'mine.safetensors'}")
     assert f"{name} is not a plain ViT" in text and re.search(reason, text)
-    assert UNSUPPORTED in text and EXAMPLES in text and "\n" not in text
+    assert UNSUPPORTED in text
+    assert EXAMPLES in text
+    assert "\n" not in text
 
 
 def test_the_suggested_names_load():

@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from fczoo.data.dataset import Archive
 from fczoo.data.fetch import download_bytes
 from fczoo.federation.settings import Settings
 from helpers_server import Server, describe_archive, entry, pack_tar
+from helpers_warm import warm_python
 
 TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -156,7 +156,7 @@ def on_terminal(
     """Run Python code on a pseudo-terminal and type ``answer``; return exit code and output."""
     leader, follower = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-c", script, *words],
+        [warm_python(), "-c", script, *words],
         stdin=follower,
         stdout=follower,
         stderr=follower,

@@ -1,7 +1,6 @@
 """Equal warnings are one line, with how often and where."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 from helpers_cli import TINY
+from helpers_warm import warm_python
 
 
 def warnings_of(*arguments: str) -> list[str]:
@@ -66,7 +66,7 @@ def test_workers_tell_theirs_alike(tmp_path: Path) -> None:
         "2",
         *TINY,
     ]
-    command = [sys.executable, "-m", "fczoo", *run, "--tasks", "5", "--out", str(tmp_path / "run")]
+    command = [warm_python(), "-m", "fczoo", *run, "--tasks", "5", "--out", str(tmp_path / "run")]
     process = subprocess.run(command, capture_output=True, text=True, timeout=300)
     lines = [
         line for line in process.stderr.splitlines() if "has no room for one image of each" in line

@@ -1,17 +1,15 @@
 """The same seed gives the same numbers: bit for bit where nothing differs,
 within stated tolerances where sums are ordered otherwise.
 
-Clients together against one by one is part of ``test_conformance.py``,
-resumed against unhurt of ``test_resume.py``.
+Clients together against one by one is part of ``test_conformance.py``, resumed and deterministic
+runs against others of ``test_every_method.py``.
 """
 
 import math
 
-import pytest
 import torch
 
 from fczoo import Benchmark, Settings, create_method
-from fczoo.core.registry import METHODS
 from fczoo.federation.callbacks import Callback
 
 # relative, in float32: threads split sums, and Adam turns the last bit of a tiny gradient into more
@@ -33,17 +31,6 @@ def train_run(bench, method, threads: int = 1):
         return bench.run(method, 0, log).accuracy, log.values
     finally:
         torch.set_num_threads(thread_count)
-
-
-@pytest.mark.parametrize("name", METHODS.names())
-def test_a_run_repeats_itself_with_deterministic_operations_only(make_bench, small_method, name):
-    small = {"rounds": 1, "epochs": 1, "batch_size": 8}
-    plain = train_run(make_bench(torch.float32, **small), small_method(name))
-    assert (
-        train_run(make_bench(torch.float32, deterministic=True, **small), small_method(name))
-        == plain
-    )
-    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_two_threads_agree_with_one():

@@ -4,7 +4,6 @@ waits.
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from fczoo.federation.local_trainer import LocalTrainer
 from fczoo.federation.uplink import Uplink
 from fczoo.testing.world import small_method, toy_bench
 from helpers_device import PRETEND, PretendDevice, pretend_device, to_pretend_device
+from helpers_warm import warm_python
 
 REBUILT = {"inversion_steps": 1, "inversion_inner": 2, "detector": "oracle"}
 SHORT: dict[str, dict[str, Any]] = {"glfc": REBUILT, "lga": REBUILT}
@@ -212,7 +212,7 @@ def test_script_for_a_first_gpu_runs(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
     words = ["--device", "cpu", "--small", "--methods", "fedncm,fedproto", "--out", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, str(script), *words], capture_output=True, text=True, timeout=500
+        [warm_python(), str(script), *words], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gpu.json").read_text())

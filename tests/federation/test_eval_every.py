@@ -2,48 +2,15 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from fczoo.core.registry import METHODS
 from fczoo.federation.checkpoint import Checkpoint
-from fczoo.federation.result import Result
 from fczoo.federation.settings import Settings
 from fczoo.reports.runs import WITHOUT_EFFECT
-from fczoo.testing.world import TASKS, small_method, toy_bench
+from fczoo.testing.world import small_method, toy_bench
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
-
-
-def without_measurements(result: Result) -> dict[str, Any]:
-    """Return all of a result but curve, personal models, times and settings."""
-    content = timeless(asdict(result))
-    content["metrics"] = {k: v for k, v in result.metrics.items() if not k.startswith("personal")}
-    excluded = ("curve", "personal_accuracy", "settings")
-    return {k: v for k, v in content.items() if k not in excluded}
-
-
-@pytest.mark.parametrize("name", METHODS.names())
-def test_they_change_no_other_number(name: str) -> None:
-    """Compare runs of every method, bit for bit; every curve has the ends of tasks.
-
-    A method that trains has personal models.
-    """
-    method = small_method(name)
-    plain = toy_bench(epochs=1).run(method)
-    measured = toy_bench(epochs=1, eval_every=1, personal_epochs=1).run(method)
-    assert without_measurements(measured) == without_measurements(plain)
-    ends = [[t, rounds] for t, rounds, _, _ in plain.curve]
-    assert [t for t, _ in ends] == [0, 1, 2]
-    assert [*{point[0]: point for point in measured.curve}.values()] == plain.curve
-    assert len(measured.curve) == 3 + sum(rounds for _, rounds in ends)
-    assert all(0 <= accuracy <= 100 for _, _, accuracy, _ in measured.curve)
-    training = method.training()
-    trains = training.active_optims(TASKS[2], 1) and training.data_scope != "pooled"
-    assert len(measured.personal_accuracy) == (3 if trains else 0)
-    assert all(0 <= accuracy <= 100 for accuracy in measured.personal_accuracy)
-    assert ("personal_mean" in measured.metrics) == bool(trains)
 
 
 def test_points_by_hand(tmp_path: Path) -> None:

@@ -2,94 +2,16 @@
 same.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
-from itertools import islice
-from typing import Any
-
 import pytest
 import torch
 
-from fczoo import Benchmark, Method, create_method
-from fczoo.core.registry import METHODS
-from fczoo.federation.callbacks import Callback
+from fczoo import Benchmark, create_method
 from fczoo.federation.checkpoint import Checkpoint, ClientState
 from fczoo.federation.client import ClientRequest
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.remote import RemoteWorker
 from fczoo.federation.run import FederatedRun
-
-OF_THE_RUN = ("seconds", "phases", "peak_memory")
-
-
-class Losses(Callback):
-    """Keep every client's losses."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def client(self, task: int, round: int, loss: float) -> None:
-        self.told.append((task, round, loss))
-
-    def steps(self, task: int, round: int, client: int, losses: list[float]) -> None:
-        self.told.append((client, losses))
-
-
-class Workers:
-    """Answer groups of clients in reverse order by two workers without any memory of clients."""
-
-    def __init__(self, bench: Callable[[], Benchmark], method: Method):
-        self.workers = [RemoteWorker(bench(), method, 0) for _ in range(2)]
-        self.groups = 0
-
-    def __call__(self, question: bytes, groups: Iterable[bytes], count: int, /) -> Iterator[bytes]:
-        answers = {}
-        for number, group in reversed(list(enumerate(groups))):
-            worker = self.workers[self.groups % 2]
-            answers[number] = worker.answer(worker.read_request(question), group)
-            self.groups += 1
-        assert len(answers) == count
-        yield from (answers[number] for number in sorted(answers))
-
-
-def outcome(run: FederatedRun, tasks: int = 3) -> dict[str, Any]:
-    """Return all that the first tasks of two runs must have alike, bit for bit."""
-    deque(islice(run, tasks), maxlen=0)
-    result = {k: v for k, v in asdict(run.result).items() if k not in OF_THE_RUN}
-    return {"result": repr(result), "told": repr(run.callback.told), "state": bits(run.state)}
-
-
-def bits(tree: dict[str, torch.Tensor]) -> dict[str, bytes]:
-    return {
-        k: v.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for k, v in tree.items()
-    }
-
-
-def run_local_and_remote(
-    bench: Callable[[], Benchmark], method: Method
-) -> tuple[FederatedRun, FederatedRun]:
-    """Return a run in this process and one whose clients are elsewhere."""
-    away = Workers(bench, method)
-    return tuple(
-        FederatedRun(bench(), method, 0, Losses(), None, None, workers) for workers in (None, away)
-    )
-
-
-@pytest.mark.parametrize("name", METHODS.names())
-def test_clients_elsewhere_change_no_bit(make_bench, small_method, name):
-    """Clients in other processes change no bit.
-
-    This covers rounds, surveys and conclusions of two tasks, on random and on fixed views with
-    remembered teachers.
-    """
-    augment = "none" if hasattr(METHODS.get(name), "teacher_outputs") else "crop"
-    settings = {"participation": 0.7, "augment": augment, "epochs": 1, "batch_size": 8}
-    local, away = run_local_and_remote(
-        lambda: make_bench(torch.float32, **settings), small_method(name)
-    )
-    assert outcome(away, 2) == outcome(local, 2)
-    assert away.elsewhere.groups
+from helpers_remote import Losses, Workers, bits, outcome, run_local_and_remote
 
 
 @pytest.mark.parametrize("name", ["lwf", "hgp", "podnet"])

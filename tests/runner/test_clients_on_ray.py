@@ -34,10 +34,12 @@ SMALL += ["--clients", "20"]  # this many that a worker is asked for two at a ti
 ON_RAY = ["--executor", "ray", "--cluster", "spread=clients", "--jobs", "2"]
 
 
-def start(out: Path, methods: str, *options: str) -> subprocess.Popen[str]:
+def start(
+    out: Path, methods: str, *options: str, python: str | None = None
+) -> subprocess.Popen[str]:
     """Start a bench whose home is next to its run folder."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(out.parent)}
-    return helpers_bench.start(out, methods, *SMALL, *options, env=env)
+    return helpers_bench.start(out, methods, *SMALL, *options, env=env, python=python)
 
 
 def losses(out: Path) -> list[tuple]:
@@ -97,7 +99,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_round_changes_no_bit(in_turn, tmp
     The methods have prompts, exemplars with a teacher, and only sums of a survey.
     """
     methods, out = "l2p,icarl,fedridge", tmp_path / "run"
-    bench = start(out, methods, *ON_RAY)
+    bench = start(out, methods, *ON_RAY, python=sys.executable)  # whose actors are looked for
     (victim, *_) = until(lambda: answering(bench.pid), bench)
     os.kill(victim, signal.SIGKILL)
     code, stderr = wait_for(bench)
@@ -137,7 +139,8 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_a_node_that_is_lost_in_the_middle_of_a_round_changes_no_bit(in_turn, two_nodes, tmp_path):
     out, (address, second) = tmp_path / "run", two_nodes
-    bench = start(out, "hgp", *ON_RAY, "--cluster", f"address={address}")
+    options = ["--cluster", f"address={address}"]
+    bench = start(out, "hgp", *ON_RAY, *options, python=sys.executable)
     until(lambda: answering(int(second)), bench)
     for process in family(int(second)):
         os.kill(process, signal.SIGKILL)

@@ -20,7 +20,7 @@ import pytest
 
 from fczoo.cli.arguments import parse_cluster, parse_executor
 from fczoo.core.errors import FczooError
-from helpers_bench import numbers, open_files, start, wait_for
+from helpers_bench import holders, numbers, start, wait_for
 from helpers_cli import TINY
 
 LONG = ["--train-per-class", "30", "--rounds", "4", "--epochs", "2", "--tasks", "2"]
@@ -47,7 +47,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         if nodes.stdout.split() == ["idle"]:
             break
         time.sleep(0.5)
-    yield environment
+    yield environment  # for real interpreters, since Slurm itself signals the processes of a job
     subprocess.run([str(START), "stop", str(folder)], check=True, capture_output=True)
 
 
@@ -76,7 +76,9 @@ def in_turn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
 @needs_slurm
 def test_jobs_of_slurm_give_the_numbers_of_runs_in_turn(slurm, in_turn, tmp_path):
     out = tmp_path / "run"
-    code, stderr = wait_for(start(out, "fedncm,hgp", *TINY, "--executor", "slurm", env=slurm))
+    code, stderr = wait_for(
+        start(out, "fedncm,hgp", *TINY, "--executor", "slurm", env=slurm, python=sys.executable)
+    )
     assert code == 0, stderr
     assert len(in_turn) == 2 and numbers(out) == in_turn
     assert len(list((out / ".cluster").glob("*/*_submission.sh"))) == 2
@@ -88,7 +90,9 @@ def test_jobs_of_slurm_give_the_numbers_of_runs_in_turn(slurm, in_turn, tmp_path
     "how", [["scancel"], ["scontrol", "requeue"], ["scancel", "--signal=USR2"]]
 )
 def test_a_job_that_slurm_ends_or_requeues_goes_on_after_its_last_round(slurm, tmp_path, how):
-    bench = start(tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm)
+    bench = start(
+        tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm, python=sys.executable
+    )
     subprocess.run([*how, running_job(slurm, tmp_path / "run")], env=slurm, check=True)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
@@ -100,7 +104,9 @@ def test_a_job_that_slurm_ends_or_requeues_goes_on_after_its_last_round(slurm, t
 @pytest.mark.slow
 @needs_slurm
 def test_told_to_stop_the_jobs_save_their_round(slurm, tmp_path):
-    bench = start(tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm)
+    bench = start(
+        tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm, python=sys.executable
+    )
     running_job(slurm, tmp_path / "run")
     bench.send_signal(signal.SIGTERM)
     code, stderr = wait_for(bench)
@@ -131,6 +137,7 @@ def test_what_slurm_does_not_take_is_one_line(slurm, tmp_path):
             "--cluster",
             value,
             env=slurm,
+            python=sys.executable,
         )
         code, stderr = wait_for(bench)
         lines = [line for line in stderr.splitlines() if line.startswith("Error")]
@@ -145,7 +152,9 @@ def test_what_slurm_does_not_take_is_one_line(slurm, tmp_path):
 def test_a_job_that_is_not_taken_is_recorded_and_others_go_on(slurm, tmp_path):
     """With --skip-failed, too, the table and the exit code show a job that is not taken."""
     words = ["--executor", "slurm", "--cluster", "slurm_partition=none", "--skip-failed"]
-    code, stderr = wait_for(start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm))
+    code, stderr = wait_for(
+        start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm, python=sys.executable)
+    )
     record = json.loads((tmp_path / "run" / "fedncm" / "seed0" / "failed.json").read_text())
     assert code == 1
     assert "Slurm takes no job" in record["error"]
@@ -156,7 +165,7 @@ def test_a_job_that_is_not_taken_is_recorded_and_others_go_on(slurm, tmp_path):
 @needs_slurm
 def test_why_a_job_does_not_start_is_said(slurm, tmp_path):
     words = ["--executor", "slurm", "--cluster", "timeout_min=600"]  # the partition gives 300
-    bench = start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm)
+    bench = start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm, python=sys.executable)
     first_lines = ""
     while "does not start" not in first_lines and bench.poll() is None:
         first_lines += bench.stderr.readline()
@@ -187,13 +196,9 @@ def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begu
     bench = start(tmp_path / "run", "fedncm,hgp", *TINY, "--executor", "ray", env=dict(os.environ))
     has_killed = False
     while bench.poll() is None and not has_killed:
-        for process in Path("/proc").glob("[0-9]*"):
-            holds = any(
-                name.startswith(str(tmp_path / "run" / "hgp")) for name in open_files(process.name)
-            )
-            if holds and int(process.name) != bench.pid:
-                os.kill(int(process.name), signal.SIGKILL)
-                has_killed = True
+        for process in holders(tmp_path / "run" / "hgp", "/rounds.jsonl"):
+            os.kill(process, signal.SIGKILL)
+            has_killed = True
         time.sleep(0.05)
     code, stderr = wait_for(bench)
     assert code == 0, stderr

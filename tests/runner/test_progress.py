@@ -11,12 +11,13 @@ from types import ModuleType
 import pytest
 
 from helpers_cli import TINY
+from helpers_warm import warm_python
 
 pty = pytest.importorskip("pty")
 
 
 def bench(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "fczoo", "bench", "--out", str(out), *TINY, *more]
+    return [warm_python(), "-m", "fczoo", "bench", "--out", str(out), *TINY, *more]
 
 
 def on_terminal(command: list[str], columns: int = 140) -> str:

@@ -10,15 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 
 from fczoo import FczooError
 from fczoo.core.errors import InterruptedCommandError
-from fczoo.core.registry import METHODS
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
 from fczoo.runner.configs import ExecutionConfig, make_sweep
@@ -27,24 +24,6 @@ from fczoo.runner.sweep import run_sweep
 from helpers_cli import TINY
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
 from helpers_warm import warm_python
-
-
-@pytest.mark.parametrize("name", METHODS.names())
-def test_a_resumed_run_equals_an_unhurt_one(make_bench, small_method, tmp_path, name):
-    """A run resumed after two crashes equals an uninterrupted one, bit for bit.
-
-    Each crash is at the first moment that is saved.
-    """
-    settings = {"participation": 0.7, "epochs": 1, "batch_size": 8}
-    bench, method = make_bench(torch.float32, **settings), small_method(name)
-    unhurt = run_and_record(bench, method, tmp_path / "unhurt")
-    path = tmp_path / "checkpoint.safetensors"
-    for _ in range(2):
-        with pytest.raises(Crash):
-            run_and_record(bench, method, tmp_path / "hurt", Checkpoint(path, crash_after(1)))
-    result = run_and_record(bench, method, tmp_path / "hurt", Checkpoint(path))
-    assert timeless(asdict(result)) == timeless(asdict(unhurt))
-    assert rounds(tmp_path / "hurt") == rounds(tmp_path / "unhurt")
 
 
 def test_rounds_that_were_logged_but_not_saved_are_logged_once(make_bench, small_method, tmp_path):

@@ -3,8 +3,8 @@
 import json
 import os
 import re
+import shlex
 import signal
-import subprocess
 import time
 from itertools import product
 from pathlib import Path
@@ -13,29 +13,26 @@ import pytest
 
 from fczoo.cli.arguments import parse_jobs
 from fczoo.core.errors import FczooError
-from helpers_bench import ONE_THREAD, numbers, open_files, start, wait_for
+from helpers_bench import ONE_THREAD, holders, numbers, start, wait_for
 from helpers_cli import TINY
 
 pytestmark = pytest.mark.slow
-LONG = ["--train-per-class", "30", "--rounds", "3", "--epochs", "1"]
+LONG = shlex.split(
+    "--train-per-class 8 --test-per-class 4 --clients 2 --tasks 2 --rounds 5 --epochs 1 --jobs 2"
+)
+"""Rounds of pilora on digits: seconds in which a worker can be stopped."""
 
 
-def workers_of(process: subprocess.Popen) -> list[int]:
-    """Return the processes that hold the rounds of a run of this bench open, once there is one.
+def workers_of(out: Path) -> list[int]:
+    """Return the processes that hold the rounds of a run of this folder open, once there is one.
 
     Any file of its folder would not do: until its own program is loaded, a child holds what its
     parent does.
     """
-    for _ in range(600):
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        holding = [
-            int(c)
-            for c in children
-            if any(name.endswith("/rounds.jsonl") for name in open_files(c))
-        ]
-        if holding:
-            return holding
-        time.sleep(0.1)
+    for _ in range(6000):
+        if workers := holders(out, "/rounds.jsonl"):
+            return workers
+        time.sleep(0.01)
     raise AssertionError("no worker began a run")
 
 
@@ -62,8 +59,8 @@ def test_runs_side_by_side_give_the_numbers_of_runs_in_turn(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
 def test_a_worker_that_dies_costs_its_own_run_and_is_begun_again(tmp_path):
-    bench = start(tmp_path, "pilora", "--seeds", "0,1", *LONG, "--tasks", "2", "--jobs", "2")
-    os.kill(workers_of(bench)[0], signal.SIGKILL)
+    bench = start(tmp_path, "pilora", "--seeds", "0,1", *LONG)
+    os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
     assert stderr.count("its process died; once more") == 1
@@ -72,9 +69,9 @@ def test_a_worker_that_dies_costs_its_own_run_and_is_begun_again(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
 def test_told_to_stop_every_worker_saves_its_round_and_the_same_command_goes_on(tmp_path):
-    options = ["--seeds", "0,1", *LONG, "--tasks", "2", "--jobs", "2"]
+    options = ["--seeds", "0,1", *LONG]
     bench = start(tmp_path, "pilora", *options)
-    workers_of(bench)
+    workers_of(tmp_path)
     bench.send_signal(signal.SIGTERM)
     code, stderr = wait_for(bench)
     assert code == 128 + signal.SIGTERM, stderr
@@ -88,9 +85,9 @@ def test_told_to_stop_every_worker_saves_its_round_and_the_same_command_goes_on(
 def test_a_bench_that_is_killed_leaves_none_of_the_files_that_it_lent(tmp_path):
     loans = tmp_path / "lent"
     loans.mkdir()
-    options = ["--seeds", "0,1", *LONG, "--tasks", "2", "--jobs", "2"]
+    options = ["--seeds", "0,1", *LONG]
     bench = start(tmp_path / "out", "pilora", *options, env={**ONE_THREAD, "TMPDIR": str(loans)})
-    workers_of(bench)
+    workers_of(tmp_path / "out")
     assert list(loans.rglob("*.weights"))
     bench.kill()
     bench.communicate(timeout=100)

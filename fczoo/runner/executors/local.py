@@ -93,4 +93,7 @@ def _check_interrupt() -> None:
 
 
 def _work(run: RunSpec, execution: ExecutionConfig) -> Outcome:
-    return work(run, execution, _check_interrupt)
+    outcome = work(run, execution, _check_interrupt)
+    if os.getppid() != _parent[0][0]:  # no one reads the outcome, and loky would wait 40 s for more
+        os._exit(0)
+    return outcome
