@@ -1,5 +1,6 @@
 """Three sites in one process, each with its own images of the toy world and nothing else."""
 
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,13 @@ def own_world(bench: Benchmark, number: int) -> World:
     )
 
 
+def free_port() -> int:
+    """Return a port that no process of this machine uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class LocalConnection:
     """The connection between a server and sites that are objects; it stores every message."""
 
@@ -41,10 +49,11 @@ class LocalConnection:
         self.sites = dict(sites)
         self.passed: list[tuple[int, bytes, bytes]] = []  # site, question, answer
 
-    def __call__(self, questions: Mapping[int, bytes], /) -> Mapping[int, bytes]:
+    def __call__(self, questions: Mapping[int, bytes], limit: int, /) -> Mapping[int, bytes]:
         answers = {}
         for number, question in questions.items():
             answers[number] = self.sites[number].answer(question)
+            assert len(answers[number]) <= limit  # of every method
             self.passed.append((number, question, answers[number]))
         return answers
 
@@ -85,7 +94,7 @@ def server_of(
         bench.test,
         method,
         0,
-        Sites(NAMES, way, run),
+        Sites(NAMES, way, run=run),
         folder,
     )
 

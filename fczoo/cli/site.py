@@ -18,13 +18,14 @@ PATIENCE_OPTION = click.option(
     type=click.FloatRange(min=1),
     default=3600.0,
     show_default=True,
-    help="Seconds that the server waits for a site before the round continues without it.",
+    help="Seconds that the server waits for a site before the round continues without it, and a "
+    "site for a server that cannot be reached.",
 )
 
 
 @click.group(cls=ExampleGroup)
 def site() -> None:
-    """Run across institutions over Flower or NVIDIA FLARE; images never leave their site."""
+    """Run across institutions over HTTPS or NVIDIA FLARE; images never leave their site."""
 
 
 @site.command(cls=GroupedCommand)
@@ -42,8 +43,8 @@ def init(out: Path, agreed: Path, address: str) -> None:
     Give each site its own folder, and never that of another site: it holds the key by which the
     server knows the site.
     """
-    from fczoo.sites.address import host_and_port
-    from fczoo.sites.flower import write_federation
+    _need_cryptography()
+    from fczoo.sites.credentials import host_and_port, write_federation
 
     try:
         host, port = host_and_port(address)
@@ -80,30 +81,49 @@ def job(out: Path, agreed: Path, patience: float) -> None:
 )
 @PATIENCE_OPTION
 def start(folder: Path, images: Path, patience: float) -> None:
-    """Run the site of FOLDER until it is stopped, or the server until the run has ended."""
-    from fczoo.sites.flower import start as begin
-    from fczoo.sites.folders import LOG
+    """Run the server or the site of FOLDER until the run has ended.
 
-    click.echo(f"Started; Ctrl-C stops it. Flower's log is {folder / LOG}")
-    outcome = begin(folder, images, patience)
-    if outcome is not None:
-        result, tensor_bytes = outcome.result, outcome.result.bytes_up + outcome.result.bytes_down
-        click.echo(result.table())
-        click.echo(f"A_N {result.metrics['A_N']:.1f}; in {folder / 'result.json'}")
-        click.echo(
-            f"{outcome.seconds:.0f} s; {outcome.wire / 1e6:.2f} MB on the wire, "
-            f"{tensor_bytes / 1e6:.2f} MB of tensors"
-        )
+    The server writes result.json and the final model, and a site fetches the model. A run that
+    fails ends at all of them with the reason.
+    """
+    _need_cryptography()
+    from fczoo.federation.result import read_result
+    from fczoo.sites import node
+
+    click.echo(f"Started; Ctrl-C stops it, and its log is {folder / node.LOG}")
+    outcome = node.start(folder, images, patience)
+    if outcome.is_dir():
+        click.echo(f"The run has ended; its model is in {outcome}. Next:")
+        click.echo(f"  fczoo predict {outcome} IMAGES")
+        return
+    result, traffic = read_result(outcome), node.status(folder)
+    click.echo(result.table())
+    click.echo(f"A_N {result.metrics['A_N']:.1f}; in {outcome}")
+    click.echo(
+        f"{traffic['seconds']:.0f} s; {traffic['wire_bytes'] / 1e6:.2f} MB on the wire, "
+        f"{(result.bytes_up + result.bytes_down) / 1e6:.2f} MB of tensors"
+    )
 
 
 @site.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
 def status(folder: Path) -> None:
     """Show the progress of the run whose server has this FOLDER."""
-    from fczoo.sites.flower import status as runs
+    _need_cryptography()
+    from fczoo.sites import node
 
-    for run in runs(folder):
-        traffic = run["network-traffic"]["total-bytes"] / 1e6
-        click.echo(
-            f"run {run['run-id']}: {run['status']}, {run['elapsed']:.0f} s, {traffic:.1f} MB"
-        )
+    state = node.status(folder)
+    numbers = f"{state['seconds']:.0f} s, {state['wire_bytes'] / 1e6:.1f} MB on the wire"
+    reason = f": {state['reason']}" if state["reason"] else ""
+    click.echo(f"{state['status']}, {numbers}{reason}")
+    if state["status"] == "running":
+        for group in ("connected", "missing"):
+            click.echo(f"{group}: {', '.join(state[group]) or 'none'}")
+
+
+def _need_cryptography() -> None:
+    """Raise FczooError where the package of certificates is not installed."""
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise FczooError("cryptography is not installed; run pip install 'fczoo[sites]'") from None

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -234,6 +235,7 @@ def secure_normal(like: Tensor) -> Tensor:
     return torch.from_numpy(normal).reshape(like.shape).to(like)
 
 
+@cache  # a server that resumes, and each seed of a sweep, asks for the same one
 def epsilon(noise: float, uploads: int, delta: float) -> float:
     """Compute epsilon of (epsilon, delta)-differential privacy towards the server, per client.
 

@@ -153,6 +153,7 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True):
     method: str
     sites: list[str]
     seed: Count = 0
+    answer_mb: Count | None = None
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
 
@@ -176,6 +177,7 @@ class FederationConfig:
     method: Method
     seed: int
     settings: Settings
+    answer_mb: int | None = None  # largest upload in MB that the server reads, see ``upload_limit``
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -261,7 +263,8 @@ def read_agreement(folder: Path) -> FederationConfig:
     )
     settings.check()
     check_sites(settings, method)
-    return FederationConfig(tuple(run.sites), classes, tasks, method, run.seed, settings)
+    sites = tuple(run.sites)
+    return FederationConfig(sites, classes, tasks, method, run.seed, settings, run.answer_mb)
 
 
 def _classes(path: Path) -> tuple[str, ...]:

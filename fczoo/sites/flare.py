@@ -88,11 +88,13 @@ class Rounds(Controller):  # type: ignore[misc]
         stop: Signal,
         fl_ctx: FLContext,
         questions: Mapping[int, bytes],
+        limit: int,
         /,
     ) -> dict[int, bytes]:
-        """Return the responses of sites within the time limit.
+        """Return the responses of sites within the time limit, without those above ``limit`` bytes.
 
-        Sites with the same request are asked at once.
+        Sites with the same request are asked at once. FLARE has received a response before its
+        size is known here.
         """
         answers: dict[int, bytes] = {}
         for question in dict.fromkeys(questions.values()):
@@ -110,7 +112,7 @@ class Rounds(Controller):  # type: ignore[misc]
                 sites.index(client_task.client.name): _bytes(client_task.result)
                 for client_task in finished_tasks
             }
-        return answers
+        return {number: answer for number, answer in answers.items() if len(answer) <= limit}
 
 
 class Answers(Executor):  # type: ignore[misc]

@@ -1,16 +1,7 @@
 """Images in folders: those of a site, for training, and those of the server, for tests."""
 
-import ctypes
-import json
 import logging
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -89,7 +80,7 @@ def open_server(
         )
     (store,) = open_stores((test,), backbone, settings.test_crop, cache)
     run_arguments = settings, stream, backbone, store, agreement.method, agreement.seed
-    return begin(*run_arguments, Sites(agreement.sites, way), folder)
+    return begin(*run_arguments, Sites(agreement.sites, way, agreement.answer_mb), folder)
 
 
 def _private(folder: Path) -> Path:
@@ -147,91 +138,3 @@ def _stream(agreement: FederationConfig, train: Images, test: Images) -> Stream:
     tasks, index = make_tasks(DATASET, len(names), sizes), np.arange(len(train.labels))
     split = "images of the server's own"
     return Stream(DATASET, train, test, index, agreement.order, names, tasks, split)
-
-
-LOG, HOME = "flower.log", ".flower"  # Flower's log, and the folder of its files
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    # all parties have installed what is needed, or cannot take part
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
-ENDS_WITH_PARENT = 1  # PR_SET_PDEATHSIG, on Linux only
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-@contextmanager
-def private_files() -> Iterator[None]:
-    """Create files inside that only their owner can read, also in child processes."""
-    old_mask = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(old_mask)
-
-
-@contextmanager
-def running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process of Flower that ends with the context; on Linux also if this one is killed.
-
-    Args:
-        command: Program and arguments.
-        folder: Folder of Flower's files, and of the log of the process.
-
-    Yields:
-        The process.
-    """
-    # so that the process ends, too
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with (folder / LOG).open("ab") as log:
-        process = subprocess.Popen(
-            command, env=_environment(folder), stdout=log, stderr=log, preexec_fn=_end_with_parent
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _end_with_parent() -> None:
-    if LIBC is not None:
-        LIBC.prctl(ENDS_WITH_PARENT, signal.SIGTERM)
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Return an environment with Flower's files in the folder and its commands on the path."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, "FLWR_HOME": str(folder / HOME), "PATH": path}
-
-
-def flwr(folder: Path, *words: str) -> dict[str, Any]:
-    """Run a command of Flower and return its JSON.
-
-    Its exit status means nothing: it is 0 after some errors.
-
-    Args:
-        folder: Folder of Flower's files.
-        words: Arguments of the command.
-
-    Returns:
-        The parsed output.
-
-    Raises:
-        FczooError: The command fails.
-    """
-    command = ["flwr", *words, "--format", "json"]
-    process = subprocess.run(
-        command, env=_environment(folder), capture_output=True, text=True, check=False
-    )
-    try:
-        output: dict[str, Any] = json.loads(process.stdout)
-        if output.get("success"):
-            return output
-        reason = output.get("error-message") or output
-    except ValueError:
-        reason = (process.stderr or process.stdout).strip().splitlines()[-1:] or process.returncode
-    raise FczooError(f"flwr {words[0]} failed: {' '.join(str(reason).split())}")

@@ -15,6 +15,8 @@ import torch
 
 from fczoo.core.errors import first_line
 from fczoo.core.files import Count, convert_json
+from fczoo.core.method import Method
+from fczoo.core.payload import ROW_DIMENSIONS
 from fczoo.core.tree import Tree
 from fczoo.federation.checkpoint import form_of, pack, unpack
 from fczoo.federation.client import ClientRequest
@@ -26,6 +28,9 @@ CALL, ENROLMENT, UPLOAD, REFUSAL = (
     "fczoo-upload-1",
     "fczoo-refusal-1",
 )
+
+NUMBER_BYTES = 8  # of a number in an upload
+HEADER_BYTES = 2**16  # of names and shapes per tensor, and of plain values
 
 T = TypeVar("T")
 # number of images of one task, at most as many as a server has memory for
@@ -150,6 +155,36 @@ def read_request(content: bytes, device: torch.device) -> tuple[ClientRequest, s
             state=state, control=control, ctx=replace(request.ctx, shared=state)
         )
         return local_request, str(notes["run"])
+
+
+def upload_limit(request: ClientRequest, size: int, method: Method, width: int) -> int:
+    """Return how many bytes the answer to a request may have, by what the method declares.
+
+    Trained tensors and control variates are as large as those in the request. A declaration leaves
+    the side D of a statistic open; D is at most the largest dimension of the tensors in the
+    request, the width of the backbone or an option of the method.
+
+    Args:
+        request: The request.
+        size: Its bytes.
+        method: Method of the run.
+        width: Features of the backbone.
+    """
+    tensors, classes = request.state.values(), request.ctx.task.stop
+    options = [value for value in vars(method).values() if isinstance(value, int)]
+    side = max([width, *options, *(side for value in tensors for side in value.shape)]) + 1
+    # second moments of the inputs of every layer in the request, or of features
+    moments = max(side**2, sum(max(value.shape, default=1) ** 2 for value in tensors))
+    total = size
+    for group in method.training().uploads.values():
+        if group.statistics:
+            numbers = classes * sum(side ** ROW_DIMENSIONS.get(n, 1) for n in group.statistics)
+            total += NUMBER_BYTES * numbers
+        elif group.content == "second moments":
+            total += NUMBER_BYTES * moments
+        else:  # whole tensors like those in the request, or one row like them per class
+            total += (classes if group.layout == "samples" else 1) * size + NUMBER_BYTES * side
+    return total + HEADER_BYTES * (1 + len(request.state))
 
 
 def move_to_device(tree: Mapping[str, torch.Tensor], device: torch.device) -> Tree:

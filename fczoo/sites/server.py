@@ -43,6 +43,7 @@ from fczoo.sites.messages import (
     move_to_device,
     refusal_reason,
     serialize,
+    upload_limit,
 )
 from fczoo.sites.site_data import ServerView, server_world
 
@@ -50,6 +51,8 @@ log = logging.getLogger("fczoo")
 
 
 RUN_START_FILE, CHECKPOINT = "begun.json", "checkpoint.safetensors"
+ENROLMENT_BYTES = 4096  # of an enrolment per class and task, at most
+REFUSAL_BYTES = 2**14  # of a refusal, at most
 
 
 class RunStart(msgspec.Struct):
@@ -122,11 +125,12 @@ class ServerFolder:
 class SiteConnection(Protocol):
     """Transport of bytes to sites and back."""
 
-    def __call__(self, questions: Mapping[int, bytes], /) -> Mapping[int, bytes]:
+    def __call__(self, questions: Mapping[int, bytes], limit: int, /) -> Mapping[int, bytes]:
         """Return responses by the number of the site; omit sites that do not respond.
 
         Args:
             questions: Request by number of the site.
+            limit: Bytes that a response may have, see ``upload_limit``.
         """
 
 
@@ -136,6 +140,7 @@ class Sites:
 
     names: Sequence[str]
     way: SiteConnection
+    answer_mb: int | None = None  # largest upload in MB; None: as ``upload_limit`` estimates
     run: str = field(default_factory=lambda: secrets.token_hex(16))  # unique name of the run
 
     def enrol_all(self, terms: Mapping[str, Any], stream: Stream, goes_on: bool) -> list[Enrolment]:
@@ -154,7 +159,8 @@ class Sites:
                 names it.
         """
         call = serialize(CALL, Call(self.run, dict(terms), goes_on))
-        answers, enrolments = self.way(dict.fromkeys(range(len(self.names)), call)), []
+        limit = ENROLMENT_BYTES * (1 + len(stream.tasks) + len(stream.classes))
+        answers, enrolments = self.way(dict.fromkeys(range(len(self.names)), call), limit), []
         for number, name in enumerate(self.names):
             if number not in answers:
                 raise FczooError(f"site {name} did not answer; start it and begin the run again")
@@ -174,13 +180,14 @@ class Sites:
         return enrolments
 
     def uploads(
-        self, numbers: Sequence[int], question: bytes
+        self, numbers: Sequence[int], question: bytes, limit: int
     ) -> Iterator[tuple[About, Tree] | None]:
         """Yield the sites' uploads in order; None for a site without a valid response.
 
         Args:
             numbers: Numbers of the sites.
             question: Request, as bytes.
+            limit: Bytes that an upload may have, unless the agreement states it.
 
         Yields:
             Plain values and tensors of an upload, or None.
@@ -188,7 +195,9 @@ class Sites:
         Raises:
             FczooError: A site refuses; the message names it.
         """
-        answers = self.way(dict.fromkeys(numbers, question))
+        if self.answer_mb is not None:
+            limit = self.answer_mb * 1_000_000 + REFUSAL_BYTES
+        answers = self.way(dict.fromkeys(numbers, question), limit)
         for number in numbers:
             yield self._upload(number, answers[number], question) if number in answers else None
 
@@ -246,7 +255,9 @@ class SitesEngine(ClientEngine):
         self, asked: ClientRequest, groups: Sequence[Sequence[Client]]
     ) -> Iterator[ClientResponse]:
         numbers = [client.number for (client,) in groups]
-        uploads = self.sites.uploads(numbers, question_of(asked, run=self.sites.run))
+        question = question_of(asked, run=self.sites.run)
+        limit = upload_limit(asked, len(question), self.method, self.backbone.dim)
+        uploads = self.sites.uploads(numbers, question, limit)
         for number, upload in zip(numbers, uploads, strict=True):
             if upload is None:  # as from a client that drops out
                 yield ClientResponse([Payload({}, number)], ClientState({}, {}, {}), {})

@@ -228,6 +228,7 @@ def test_a_delta_too_small_to_reckon_with_is_refused():
 
 
 def test_a_missing_accountant_is_named(monkeypatch):
+    epsilon.cache_clear()
     real = builtins.__import__
 
     def without(name, *rest):

@@ -207,8 +207,8 @@ def test_no_site_has_another_name(agreement_folder, data, tmp_path):
         open_site(read_agreement(agreement_folder), "london", data / "lyon", tmp_path)
 
 
-def test_without_flower_a_run_over_it_is_refused(agreement_folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "flwr", None)
+def test_without_cryptography_no_keys_are_written(agreement_folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
     words = [
         "site",
         "init",
@@ -219,7 +219,7 @@ def test_without_flower_a_run_over_it_is_refused(agreement_folder, tmp_path, mon
         "localhost:1",
     ]
     result = CliRunner().invoke(main, words)
-    assert result.exit_code == 1 and "pip install 'fczoo[flower]'" in result.output
+    assert result.exit_code == 1 and "pip install 'fczoo[sites]'" in result.output
 
 
 def test_without_flare_no_job_is_written(agreement_folder, tmp_path, monkeypatch):

@@ -30,15 +30,15 @@ class Dying(LocalConnection):
         super().__init__(sites)
         self.start_site, self.exchanges, self.lost = start_site, 0, 0
 
-    def __call__(self, questions, /):
+    def __call__(self, questions, limit, /):
         self.exchanges += 1
         if self.exchanges % 2 == 0:
             self.sites |= {number: self.start_site(number) for number in questions}
-        answers = super().__call__(questions)
+        answers = super().__call__(questions, limit)
         if self.exchanges % 3 == 0:
             self.lost += 1
             self.sites |= {number: self.start_site(number) for number in questions}
-            assert super().__call__(questions) == answers  # bit for bit
+            assert super().__call__(questions, limit) == answers  # bit for bit
         return answers
 
 
@@ -62,8 +62,8 @@ def test_a_silent_site_is_one_that_drops_out(make_bench, small_method, tmp_path)
     bench, method = make_bench(epochs=1), small_method("fedavg")
 
     class Deaf(LocalConnection):
-        def __call__(self, questions, /):
-            answers = dict(super().__call__(questions))
+        def __call__(self, questions, limit, /):
+            answers = dict(super().__call__(questions, limit))
             if len(self.passed) == 6:  # the first round, after three enrolments
                 del answers[1]
             return answers
@@ -78,8 +78,8 @@ def test_damaged_answers_are_told_and_left_out(make_bench, small_method, tmp_pat
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
 
     class Broken(LocalConnection):
-        def __call__(self, questions, /):
-            answers = dict(super().__call__(questions))
+        def __call__(self, questions, limit, /):
+            answers = dict(super().__call__(questions, limit))
             return answers if len(self.passed) == 3 else {**answers, 2: rubbish}
 
     run = server_of(bench, method, Broken(sites_of(bench, method, tmp_path)))
@@ -92,8 +92,8 @@ def test_an_answer_to_another_question_is_left_out(make_bench, small_method, tmp
     bench, method = make_bench(epochs=1, rounds=2), small_method("fedavg")
 
     class Late(LocalConnection):
-        def __call__(self, questions, /):
-            answers = dict(super().__call__(questions))
+        def __call__(self, questions, limit, /):
+            answers = dict(super().__call__(questions, limit))
             if len(self.passed) == 9:  # the second round gets what site 0 said in the first
                 answers[0] = next(a for k, q, a in self.passed[3:] if k == 0)
             return answers
@@ -112,7 +112,7 @@ def test_an_answer_to_another_question_is_left_out(make_bench, small_method, tmp
     ],
 )
 def test_enrolments_that_cannot_be_are_refused(make_bench, small_method, enrolment, words):
-    def way(questions):
+    def way(questions, limit):
         return dict.fromkeys(questions, serialize(ENROLMENT, enrolment))
 
     with pytest.raises(FczooError, match=words):
@@ -156,8 +156,9 @@ def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms
     bench, method = make_bench(), small_method("fedavg")
 
     class OtherTerms(LocalConnection):
-        def __call__(self, questions, /):
-            return super().__call__({site: change_terms(call) for site, call in questions.items()})
+        def __call__(self, questions, limit, /):
+            calls = {site: change_terms(call) for site, call in questions.items()}
+            return super().__call__(calls, limit)
 
     def change_terms(content: bytes) -> bytes:
         call, _ = deserialize(CALL, content, Call)

@@ -24,9 +24,9 @@ class FailingConnection(LocalConnection):
         super().__init__({})
         self.start_site, self.lost = start_site, set()
 
-    def __call__(self, questions, /):
+    def __call__(self, questions, limit, /):
         self.sites = {number: self.start_site(number) for number in questions}
-        answers = super().__call__(questions)
+        answers = super().__call__(questions, limit)
         content = next(iter(questions.values()))
         if form_of(content) != CALL:
             request, _ = read_request(content, torch.device("cpu"))
@@ -113,10 +113,10 @@ def stop_run(make_bench, small_method, folder):
     method, bench = small_method("fedavg"), make_bench(epochs=1)
 
     class Cut(LocalConnection):
-        def __call__(self, questions, /):
+        def __call__(self, questions, limit, /):
             if len(self.passed) == 9:  # three enrolments, two rounds
                 raise PowerCut
-            return super().__call__(questions)
+            return super().__call__(questions, limit)
 
     sites = sites_of(bench, method, folder)
     with pytest.raises(PowerCut):

@@ -1,0 +1,351 @@
+"""Processes of a federation: its server, which ends with the run, and its sites."""
+
+import http.client
+import json
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fczoo.core.errors import FczooError, first_line
+from fczoo.core.files import read_json, write_json, write_safely
+from fczoo.models.record import read_checked, read_model_record
+from fczoo.models.storage import store_weights_path
+from fczoo.sites.credentials import AGREEMENT_FOLDER, SERVER, read_place, tls_context
+from fczoo.sites.federation_config import RUN, FederationConfig, read_agreement
+from fczoo.sites.folders import open_server, open_site
+from fczoo.sites.messages import REFUSAL, Refusal, serialize
+from fczoo.sites.transport import (
+    ANSWER,
+    KEY,
+    LARGEST_BODY,
+    LIMIT,
+    MODEL_FILES,
+    QUESTION,
+    RETRY,
+    RUN_COMPLETED,
+    RUN_ENDED,
+    RUN_FAILED,
+    STALL,
+    VERSION,
+    SiteListener,
+    chunks_of,
+)
+
+log = logging.getLogger("fczoo")
+
+MODEL = "model"
+RESULT, FAILURE, STATUS = "result.json", "failed.json", "status.json"
+LOG, LOCK = "fczoo.log", ".lock"
+LOG_BYTES = 10_000_000  # of a log file, of which the last two are kept
+STOP_REASON = "it was stopped; start it again to resume"
+
+
+def start(folder: Path, images: Path, patience: float) -> Path:
+    """Run the server or the site of a folder until the run has ended.
+
+    Args:
+        folder: Folder of a site or of the server, from ``write_federation``.
+        images: Folder of class folders.
+        patience: Seconds that the server waits for an answer, and a site for its server.
+
+    Returns:
+        File of the result at the server, folder of the final model at a site.
+
+    Raises:
+        FczooError: A folder is missing or invalid, the server cannot be reached, or the run
+            failed.
+    """
+    name, address = read_place(folder)
+    if not images.is_dir():
+        raise FczooError(
+            f"no folder {images}; give the one that holds the class folders with --images"
+        )
+    run = _serve if name == SERVER else _take_part
+    with _only_process(folder):
+        agreement = read_agreement(folder / AGREEMENT_FOLDER)
+        return run(folder.resolve(), images.resolve(), agreement, name, address, patience)
+
+
+@contextmanager
+def _only_process(folder: Path) -> Iterator[None]:
+    """Hold a folder; the files written inside are private, and messages go to its log."""
+    lock, old_mask = FileLock(folder / LOCK), os.umask(0o077)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise FczooError(f"another process is running in {folder}; stop it first") from None
+    handler = RotatingFileHandler(folder / LOG, maxBytes=LOG_BYTES, backupCount=1)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    old_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    old_level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        error = FczooError(STOP_REASON)
+        error.exit_code = 128 + signal.SIGINT
+        raise error from None
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(old_level)
+        handler.close()
+        signal.signal(signal.SIGTERM, old_handler)
+        os.umask(old_mask)
+        lock.release()
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """Return the state of the last run of a server.
+
+    Args:
+        folder: Folder of the server.
+
+    Returns:
+        ``status``, ``reason`` of a failure, ``seconds``, ``wire_bytes``, and the sites that are
+        ``connected`` and whose answer is ``missing``.
+
+    Raises:
+        FczooError: No server was started in this folder.
+    """
+    if read_place(folder)[0] != SERVER or not (folder / STATUS).exists():
+        raise FczooError(
+            f"{folder} is not the folder of a server that was started; see fczoo site start"
+        )
+    state = read_json(folder / STATUS, "state of a server")
+    if state.get("status") == "running":
+        try:
+            with FileLock(folder / LOCK, timeout=0):
+                reason = "the process has ended without a reason; start it again to resume"
+                return {**state, "status": RUN_FAILED, "reason": reason}
+        except Timeout:
+            pass
+    return state
+
+
+def _serve(
+    folder: Path,
+    images: Path,
+    agreement: FederationConfig,
+    name: str,
+    address: tuple[str, int],
+    patience: float,
+) -> Path:
+    """Run all rounds; the folder gets the result, or the reason of a failure."""
+    listener = SiteListener(folder, agreement.sites, address[1], patience)
+    result, model = folder / RESULT, folder / MODEL
+    for old in (result, folder / FAILURE, model / MODEL_FILES[0]):
+        old.unlink(missing_ok=True)
+
+    def write_status(state: str = "running", reason: str = "") -> None:
+        sites = {"connected": listener.connected_sites, "missing": listener.missing_sites}
+        traffic = {"seconds": listener.seconds, "wire_bytes": listener.wire_bytes}
+        write_json(folder / STATUS, {"status": state, "reason": reason, **traffic, **sites})
+
+    listener.on_change = write_status
+    try:
+        write_status()
+        open_server(agreement, images, listener, folder).run_to(result)
+    except BaseException as error:
+        reason = _reason(error)
+        write_json(folder / FAILURE, {"reason": reason})
+        write_status(RUN_FAILED, reason)
+        if not isinstance(error, Exception):  # a signal: sites wait for the next start
+            raise
+        if not isinstance(error, FczooError):
+            log.exception("the server cannot continue")
+        listener.end(RUN_FAILED, reason)
+        _wait_for_sites(listener, patience)
+        raise FczooError(f"the run has failed: {reason}") from error
+    else:
+        write_status(RUN_COMPLETED)
+        listener.end(RUN_COMPLETED, model=model if (model / MODEL_FILES[0]).exists() else None)
+        _wait_for_sites(listener, patience)
+        return result
+    finally:
+        listener.close()
+
+
+def _reason(error: BaseException) -> str:
+    """Return the reason of a failure in one line."""
+    if isinstance(error, FczooError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if isinstance(error, Exception):
+        return f"{type(error).__name__} at the server: {first_line(error)}; its {LOG} has more"
+    return STOP_REASON
+
+
+def _wait_for_sites(listener: SiteListener, patience: float) -> None:
+    """Wait until the sites that are present know how the run has ended, or Ctrl-C."""
+    end, names = time.monotonic() + patience, list[str]()
+    with suppress(KeyboardInterrupt):
+        while (waiting := listener.wait_informed(1.0)) and time.monotonic() < end:
+            if waiting != names:
+                names = waiting
+                text = f"waiting for {', '.join(names)} to fetch the outcome; Ctrl-C ends this"
+                print(f"the run has ended; {text}", file=sys.stderr, flush=True)
+
+
+def _take_part(
+    folder: Path,
+    images: Path,
+    agreement: FederationConfig,
+    name: str,
+    address: tuple[str, int],
+    patience: float,
+) -> Path:
+    """Answer the server's questions until the run has ended, and fetch the model."""
+    link = ServerLink(folder, address, patience)
+    site = open_site(agreement, name, images, folder / "kept")
+    while True:
+        status, headers, content = link.request(
+            QUESTION, statuses=(HTTPStatus.OK, HTTPStatus.NO_CONTENT, RUN_ENDED)
+        )
+        if status == RUN_ENDED:
+            break
+        if status == HTTPStatus.OK:
+            answer, limit = site.answer(content), int(headers.get(LIMIT, 0))
+            if len(answer) > limit:
+                reason = f"its answer has {len(answer)} bytes, and at most {limit} are declared"
+                answer = serialize(REFUSAL, Refusal(f"{reason}; raise answer_mb in {RUN}"))
+            log.info("answered %d bytes with %d bytes", len(content), len(answer))
+            statuses = (
+                HTTPStatus.NO_CONTENT,
+                HTTPStatus.CONFLICT,
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            )
+            link.request(f"{ANSWER}/{headers.get(KEY, '')}", answer, statuses)
+    outcome = json.loads(content)
+    if outcome.get("status") != RUN_COMPLETED:
+        reason = "".join(c if c.isprintable() else " " for c in str(outcome.get("reason")))
+        raise FczooError(f"the run has failed at the server: {reason[:500]}")
+    store_weights_path(agreement.settings.backbone, site.world.backbone.sha256)
+    return _fetch_model(link, folder / MODEL)
+
+
+def _fetch_model(link: "ServerLink", place: Path) -> Path:
+    """Fetch the final model and check it."""
+    contents = [link.request(name)[2] for name in MODEL_FILES]
+    place.mkdir(exist_ok=True)
+    for name, content in reversed([*zip(MODEL_FILES, contents, strict=True)]):
+        write_safely(place / name, content)
+    read_checked(place, MODEL_FILES[1], read_model_record(place))
+    return place
+
+
+class ServerLink:
+    """A site's way to its server, which may be down for a while."""
+
+    def __init__(self, folder: Path, address: tuple[str, int], patience: float):
+        """Load the credentials of a site.
+
+        Args:
+            folder: Folder of the site.
+            address: Host and port of the server.
+            patience: Seconds to wait for a server that cannot be reached.
+
+        Raises:
+            FczooError: The credentials are missing or invalid.
+        """
+        self.context = tls_context(folder, is_server=False)
+        self.host, self.port = address
+        self.patience, self.problem = patience, ""
+
+    def request(
+        self, path: str, body: bytes | None = None, statuses: Sequence[int] = (HTTPStatus.OK,)
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a request; if the server cannot be reached, try again for ``patience`` seconds.
+
+        Args:
+            path: Path, such as ``question``.
+            body: Bytes to send. None: the request fetches something.
+            statuses: Statuses that the server may answer.
+
+        Returns:
+            Status, headers and body of the response.
+
+        Raises:
+            FczooError: The server cannot be reached, is another one, or refuses the site.
+        """
+        end = time.monotonic() + self.patience
+        while True:
+            try:
+                status, headers, content = self._try(path, body)
+            except ssl.SSLCertVerificationError as error:
+                raise FczooError(
+                    f"the server at {self.host}:{self.port} is not the one for which this folder "
+                    f"was written: {error.verify_message}; ask for the folder of its federation"
+                ) from error
+            except socket.gaierror:
+                problem = "name not known"
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+                    raise FczooError(
+                        f"the server at {self.host}:{self.port} refuses the certificate of this "
+                        f"folder: {_words(error)}; ask for the folder of its federation"
+                    ) from error
+                problem = _words(error)
+            else:
+                self.problem = ""
+                if status in statuses:
+                    return status, headers, content
+                if status == HTTPStatus.FORBIDDEN:
+                    raise FczooError(
+                        f"the agreement of the server at {self.host}:{self.port} does not have "
+                        "this site; ask for the folder of its federation"
+                    )
+                raise FczooError(
+                    f"the server at {self.host}:{self.port} answers {status} to {path}; it has "
+                    "another version of fczoo, install the same one"
+                )
+            if time.monotonic() > end:
+                raise FczooError(
+                    f"the server at {self.host}:{self.port} cannot be reached for "
+                    f"{self.patience:.0f} s: {problem}; start it, then this site again"
+                )
+            if problem != self.problem:
+                print(
+                    f"waiting for {self.host}:{self.port} ({problem})", file=sys.stderr, flush=True
+                )
+                self.problem = problem
+            time.sleep(min(RETRY, self.patience))
+
+    def _try(self, path: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
+        server = http.client.HTTPSConnection(
+            self.host, self.port, timeout=STALL, context=self.context
+        )
+        try:
+            server.connect()
+            chunks = None if body is None else chunks_of(body)
+            headers = {} if body is None else {"Content-Length": str(len(body))}
+            method = "GET" if body is None else "POST"
+            server.request(method, f"/{VERSION}/{path}", chunks, headers)
+            response = server.getresponse()
+            if response.length is None or response.length > LARGEST_BODY:
+                raise OSError(f"it sends {response.length} bytes")
+            return response.status, dict(response.headers), response.read()
+        finally:
+            server.close()
+
+
+def _words(error: Exception) -> str:
+    """Describe a connection that failed in a few words."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.lower().replace("_", " ")
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return first_line(error)

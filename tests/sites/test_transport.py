@@ -1,0 +1,340 @@
+"""The port of a server and real connections to it: what strangers, sites and hostile sites get."""
+
+import json
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fczoo import FczooError
+from fczoo.core.files import write_json
+from fczoo.sites import credentials, node, transport
+from fczoo.sites.credentials import tls_context, write_federation
+from fczoo.sites.node import ServerLink
+from fczoo.sites.transport import (
+    ANSWER,
+    KEY,
+    MODEL_FILES,
+    QUESTION,
+    RUN_COMPLETED,
+    RUN_ENDED,
+    SiteListener,
+)
+from helpers_sites import NAMES, free_port
+
+PATHS = ("GET /1/question", "POST /1/answer/x", "GET /1/model.json", "GET /1/model.safetensors")
+
+
+@pytest.fixture
+def federation(agreement_folder, tmp_path) -> tuple[Path, int]:
+    """Write the folders of a federation; return them and the server's port."""
+    port = free_port()
+    write_federation(tmp_path / "federation", agreement_folder, "localhost", port)
+    return tmp_path / "federation", port
+
+
+@pytest.fixture
+def listener(federation, monkeypatch) -> Iterator[SiteListener]:
+    """Open the port of a server, which waits a second for answers."""
+    monkeypatch.setattr(transport, "GRACE", 0.0)
+    folder, port = federation
+    listener = SiteListener(folder / "server", NAMES, port, 1.0)
+    yield listener
+    listener.close()
+
+
+def link_of(federation: tuple[Path, int], name: str, patience: float = 0.1) -> ServerLink:
+    folder, port = federation
+    return ServerLink(folder / name, ("localhost", port), patience)
+
+
+def client_context(authority: Path | None, folder: Path | None, name: str) -> ssl.SSLContext:
+    """Create the context of a stranger who trusts an authority and has a folder's key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if authority:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(authority)
+    if folder:
+        context.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
+    return context
+
+
+def response_of(port: int, context: ssl.SSLContext | None, request: str) -> bytes:
+    """Return all bytes that a caller gets for a request; none if the server refuses it."""
+    content = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+        try:
+            caller = context.wrap_socket(plain) if context else plain
+            caller.sendall(f"{request} HTTP/1.0\r\nContent-Length: 3\r\n\r\nabc".encode())
+            while part := caller.recv(2**16):
+                content += part
+        except OSError:  # an SSLError is one
+            pass
+    return content
+
+
+def question_in_background(listener, numbers, limit=10**7):
+    """Ask some sites in another thread; return it and a list that gets their answers."""
+    answers = []
+    thread = threading.Thread(
+        target=lambda: answers.append(listener(dict.fromkeys(numbers, b"what"), limit))
+    )
+    thread.start()
+    return thread, answers
+
+
+@pytest.mark.parametrize("kind", ["nothing", "plain", "ca.crt", "other key", "server's key"])
+def test_a_caller_without_a_key_of_the_federation_gets_nothing(
+    federation, listener, agreement_folder, tmp_path, kind
+):
+    """A stranger lists, starts and stops nothing, even with all that is public."""
+    folder, port = federation
+    ca = folder / "paris" / "ca.crt"
+    context = None
+    if kind == "nothing":
+        context = client_context(None, None, "")
+    elif kind == "ca.crt":
+        context = client_context(ca, None, "")
+    elif kind == "other key":
+        write_federation(tmp_path / "other", agreement_folder, "localhost", port)
+        context = client_context(ca, tmp_path / "other" / "paris", "site")
+    elif kind == "server's key":  # it is for the other end of a connection
+        context = client_context(ca, folder / "server", "server")
+    thread, answers = question_in_background(listener, (0,))
+    listener.model = folder / "model"
+    listener.model.mkdir()
+    (listener.model / MODEL_FILES[0]).write_text("what")
+    for request in PATHS:
+        content = response_of(port, context, request)
+        assert b"HTTP" not in content and b"what" not in content
+        assert kind == "plain" or not content
+    assert listener.connected_sites == [] and listener.missing_sites == ["paris"]
+    thread.join()
+    assert answers == [{}] and listener.outcome is None
+    valid = client_context(ca, folder / "paris", "site")
+    assert response_of(port, valid, "GET /1/model.json").endswith(b"what")
+
+
+def test_questions_and_answers_pass(federation, listener):
+    thread, answers = question_in_background(listener, (0, 2))
+    contents = {"paris": b"large " * 500_000, "lyon": b""}
+    for name, content in contents.items():
+        link = link_of(federation, name)
+        status, headers, question = link.request(QUESTION)
+        assert (status, question) == (200, b"what")
+        assert link.request(QUESTION)[1][KEY] == headers[KEY]  # it is asked until it is answered
+        assert link.request(f"{ANSWER}/{headers[KEY]}", content, (204,))[0] == 204
+        again = link.request(f"{ANSWER}/{headers[KEY]}", content, (204, 409))
+        assert again[0] == 409
+    thread.join()
+    assert answers == [{0: b"large " * 500_000, 2: b""}]
+    assert 3_000_000 < listener.wire_bytes < 3_005_000
+    assert listener.connected_sites == ["paris", "lyon"]
+
+
+def test_a_site_waits_for_its_question(federation, listener, monkeypatch):
+    monkeypatch.setattr(transport, "POLL", 0.1)
+    link = link_of(federation, "rome")
+    assert link.request(QUESTION, statuses=(204,))[0] == 204
+    monkeypatch.setattr(transport, "POLL", 20.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(link.request, QUESTION)
+        thread, _ = question_in_background(listener, (1,))
+        assert waiting.result()[2] == b"what"
+    thread.join()
+
+
+def test_a_site_cannot_act_as_another_site(federation, listener):
+    """The name in a certificate decides; nothing in a request can claim another one."""
+    thread, answers = question_in_background(listener, (0, 1))
+    paris, rome = link_of(federation, "paris"), link_of(federation, "rome")
+    key = paris.request(QUESTION)[1][KEY]
+    assert rome.request(QUESTION)[1][KEY] != key
+    assert rome.request(f"{ANSWER}/{key}", b"forged", (409,))[0] == 409
+    assert paris.request(f"{ANSWER}/{key}", b"true", (204,))[0] == 204
+    thread.join()
+    assert answers == [{0: b"true"}]
+
+
+def test_a_site_cannot_act_as_the_server(federation):
+    folder, port = federation
+    for kind in ("crt", "key"):
+        shutil.copy(folder / "rome" / f"site.{kind}", folder / "server" / f"server.{kind}")
+    listener = SiteListener(folder / "server", NAMES, port, 1.0)
+    try:
+        with pytest.raises(FczooError, match="is not the one for which this folder was written"):
+            link_of(federation, "paris").request(QUESTION)
+    finally:
+        listener.close()
+
+
+def test_an_answer_that_is_larger_than_declared_is_not_read(federation, listener, caplog):
+    folder, port = federation
+    thread, answers = question_in_background(listener, (0,), limit=1000)
+    link = link_of(federation, "paris")
+    headers = link.request(QUESTION)[1]
+    assert headers[transport.LIMIT] == "1000"
+    context = tls_context(folder / "paris", is_server=False)
+    with (
+        socket.create_connection(("localhost", port)) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as hostile,
+    ):
+        head = f"POST /1/answer/{headers[KEY]} HTTP/1.0\r\nContent-Length: {10**12}\r\n\r\n"
+        hostile.sendall(head.encode())
+        assert hostile.recv(100).startswith(b"HTTP/1.0 413")
+    thread.join()
+    assert answers == [{0: b""}]  # is not a message, so the site has no upload in this round
+    assert "site paris sends 1000000000000 bytes, and 1000 are declared" in caplog.text
+
+
+@pytest.mark.parametrize("length", ["", "-1", "1e3", "9" * 30, "²"])
+def test_a_request_without_a_length_is_refused(federation, listener, length):
+    folder, port = federation
+    thread, answers = question_in_background(listener, (0,))
+    key = link_of(federation, "paris").request(QUESTION)[1][KEY]
+    context = tls_context(folder / "paris", is_server=False)
+    with (
+        socket.create_connection(("localhost", port)) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as hostile,
+    ):
+        head = f"POST /1/answer/{key} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n"
+        hostile.sendall(head.encode())
+        assert hostile.recv(100).startswith(b"HTTP/1.0 404")
+    listener.take_answer(0, key, listener._sites[0].connection, b"")
+    thread.join(5)
+    assert len(answers) == 1
+
+
+def test_only_the_newest_connection_of_a_site_counts(federation, listener):
+    folder, port = federation
+    context = tls_context(folder / "paris", is_server=False)
+    with socket.create_connection(("localhost", port), timeout=5) as plain:
+        first = context.wrap_socket(plain, server_hostname="localhost")
+        first.sendall(b"GET /1/question HTTP/1.0\r\n\r\n")
+        thread, _ = question_in_background(listener, (1,))  # of another site
+        threads = threading.active_count()
+        second = link_of(federation, "paris", 2.0)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(second.request, QUESTION, None, (204, RUN_ENDED))
+            assert first.recv(100) == b""  # the first one is cut
+            listener.end(RUN_COMPLETED)
+            assert waiting.result()[0] == RUN_ENDED
+        thread.join()
+        assert threading.active_count() <= threads
+
+
+def test_strangers_who_only_connect_do_not_keep_sites_away(federation, listener):
+    """Half-open connections have a bounded number of threads, and the oldest ones go first."""
+    _, port = federation
+    number = transport.MAX_HANDSHAKES + 20
+    strangers = [socket.create_connection(("localhost", port)) for _ in range(number)]
+    thread, _ = question_in_background(listener, (0,))
+    assert link_of(federation, "paris").request(QUESTION)[2] == b"what"
+    thread.join()
+    assert len(listener._handshakes) <= transport.MAX_HANDSHAKES
+    assert strangers[0].recv(1) == b""  # cut
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_the_outcome_and_the_model_reach_present_sites(federation, listener, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in (*MODEL_FILES, "server_state.safetensors"):
+        (model / name).write_bytes(name.encode())
+    paris, rome = link_of(federation, "paris"), link_of(federation, "rome")
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [
+            pool.submit(link.request, QUESTION, None, (RUN_ENDED,)) for link in (paris, rome)
+        ]
+        while listener.connected_sites != ["paris", "rome"]:
+            time.sleep(0.01)
+        with pytest.raises(FczooError, match="answers 404"):
+            link_of(federation, "lyon").request(MODEL_FILES[0])  # the run has not ended
+        listener.end(RUN_COMPLETED, model=model)
+        assert [json.loads(w.result()[2])["status"] for w in waiting] == [RUN_COMPLETED] * 2
+    assert listener.wait_informed(0.01) == ["paris", "rome", "lyon"]
+    for link in (paris, rome):
+        assert [link.request(name)[2].decode() for name in MODEL_FILES] == [*MODEL_FILES]
+    assert listener.wait_informed(0.01) == ["lyon"]
+    for path in ("server_state.safetensors", "../server.key", "%2e%2e/server.key", "model.json/"):
+        with pytest.raises(FczooError, match="answers 404"):
+            paris.request(path)
+
+
+def test_a_failure_is_all_that_sites_wait_for(federation, listener, monkeypatch):
+    listener.end("failed", "no test image")
+    _, _, content = link_of(federation, "paris").request(QUESTION, statuses=(RUN_ENDED,))
+    assert json.loads(content) == {"status": "failed", "reason": "no test image"}
+    assert listener.wait_informed(1.0) == []
+    monkeypatch.setattr(transport, "GRACE", 60.0)  # the others may be about to connect
+    assert listener.wait_informed(0.01) == ["rome", "lyon"]
+
+
+def test_errors_of_connections_are_one_line(federation, agreement_folder, tmp_path, monkeypatch):
+    folder, port = federation
+    monkeypatch.setattr(node, "RETRY", 0.05)
+    with pytest.raises(FczooError, match=r"cannot be reached for 0 s: Connection refused; start"):
+        link_of(federation, "paris").request(QUESTION)
+    with pytest.raises(FczooError, match="cannot be reached for 0 s: name not known"):
+        ServerLink(folder / "paris", ("nowhere.invalid", port), 0.1).request(QUESTION)
+    listener = SiteListener(folder / "server", NAMES[:2], port, 1.0)
+    try:
+        with pytest.raises(FczooError, match=f"the server cannot have port {port}: Address"):
+            SiteListener(folder / "server", NAMES, port, 1.0)
+        write_federation(tmp_path / "other", agreement_folder, "localhost", port)
+        with pytest.raises(FczooError, match="is not the one for which this folder was written"):
+            ServerLink(tmp_path / "other" / "rome", ("localhost", port), 1.0).request(QUESTION)
+        shutil.copy(folder / "rome" / "ca.crt", tmp_path / "other" / "rome")
+        with pytest.raises(FczooError, match=r"refuses the certificate of this folder: .*unknown"):
+            ServerLink(tmp_path / "other" / "rome", ("localhost", port), 1.0).request(QUESTION)
+        with pytest.raises(FczooError, match="does not have this site"):
+            link_of(federation, "lyon").request(QUESTION)
+        monkeypatch.setattr(node, "VERSION", "2")
+        with pytest.raises(FczooError, match="another version of fczoo, install the same one"):
+            link_of(federation, "paris").request(QUESTION)
+    finally:
+        listener.close()
+
+
+def test_certificates_that_have_expired_or_are_damaged_are_named(
+    agreement_folder, tmp_path, monkeypatch
+):
+    write_federation(tmp_path / "good", agreement_folder, "localhost", 9443)
+    (tmp_path / "good" / "rome" / "site.key").write_text("nothing")
+    with pytest.raises(FczooError, match=r"in \S+/rome are missing or damaged: "):
+        tls_context(tmp_path / "good" / "rome", is_server=False)
+    monkeypatch.setattr(credentials, "DAYS", -0.5)
+    write_federation(tmp_path / "old", agreement_folder, "localhost", 9443)
+    for name in ("server", "paris"):
+        with pytest.raises(FczooError, match=r"expired on 20\d\d-\d\d-\d\d; write the folders"):
+            tls_context(tmp_path / "old" / name, is_server=name == "server")
+
+
+def test_a_site_with_an_expired_certificate_is_refused(
+    federation, listener, agreement_folder, tmp_path, monkeypatch
+):
+    """A site cannot forget to look at its own certificate: the server does."""
+    _, port = federation
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # its own check passes
+    monkeypatch.setattr(credentials, "DAYS", -0.5)
+    write_federation(tmp_path / "old", agreement_folder, "localhost", port)
+    context = client_context(None, tmp_path / "old" / "paris", "site")
+    assert response_of(port, context, PATHS[0]) == b""
+
+
+def test_folders_of_the_flower_version_are_named(agreement_folder, tmp_path):
+    for name, file in (("rome", "node.key"), ("server", "keys")):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "place.json", {"name": name, "address": "localhost:9443"})
+        (tmp_path / name / file).touch()
+        with pytest.raises(FczooError, match=r"used Flower; write the folders .* again with"):
+            node.start(tmp_path / name, tmp_path, 1.0)
