@@ -19,7 +19,7 @@ from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import component_weights
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 def orthonormal(old: Tensor, draws: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import choice_shares, reshape_prefixes, top_positions
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("dualprompt")

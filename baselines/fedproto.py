@@ -22,7 +22,7 @@ from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext, Ta
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import head_logits, nearest_mean
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("fedproto")

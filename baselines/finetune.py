@@ -15,7 +15,7 @@ from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.heads import LinearHead, OptimizerOptions, head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @dataclass(frozen=True)

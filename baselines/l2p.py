@@ -19,7 +19,7 @@ from fczoo.functional.heads import head_logits
 from fczoo.functional.lora import lora_pairs
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import PromptPool, choice_shares, gather_prompts, top_positions
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("l2p")

@@ -33,7 +33,7 @@ from fczoo.functional.regmean import (
     regression_mean,
     regression_mean_of_b,
 )
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("lorm")

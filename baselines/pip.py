@@ -21,7 +21,7 @@ from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import moment_sums
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples are spread evenly in [0, 1)
 

@@ -17,7 +17,7 @@ from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext
 from fczoo.functional.heads import merge_task_rows
 from fczoo.functional.regmean import layer_grams, regression_means
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("regmean")

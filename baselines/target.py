@@ -18,7 +18,7 @@ from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, ServerContext, Task
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import distillation, task_cross_entropy
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("target")

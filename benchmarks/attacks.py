@@ -1,5 +1,6 @@
-"""Accuracy under attack, with and without a defence: what a method averages,
-and what it merges class by class.
+"""Measure accuracy under attack, with and without a defence.
+
+The defence covers what a method averages, and what it merges class by class.
 
 python benchmarks/attacks.py --seeds 0,1,2
 """
@@ -24,8 +25,8 @@ STATISTICS = {
 }
 
 
-def average(method, attack, defence, options, seeds):
-    """Avg on two tasks of digits, mean over the seeds; or why the run stopped."""
+def mean_accuracy(method, attack, defence, options, seeds):
+    """Return Avg on two tasks of digits, mean over the seeds, or why the run stopped."""
     hostile = {} if attack == "none" else {"attack": attack, "attackers": options.attackers}
     settings = {
         "tasks": 2,
@@ -43,6 +44,7 @@ def average(method, attack, defence, options, seeds):
 
 
 def main():
+    """Print a table of methods, attacks and defences."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -67,7 +69,7 @@ def main():
             method = create_method(name, "digits", **({"tune": "head"} if name == "fedavg" else {}))
             for attack in ATTACKS:
                 cells = [
-                    average(method, attack, defence, options, seeds)
+                    mean_accuracy(method, attack, defence, options, seeds)
                     for defence in defences.values()
                 ]
                 rows.append([name, attack, *cells])

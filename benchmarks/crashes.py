@@ -2,7 +2,7 @@
 
     python benchmarks/crashes.py --trials 10
 
-Every trial is one run of ``fczoo bench`` in a process of its own (forked, so that it starts at
+Every trial is one run of ``fczoo bench`` in a separate process (forked, so that it starts at
 once). A fault hits it at a moment drawn over the length of an unhurt run; then the same command
 runs again until it ends well. A trial survives when every file equals the unhurt run's byte by
 byte, with times, memory and the command line left out. Linux only.
@@ -44,11 +44,12 @@ ASIDE = {
     "started",
     "bytes_per_second",
 }
+IGNORED_FILES = (".lock", "filler", "log.txt")  # the log has the time of every line
 DISK = 64_000_000  # bytes of the small file system
 
 
 def bench(method, out, log):
-    """Entry of the child process."""
+    """Run ``fczoo bench`` in the child process."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from fczoo.cli.app import main
@@ -58,16 +59,17 @@ def bench(method, out, log):
 
 
 def start(method, out, log):
+    """Start a run in a child process."""
     process = multiprocessing.get_context("fork").Process(target=bench, args=(method, out, log))
     process.start()
     return process
 
 
-def kept(folder):
-    """What a run folder holds, times aside."""
-    found = {}
+def read_contents(folder):
+    """Return the contents of a run folder by file, without times."""
+    contents = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name not in (".lock", "filler"):
+        if path.is_file() and path.name not in IGNORED_FILES:
             content = path.read_bytes()
             if path.suffix == ".json":
                 content = without_times(json.loads(content))
@@ -75,11 +77,12 @@ def kept(folder):
                 content = [without_times(json.loads(line)) for line in content.splitlines()]
             elif path.name.startswith("summary"):
                 content = path.name  # tables of what the JSON files hold, with a time in every row
-            found[str(path.relative_to(folder))] = content
-    return found
+            contents[str(path.relative_to(folder))] = content
+    return contents
 
 
 def without_times(tree):
+    """Remove times, memory and the command from JSON."""
     if isinstance(tree, dict):
         return {k: without_times(v) for k, v in tree.items() if k not in ASIDE}
     return [without_times(v) for v in tree] if isinstance(tree, list) else tree
@@ -97,6 +100,7 @@ def fill(folder):
 
 
 def limit_memory(pid):
+    """Limit the address space of a process to its present size."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     resource.prlimit(
         pid, resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY)
@@ -121,10 +125,10 @@ FAULTS = {
 
 
 @contextmanager
-def small_disk(wanted):
-    """A folder, on a small file system of its own where that is wanted."""
+def open_folder(small):
+    """Yield a temporary folder, on a separate file system of ``DISK`` bytes if it is ``small``."""
     folder = Path(tempfile.mkdtemp(prefix="crashes-"))
-    if wanted:
+    if small:
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)],
             check=True,
@@ -133,17 +137,17 @@ def small_disk(wanted):
     try:
         yield folder
     finally:
-        if wanted:
+        if small:
             subprocess.run(["umount", str(folder)], check=True)
         shutil.rmtree(folder)
 
 
-def trial(method, fault, phase, unhurt):
-    """Exit code of the first attempt, number of attempts, and the files that differ."""
-    with small_disk(fault == "full disk") as folder:
+def try_fault(method, fault, delay, expected):
+    """Return the first attempt's exit code, the number of attempts, and the files that differ."""
+    with open_folder(small=fault == "full disk") as folder:
         out, log = folder / "run", Path(tempfile.gettempdir()) / f"crashes-{os.getpid()}.log"
         process = start(method, out, log)
-        time.sleep(phase)
+        time.sleep(delay)
         if process.is_alive():
             with suppress(ProcessLookupError, FileNotFoundError):  # it may end this very moment
                 FAULTS[fault](process.pid, folder)
@@ -157,20 +161,23 @@ def trial(method, fault, phase, unhurt):
         if "Traceback" in log.read_text():
             print(log.read_text(), file=sys.stderr)
         log.unlink()
-        found = kept(out)
-        names = sorted(found.keys() | unhurt.keys())
-        return first, attempts, [name for name in names if found.get(name) != unhurt.get(name)]
+        contents = read_contents(out)
+        names = sorted(contents.keys() | expected.keys())
+        different = [name for name in names if contents.get(name) != expected.get(name)]
+        return first, attempts, different
 
 
 def can_mount():
+    """Return whether this process may mount a file system."""
     try:
-        with small_disk(True):
+        with open_folder(small=True):
             return True
     except (subprocess.CalledProcessError, FileNotFoundError):
         return False
 
 
 def main():
+    """Try every fault and print how many runs survived it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,30 +195,31 @@ def main():
         registry.names()
 
     rng, methods, rows = random.Random(options.seed), options.methods.split(","), []
-    unhurt, length = {}, {}
+    expected, length = {}, {}
     for method in methods:
-        with small_disk(False) as folder:
+        with open_folder(small=False) as folder:
             begin = time.perf_counter()
             process = start(method, folder / "run", folder / "log")
             process.join()
             assert process.exitcode == 0, (folder / "log").read_text()
-            length[method], unhurt[method] = time.perf_counter() - begin, kept(folder / "run")
+            length[method] = time.perf_counter() - begin
+            expected[method] = read_contents(folder / "run")
     faults = [f for f in options.faults.split(",") if f != "full disk" or can_mount()]
     for fault in faults:
-        codes, bad, attempts = Counter(), [], 0
+        codes, failures, attempts = Counter(), [], 0
         for i in range(options.trials):
             method = methods[i % len(methods)]
-            first, tries, different = trial(
-                method, fault, rng.uniform(0, length[method]), unhurt[method]
+            first, tries, different = try_fault(
+                method, fault, rng.uniform(0, length[method]), expected[method]
             )
             codes[first] += 1
             attempts = max(attempts, tries)
             if different:
-                bad.append((method, different))
+                failures.append((method, different))
         hit = options.trials - codes[0]
         exits = ", ".join(f"{c}: {n}" for c, n in sorted(codes.items()))
-        rows.append([fault, options.trials, hit, options.trials - len(bad), attempts, exits])
-        for method, different in bad:
+        rows.append([fault, options.trials, hit, options.trials - len(failures), attempts, exits])
+        for method, different in failures:
             print(f"{fault}: {method} differs in {', '.join(different)}", file=sys.stderr)
     print(
         tabulate(

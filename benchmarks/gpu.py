@@ -1,14 +1,15 @@
-"""All that should be seen when fczoo first runs on a GPU, in one call.
+"""Check fczoo on a GPU in one call: numbers, whole runs, speed and memory.
 
     python benchmarks/gpu.py --device cuda --data-root DATA --out gpu
     python benchmarks/gpu.py --device cpu --small --out gpu    # tries the script itself
 
-1. Same numbers: every method runs on the CPU in float64, in a world of seven classes, and every round and
-   survey of it is done again on the device from the same state. Uploads may differ by rounding alone.
-2. Whole runs there: attacked, with one client or three in a forward; the same again when the run is killed
-   after its first round and resumed. Also in bfloat16, which must only end.
+1. Same numbers: every method runs on the CPU in float64, in a world of seven classes, and every
+   round and survey is repeated on the device from the same state. Uploads may differ only by
+   rounding.
+2. Whole runs on the device: attacked, with one client or three in a forward; the same again when
+   the run is killed after its first round and resumed. Also in bfloat16, which must only end.
 3. ``step.py``: speed and peak memory of training steps next to a plain loop.
-4. HGP's schedule of CIFAR-100 (ten tasks, ViT-B/16), where its data and weights are there.
+4. HGP's schedule of CIFAR-100 (ten tasks, ViT-B/16), if data and weights are at hand.
 
 The exit code is the number of parts that failed.
 """
@@ -54,7 +55,7 @@ Row = dict[str, Any]
 
 
 def on_device(bench: Benchmark, device: torch.device, dtype: torch.dtype) -> Benchmark:
-    """The benchmark with its backbone and images on a device."""
+    """Return the benchmark with its backbone and images on a device."""
     backbone = bench.backbone.to(device, dtype)
     train, test = (
         ImageStore(images, backbone) for images in (bench.stream.train, bench.stream.test)
@@ -62,10 +63,10 @@ def on_device(bench: Benchmark, device: torch.device, dtype: torch.dtype) -> Ben
     return replace(bench, backbone=backbone, train=train, test=test)
 
 
-def largest_difference(here: list[Payload], there: list[Payload]) -> float:
-    """Largest difference in a tensor of the uploads, relative to its largest entry."""
-    found = [0.0]
-    for a, b in zip(here, there, strict=True):
+def largest_difference(cpu: list[Payload], device: list[Payload]) -> float:
+    """Return the largest difference in a tensor of the uploads, relative to its largest entry."""
+    gaps = [0.0]
+    for a, b in zip(cpu, device, strict=True):
         if a.keys() != b.keys():
             raise ValueError(
                 f"client {a.client} sends {sorted(a)} from the CPU, {sorted(b)} from the device"
@@ -73,39 +74,39 @@ def largest_difference(here: list[Payload], there: list[Payload]) -> float:
         for name, value in a.items():
             if value.numel():
                 gap = (value.double() - b[name].cpu().double()).abs().max()
-                found.append(float(gap / value.abs().max().clamp(min=1e-12)))
-    return max(found)
+                gaps.append(float(gap / value.abs().max().clamp(min=1e-12)))
+    return max(gaps)
 
 
 class Replay:
-    """Does every round and survey of a run on the CPU again on a device,
-    and notes how far the uploads are apart.
-    """
+    """Repetition of a CPU run's rounds and surveys on a device, with the gaps of the uploads."""
 
     def __init__(self, bench: Benchmark):
         self.bench, self.gaps = bench, list[float]()
         self.memories: dict[int, Tree] = {}  # what the clients on the device remember
 
     def run(self, method: Method, bench: Benchmark) -> float:
-        """The largest difference of a whole run."""
+        """Run the method on the CPU; return the largest difference of the uploads."""
         train, collect = ClientEngine.train, ClientEngine.collect
 
-        def trained(
+        def train_twice(
             engine: ClientEngine, state: Tree, clients: Any, ctx: Context, *tick: Any
         ) -> list[Payload]:
-            there = self._engine(engine)
-            after = train(
-                there, self._moved(state), clients, replace(ctx, shared=self._moved(ctx.shared))
+            device_ctx = replace(ctx, shared=self._to_device(ctx.shared))
+            device_uploads = train(
+                self._engine(engine), self._to_device(state), clients, device_ctx
             )
-            return self._noted(train(engine, state, clients, ctx, *tick), after)
+            return self._compare(train(engine, state, clients, ctx, *tick), device_uploads)
 
-        def collected(
+        def collect_twice(
             engine: ClientEngine, phase: Any, state: Tree, clients: Any, ctx: Context
         ) -> list[Payload]:
-            after = list(collect(self._engine(engine), phase, self._moved(state), clients, ctx))
-            return self._noted(list(collect(engine, phase, state, clients, ctx)), after)
+            device_uploads = list(
+                collect(self._engine(engine), phase, self._to_device(state), clients, ctx)
+            )
+            return self._compare(list(collect(engine, phase, state, clients, ctx)), device_uploads)
 
-        with mock.patch.multiple(ClientEngine, train=trained, collect=collected):
+        with mock.patch.multiple(ClientEngine, train=train_twice, collect=collect_twice):
             bench.run(method)
         return max(self.gaps)
 
@@ -114,24 +115,25 @@ class Replay:
             engine.method, self.bench.backbone, self.bench.train, engine.plan, self.memories, {}
         )
 
-    def _moved(self, tree: Tree) -> Tree:
+    def _to_device(self, tree: Tree) -> Tree:
         return {name: value.to(self.bench.backbone.device) for name, value in tree.items()}
 
-    def _noted(self, here: list[Payload], there: list[Payload]) -> list[Payload]:
-        self.gaps.append(largest_difference(here, there))
-        return here
+    def _compare(self, cpu: list[Payload], device: list[Payload]) -> list[Payload]:
+        self.gaps.append(largest_difference(cpu, device))
+        return cpu
 
 
-class Killed(Exception):
-    """The run ends here, as if its process had been killed."""
+class KillError(Exception):
+    """End of a run, as if its process had been killed."""
 
 
 def kill() -> None:
-    raise Killed
+    """End the run."""
+    raise KillError
 
 
 def same_numbers(names: list[str], device: torch.device) -> list[Row]:
-    """One row a method: how far the device's uploads are from the CPU's."""
+    """Return one row per method: the difference of the device's uploads from the CPU's."""
     rows = []
     for name in names:
         for together in (1, 3):
@@ -144,7 +146,10 @@ def same_numbers(names: list[str], device: torch.device) -> list[Row]:
 
 
 def whole_runs(names: list[str], device: torch.device) -> list[Row]:
-    """One row a method and number format: accuracy, memory, and whether a killed run ends alike."""
+    """Return one row per method and precision.
+
+    It has accuracy, memory, and whether a killed run ends alike.
+    """
     rows = []
     for name in names:
         for together, precision in ((1, "fp64"), (3, "fp64"), (3, "bf16")):
@@ -156,28 +161,29 @@ def whole_runs(names: list[str], device: torch.device) -> list[Row]:
             row |= {"seconds": time.perf_counter() - begin}
             row |= {f"MiB, {kind}": size / 2**20 for kind, size in peak_memory(device).items()}
             rows.append(
-                {**row, "ok": precision == "bf16" or resumed(bench, name) == result.accuracy}
+                {**row, "ok": precision == "bf16" or resume_killed(bench, name) == result.accuracy}
             )
     return rows
 
 
-def resumed(bench: Benchmark, name: str) -> list[list[float]]:
-    """Accuracies of the run that is killed after its first round and continues."""
+def resume_killed(bench: Benchmark, name: str) -> list[list[float]]:
+    """Return accuracies of the run that is killed after its first round and continues."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.safetensors"
         try:
             bench.run(method_of(name), checkpoint=Checkpoint(path, kill))
-        except Killed:
+        except KillError:
             return bench.run(method_of(name), checkpoint=Checkpoint(path)).accuracy
     raise AssertionError("the run ended before it saved anything")
 
 
 def method_of(name: str) -> Method:
+    """Create a method with few steps."""
     return small_method(name, **SMALLER.get(name, {}))
 
 
 def command(*words: str) -> bool:
-    """Run a command, its output shown; whether it went well."""
+    """Run a command with its output shown; return whether it succeeded."""
     print("$", *words, flush=True)
     return subprocess.run(words).returncode == 0
 
@@ -185,31 +191,36 @@ def command(*words: str) -> bool:
 def table(
     part: Callable[[list[str], torch.device], list[Row]], names: list[str], device: torch.device
 ) -> list[Row]:
+    """Run a part and print its table."""
     rows = part(names, device)
     print(tabulate(rows, "keys", floatfmt=".3g"), flush=True)
     return rows
 
 
-@click.command(help=__doc__.split("\n")[0])
+@click.command()
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--methods", help="Of parts 1 and 2, separated by commas.  [all]")
 @click.option(
     "--data-root", type=click.Path(file_okay=False, path_type=Path), help="Folder with CIFAR-100."
 )
 @click.option(
-    "--small", is_flag=True, help="The shortest steps, and a tiny run of HGP on digits, for trying."
+    "--small",
+    is_flag=True,
+    help="The shortest steps, and a tiny run of HGP on digits, to try the script.",
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True)
 def main(device: str, methods: str | None, data_root: Path | None, small: bool, out: Path) -> None:
-    place, names = pick_device(device), methods.split(",") if methods else METHODS.names()
+    """Run all parts and print which failed."""
+    torch_device = pick_device(device)
+    names = methods.split(",") if methods else METHODS.names()
     out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
-    print(json.dumps(found), flush=True)
+    report: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
+    print(json.dumps(report), flush=True)
     parts: dict[str, bool] = {}
     for title, part in (("same numbers", same_numbers), ("whole runs", whole_runs)):
         print(f"\n{title}", flush=True)
-        found[title] = table(part, names, place)
-        parts[title] = all(row["ok"] for row in found[title])
+        report[title] = table(part, names, torch_device)
+        parts[title] = all(row["ok"] for row in report[title])
     print("\nsteps", flush=True)
     steps = [
         *(SMALL_STEPS.split() if small else ()),
@@ -242,8 +253,8 @@ def main(device: str, methods: str | None, data_root: Path | None, small: bool, 
         parts["HGP"] = command(*bench)
     else:
         print("left out; it needs --data-root")
-    found["parts"] = parts
-    (out / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
+    report["parts"] = parts
+    (out / "gpu.json").write_text(json.dumps(report, indent=2) + "\n")
     print(f"\n{tabulate([[k, 'ok' if ok else 'FAILED'] for k, ok in parts.items()])}")
     sys.exit(sum(not ok for ok in parts.values()))
 

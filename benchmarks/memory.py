@@ -1,4 +1,4 @@
-"""Resident memory and disk use of a run of many rounds: neither may grow with them.
+"""Measure resident memory and disk use over many rounds: neither may grow with them.
 
 python benchmarks/memory.py --rounds 200 --methods hgp,fcilpt,glfc
 """
@@ -24,8 +24,8 @@ SMALL = {
 }
 
 
-class Watched(RoundWriter):
-    """Notes memory and disk after every round."""
+class MemoryRecorder(RoundWriter):
+    """Writer of rounds that records memory and disk use after each."""
 
     def start(self, *arguments):
         super().start(*arguments)
@@ -39,6 +39,7 @@ class Watched(RoundWriter):
 
 
 def main():
+    """Print memory and disk use of each method at five rounds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,19 +49,19 @@ def main():
     rows = []
     bench = Benchmark.open(Settings.for_dataset("digits", rounds=options.rounds // 2, **SMALL))
     for name in options.methods.split(","):
-        with tempfile.TemporaryDirectory() as folder, Watched(Path(folder)) as log:
+        with tempfile.TemporaryDirectory() as folder, MemoryRecorder(Path(folder)) as log:
             bench.run(
                 create_method(name, "digits"),
                 0,
                 log,
                 Checkpoint(Path(folder) / "checkpoint.safetensors"),
             )
-        at = [len(log.resident) * part // 20 - 1 for part in (2, 5, 10, 15, 20)]
+        recorded_rounds = [len(log.resident) * part // 20 - 1 for part in (2, 5, 10, 15, 20)]
         checkpoint = max(d.get("checkpoint.safetensors", 0) for d in log.disk)
-        resident = [f"{log.resident[i]:.1f}" for i in at]
+        resident = [f"{log.resident[i]:.1f}" for i in recorded_rounds]
         per_round = log.disk[-1]["rounds.jsonl"] / len(log.disk)
         rows.append([name, *resident, f"{checkpoint / 1e6:.3f}", f"{per_round:.0f}"])
-    rounds = [f"MB at round {i + 1}" for i in at]
+    rounds = [f"MB at round {i + 1}" for i in recorded_rounds]
     header = ["method", *rounds, "checkpoint MB, at most", "log bytes per round"]
     print(tabulate(rows, header, disable_numparse=True))
 

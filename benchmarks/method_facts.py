@@ -10,7 +10,7 @@ from typing import get_args
 
 import torch
 
-from fczoo.board.method_tags import FAMILIES, words_of
+from fczoo.board.benchmark import FAMILIES, words_of
 from fczoo.cli.listing import TABLE, Facts
 from fczoo.core.method import Method
 from fczoo.core.payload import Content, Payload, contents
@@ -36,18 +36,18 @@ def facts_of(name: str) -> Facts:
     """Return what the list says of a method, from what it declares and from one measured upload."""
     method = create_method(name, DATASET)
     training = method.training()
-    words = words_of(training.trained_prefixes)
-    ordered = sorted(
-        words, key=lambda word: FAMILIES.index(word) if word in FAMILIES else len(FAMILIES)
+    kinds = sorted(
+        words_of(training.trained_prefixes),
+        key=lambda kind: FAMILIES.index(kind) if kind in FAMILIES else len(FAMILIES),
     )
-    trained = [SHORT.get(word, word) for word in ordered]
-    declared = contents(training.uploads) | ({"parameters"} if trained else set())
+    trained_words = [SHORT.get(kind, kind) for kind in kinds]
+    sent_kinds = contents(training.uploads) | ({"parameters"} if kinds else set())
     return Facts(
         name,
         group_of(method),
         year_of(type(method).paper),
-        ", ".join(trained) or "nothing",
-        ", ".join(SHORT[content] for content in get_args(Content) if content in declared)
+        ", ".join(trained_words) or "nothing",
+        ", ".join(SHORT[content] for content in get_args(Content) if content in sent_kinds)
         or "nothing",
         str(upload_bytes(method)),
     )
@@ -70,8 +70,8 @@ def year_of(citation: str) -> str:
 
     Earlier years are those of ideas that a later paper made federated.
     """
-    if found := re.search(r"(?<![\d.])20\d\d(?![\d.]\d)", citation):
-        return found[0]
+    if year := re.search(r"(?<![\d.])20\d\d(?![\d.]\d)", citation):
+        return year[0]
     number = re.search(r"(?<!\d)(\d\d)\d\d\.\d{4,5}(?!\d)", citation)
     return f"20{number[1]}" if number else ""
 
@@ -81,8 +81,8 @@ def upload_bytes(method: Method) -> int:
 
     For a method without rounds these are the bytes of its first upload.
     """
-    sent = measure(method, Settings.for_dataset(DATASET)).sent
-    upload = sent.get("round") or next(iter(sent.values()), Payload({}))
+    uploads = measure(method, Settings.for_dataset(DATASET)).sent
+    upload = uploads.get("round") or next(iter(uploads.values()), Payload({}))
     return nbytes(upload.tensors)
 
 

@@ -1,14 +1,13 @@
-"""Train the weights of the bundled backbone, vit_nano_32, again:
-on Tiny-ImageNet's labels and a larger ViT's features.
+"""Train the bundled backbone, vit_nano_32, on Tiny-ImageNet's labels and a larger ViT's features.
 
     python benchmarks/pretrain_vit_nano.py TINY_IMAGENET_FOLDER VIT_TI.safetensors OUT.safetensors
 
-VIT_TI is timm's vit_tiny_patch16_224.augreg_in21k_ft_in1k, or another plain ViT with input mean and std
-0.5. OUT can be used as ``fczoo.load_backbone("vit_nano_32:OUT.safetensors")``. Inputs are scaled to [0,
-1] and normalised with mean 0.5 and std 0.5. The shipped weights took 14 epochs over all 100,000 training
-images; another run comes near to them, but is not bit for bit the same. They were trained on images that
-derive from ImageNet (and from a teacher that was, too), whose terms allow non-commercial research and
-education: for research use.
+VIT_TI is timm's vit_tiny_patch16_224.augreg_in21k_ft_in1k, or another plain ViT with input mean and
+std 0.5. OUT can be used as ``fczoo.load_backbone("vit_nano_32:OUT.safetensors")``. Inputs are
+scaled to [0, 1] and normalised with mean 0.5 and std 0.5. The shipped weights took 14 epochs over
+all 100,000 training images; another run gives similar weights, but not the same bits. Images and
+teacher derive from ImageNet, whose terms allow non-commercial research and education: for research
+use.
 """
 
 import math
@@ -32,14 +31,15 @@ BATCH, PEAK_LR, TEACHER_PIXELS = 256, 1.5e-3, 128
 
 
 def tiny_imagenet(root: Path, per_class: int | None) -> tuple[Tensor, Tensor]:
-    """Training images, uint8 [N, 3, 64, 64], and their labels; with ``per_class``,
-    the first ones of every class.
+    """Read training images, uint8 [N, 3, 64, 64], and their labels.
+
+    ``per_class`` limits them to the first ones of every class.
     """
     names = (root / "wnids.txt").read_text().split()
     files = []
     for label, name in enumerate(names):
-        found = sorted((root / "train" / name / "images").glob("*.JPEG"))
-        files += [(file, label) for file in found[:per_class]]
+        paths = sorted((root / "train" / name / "images").glob("*.JPEG"))
+        files += [(file, label) for file in paths[:per_class]]
     if not files:
         raise click.ClickException(
             f"no images below {root / 'train'}; give the folder that holds wnids.txt and train/"
@@ -54,7 +54,7 @@ def tiny_imagenet(root: Path, per_class: int | None) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def teacher_features(images: Tensor, weights: Path) -> Tensor:
-    """Standardised features of the teacher at 128 px."""
+    """Compute standardised features of the teacher at 128 px."""
     teacher = load_backbone(str(weights), image_size=TEACHER_PIXELS).to(dtype=torch.bfloat16)
     out = []
     for block in tqdm(images.split(64), "teacher", leave=False):
@@ -65,7 +65,7 @@ def teacher_features(images: Tensor, weights: Path) -> Tensor:
 
 
 def augment(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Random resized crop to 32 px, flip, brightness and contrast, for a whole batch."""
+    """Crop at random, resize to 32 px, flip, and change brightness and contrast of a batch."""
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return low + (high - low) * torch.rand(len(x), *shape, generator=rng)
@@ -130,16 +130,17 @@ def main(
         nn.Linear(BUNDLED_CONFIG.dim, target.shape[1]),
     )
     params = [p for module in (net, head, project) for p in module.parameters()]
-    decayed, plain = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+    matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=PEAK_LR, betas=(0.9, 0.98))
-    steps = max(1, len(images) // BATCH)  # an epoch; what is left over waits for the next shuffle
+    steps = max(1, len(images) // BATCH)  # per epoch; the remainder waits for the next shuffle
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, PEAK_LR, total_steps=max(2, epochs * steps), pct_start=0.05
     )
     for epoch in range(epochs):
         if epoch >= epochs - 2:
-            net.patch_drop = nn.Identity()  # type: ignore[assignment]  # half of the patches are dropped but for the last two epochs
+            # all other epochs drop half of the patches
+            net.patch_drop = nn.Identity()  # type: ignore[assignment]
         losses = []
         for rows in tqdm(
             torch.randperm(len(images), generator=rng).split(BATCH)[:steps],

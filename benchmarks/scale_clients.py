@@ -1,11 +1,11 @@
-"""A run with many clients, of whom ten take part in a round: what ``scale.py clients`` asks of one
-process.
+"""Run rounds of ten participants among many clients, in one process of ``scale.py clients``.
 
     python benchmarks/scale_clients.py 10000 100
 
 However many clients there are, each owns four images of every task, drawn from the same 32, so that
 participants have the same work: a linear head on frozen features of a small ViT with random
-weights. Times are the processor's, so that other work next to counts little. Prints JSON.
+weights. Times are the processor's, so that other work at the same time counts little. The output is
+JSON.
 """
 
 import json
@@ -33,8 +33,8 @@ from fczoo.testing.world import toy_backbone
 PARTICIPANTS, EACH, IMAGES, ROUNDS = 10, 4, 32, 4
 
 
-class Watched(RoundWriter):
-    """Notes how long each round took from the one before, all that a round entails included."""
+class RoundTimer(RoundWriter):
+    """Writer of rounds that records the time from one round to the next."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)
@@ -43,70 +43,76 @@ class Watched(RoundWriter):
 
     def round(self, record):
         super().round(record)
-        now = time.process_time()
+        end = time.process_time()
         if record["round"]:  # the first one has the task's beginning with it
-            self.seconds[-1].append(now - self.last)
+            self.seconds[-1].append(end - self.last)
         else:
             self.seconds.append([])
-        self.last = now
+        self.last = end
 
 
-def stream_of(tasks: int) -> Stream:
+def make_stream(tasks: int) -> Stream:
+    """Create a stream of one class per task."""
     labels = np.repeat(np.arange(tasks), IMAGES)
     pixels = np.random.default_rng(0).integers(0, 256, (len(labels), 16, 16, 3), np.uint8)
     train, names = Images(pixels, labels), tuple(map(str, range(tasks)))
     test = Images(pixels[::IMAGES], labels[::IMAGES])
-    ordered = tuple(Task(t, t, t + 1, tasks, tasks) for t in range(tasks))
-    return Stream("many", train, test, np.arange(len(labels)), tuple(range(tasks)), names, ordered)
+    task_list = tuple(Task(t, t, t + 1, tasks, tasks) for t in range(tasks))
+    return Stream(
+        "many", train, test, np.arange(len(labels)), tuple(range(tasks)), names, task_list
+    )
 
 
 def split(tasks: int, clients: int) -> Partition:
+    """Draw four images of every task for each client."""
     rng = np.random.default_rng(1)
-    owned = (
+    indices = (
         ClientIndex(
             np.sort(rng.choice(IMAGES, EACH, replace=False)) + task * IMAGES for _ in range(clients)
         )
         for task in range(tasks)
     )
-    return Partition("many", "by hand", 0, tuple(range(tasks)), tuple(owned))
+    return Partition("many", "by hand", 0, tuple(range(tasks)), tuple(indices))
 
 
-def timed(work: Callable[[], object]) -> float:
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the processor time of a call."""
     begin = time.process_time()
     work()
     return time.process_time() - begin
 
 
 def main() -> None:
+    """Print times and memory of the run as JSON."""
     clients, tasks = map(int, sys.argv[1:])
     method = create_method("fedavg", tune="head")
-    stream, backbone = stream_of(tasks), toy_backbone()
+    stream, backbone = make_stream(tasks), toy_backbone()
     partition = split(tasks, clients)
-    few = {"clients": clients, "tasks": tasks, "rounds": ROUNDS, "epochs": 1, "batch_size": EACH}
-    settings = Settings(dataset="many", participation=float(PARTICIPANTS), device="cpu", **few)
+    sizes = {"clients": clients, "tasks": tasks, "rounds": ROUNDS, "epochs": 1, "batch_size": EACH}
+    settings = Settings(dataset="many", participation=float(PARTICIPANTS), device="cpu", **sizes)
     stores = ImageStore(stream.train, backbone), ImageStore(stream.test, backbone)
     bench = Benchmark(settings, stream, partition, backbone, *stores)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        saving = timed(lambda: partition.save(folder / "partition.json"))
-        with Watched(folder) as log:
-            seconds = timed(
+        saving = cpu_seconds(lambda: partition.save(folder / "partition.json"))
+        with RoundTimer(folder) as log:
+            seconds = cpu_seconds(
                 lambda: bench.run(method, 0, log, Checkpoint(folder / "checkpoint.safetensors"))
             )
-        of_round = [1000 * statistics.median(part) for part in (log.seconds[1], log.seconds[-1])]
-        joined = timed(lambda: bench.clients(stream.tasks[-1], idle=True))
+        round_ms = [1000 * statistics.median(part) for part in (log.seconds[1], log.seconds[-1])]
+        listing_seconds = cpu_seconds(lambda: bench.clients(stream.tasks[-1], idle=True))
         size = (folder / "partition.json").stat().st_size
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    found = {
+    figures = {
         "run, s": seconds,
-        "ms a round, second task": of_round[0],
-        "ms a round, last task": of_round[1],
-        "ms, a task's clients": 1000 * joined,
+        "ms per round, second task": round_ms[0],
+        "ms per round, last task": round_ms[1],
+        "ms, a task's clients": 1000 * listing_seconds,
         "partition.json, s": saving,
         "partition.json, MB": size / 1e6,
         "peak MiB": peak / 2**20,
     }
-    print(json.dumps({name: f"{value:.4g}" for name, value in found.items()}))
+    print(json.dumps({name: f"{value:.4g}" for name, value in figures.items()}))
 
 
 if __name__ == "__main__":

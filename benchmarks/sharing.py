@@ -1,10 +1,10 @@
-"""Memory of runs side by side: pixels and weights that all map, against a copy in each process.
+"""Compare the memory of processes that map pixels and weights with that of a copy in each.
 
     python benchmarks/sharing.py --jobs 1,2,4
 
 A random ViT-B/16 and as many images of 32 pixels as CIFAR-100 has. Each process reads all pixels
-and passes one image through all weights, and is then looked at: PSS counts what processes share
-once over all, USS is what one process would give back if it ended. Linux only.
+and passes one image through all weights, and is then measured: PSS counts shared memory once over
+all processes, USS is the memory that one process would free if it ended. Linux only.
 """
 
 import builtins
@@ -37,24 +37,25 @@ from fczoo.runner.shared_memory import SharedBenchmark, share
 @click.option("--backbone", default="vit_base_patch16_224.augreg_in21k", show_default=True)
 @click.option("--images", default=60_000, show_default=True)
 def main(jobs: str, backbone: str, images: int) -> None:
-    """Print PSS of all processes together and mean USS; with a copy in each, for the largest number
-    alone.
+    """Print PSS of all processes together and mean USS.
+
+    Copies in each process are measured with the largest number only.
     """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        shared = share(synthetic(backbone, images), Path(folder))
+        shared_bench = share(synthetic(backbone, images), Path(folder))
         counts = sorted(map(int, jobs.split(",")))
         pools: list[ProcessPoolExecutor] = []
-        for copied, wanted in ((False, counts), (True, counts[-1:])):
+        for is_copy, measured_counts in ((False, counts), (True, counts[-1:])):
             processes: list[int] = []
             for number in range(counts[-1]):
                 if number == len(pools):
                     pools.append(ProcessPoolExecutor(1, env={"OMP_NUM_THREADS": "1"}))
-                processes.append(pools[number].submit(hold, shared, copied).result())
-                if len(processes) in wanted:
+                processes.append(pools[number].submit(hold, shared_bench, is_copy).result())
+                if len(processes) in measured_counts:
                     sizes = [sizes_of(process) for process in processes]
                     pss, uss = (sum(size) / 2**20 for size in zip(*sizes, strict=True))
-                    how = "copied" if copied else "mapped"
+                    how = "copied" if is_copy else "mapped"
                     rows.append([len(processes), how, f"{pss:.0f}", f"{uss / len(processes):.0f}"])
         for pool in pools:
             pool.shutdown()
@@ -63,7 +64,7 @@ def main(jobs: str, backbone: str, images: int) -> None:
 
 
 def synthetic(backbone: str, images: int) -> Benchmark:
-    """A benchmark of random weights and pixels."""
+    """Create a benchmark of random weights and pixels."""
     settings = Settings(backbone=backbone, device="cpu", tasks=1)
     frozen, rng = random_backbone(settings), np.random.default_rng(0)
     labels = np.arange(images) % 100
@@ -76,10 +77,10 @@ def synthetic(backbone: str, images: int) -> Benchmark:
     return Benchmark(settings, stream, make_partition(stream, "iid", 5), frozen, *stores)
 
 
-def hold(shared: SharedBenchmark, copied: bool) -> int:
-    """Open the benchmark, read all of it, keep it; returns the process's number."""
-    bench = shared.open()
-    if copied:
+def hold(shared_bench: SharedBenchmark, is_copy: bool) -> int:
+    """Open the benchmark, read all of it and keep it; return the id of the process."""
+    bench = shared_bench.open()
+    if is_copy:
         train = bench.stream.train._replace(pixels=np.array(bench.stream.train.pixels))
         frozen = Backbone(bench.backbone.config, bench.backbone.weights)
         store = ImageStore(train, frozen)
@@ -93,13 +94,13 @@ def hold(shared: SharedBenchmark, copied: bool) -> int:
 
 
 def sizes_of(process: int) -> tuple[int, int]:
-    """PSS and USS of a process, bytes."""
-    found = {"Pss": 0, "Private_Clean": 0, "Private_Dirty": 0}
+    """Return PSS and USS of a process in bytes."""
+    sizes = {"Pss": 0, "Private_Clean": 0, "Private_Dirty": 0}
     for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]:
         name, size = line.split()[:2]
-        if name.rstrip(":") in found:
-            found[name.rstrip(":")] += 1024 * int(size)
-    return found["Pss"], found["Private_Clean"] + found["Private_Dirty"]
+        if name.rstrip(":") in sizes:
+            sizes[name.rstrip(":")] += 1024 * int(size)
+    return sizes["Pss"], sizes["Private_Clean"] + sizes["Private_Dirty"]
 
 
 if __name__ == "__main__":

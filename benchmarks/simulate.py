@@ -1,4 +1,4 @@
-"""Where rounds on many workers stop scaling, computed from what was measured on few.
+"""Compute where rounds on many workers stop scaling, from costs measured on few.
 
     python benchmarks/simulate.py --client-seconds 5 --download-mb 22 --upload-mb 22 --merge-ms 30
 
@@ -8,7 +8,7 @@ after another. The server hands out clients, and reads and merges uploads, one a
 others still train. Clients are not equally fast: ``--spread`` is the standard deviation of the
 logarithm of their seconds.
 
-Measure the costs with ``scale.py round`` (seconds per round) and ``fczoo show METHOD`` (bytes a
+Measure the costs with ``scale.py round`` (seconds per round) and ``fczoo show METHOD`` (bytes per
 client).
 """
 
@@ -20,13 +20,16 @@ import numpy as np
 from tabulate import tabulate
 
 
-def words(_: click.Context, __: click.Parameter, value: str) -> list[int]:
-    return [int(word) for word in value.split(",")]
+def parse_numbers(_: click.Context, __: click.Parameter, value: str) -> list[int]:
+    """Return the numbers of a comma-separated list."""
+    return [int(number) for number in value.split(",")]
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--workers", default="8,64,512", callback=words)
-@click.option("--clients", default="10,100,1000,10000", callback=words, help="Clients of a round.")
+@click.option("--workers", default="8,64,512", callback=parse_numbers)
+@click.option(
+    "--clients", default="10,100,1000,10000", callback=parse_numbers, help="Clients of a round."
+)
 @click.option("--client-seconds", default=5.0, help="Median time that a client trains.")
 @click.option("--spread", default=0.2, help="Of clients' times, see above.")
 @click.option("--download-mb", default=1.0, help="Broadcast to a worker.")
@@ -34,17 +37,19 @@ def words(_: click.Context, __: click.Parameter, value: str) -> list[int]:
 @click.option("--link-mb-s", default=1000.0, help="Rate of the server's link, MB/s.")
 @click.option("--merge-ms", default=5.0, help="The server reads, checks and adds one upload.")
 @click.option(
-    "--dispatch-ms", default=20.0, help="What handing one client to a worker costs the server."
+    "--dispatch-ms", default=20.0, help="Time of the server to hand one client to a worker."
 )
 def main(workers: list[int], clients: list[int], **costs: float) -> None:
-    """Seconds and speed-up of one round, and what it waits for most."""
+    """Print seconds and speed-up of one round, and what it waits for most."""
     rows = []
     for number in clients:
         for count in workers:
-            seconds, alone, busy = one_round(number, count, **costs)
+            seconds, single_seconds, busy = one_round(number, count, **costs)
             most = max(busy, key=lambda name: busy[name])
             shares = [f"{100 * part / seconds:.0f}" for part in busy.values()]
-            rows.append([number, count, f"{seconds:.1f}", f"{alone / seconds:.1f}", *shares, most])
+            rows.append(
+                [number, count, f"{seconds:.1f}", f"{single_seconds / seconds:.1f}", *shares, most]
+            )
     head = [
         "clients",
         "workers",
@@ -69,31 +74,31 @@ def one_round(
     merge_ms: float,
     dispatch_ms: float,
 ) -> tuple[float, float, dict[str, float]]:
-    """Seconds of a round, those of all clients in one process, and for how long each part of it was
-    busy.
-    """
-    trains = client_seconds * np.exp(spread * np.random.default_rng(0).standard_normal(clients))
-    waiting = iter(trains.tolist())
-    down, up, taking_part = download_mb / link_mb_s, upload_mb / link_mb_s, min(workers, clients)
-    link, server, order = taking_part * down, 0.0, itertools.count()
-    events = [((worker + 1) * down, next(order), "free") for worker in range(taking_part)]
+    """Return seconds of a round, those of one process, and for how long each part was busy."""
+    training_seconds = client_seconds * np.exp(
+        spread * np.random.default_rng(0).standard_normal(clients)
+    )
+    waiting = iter(training_seconds.tolist())
+    down, up, active_workers = download_mb / link_mb_s, upload_mb / link_mb_s, min(workers, clients)
+    link, server, order = active_workers * down, 0.0, itertools.count()
+    events = [((worker + 1) * down, next(order), "free") for worker in range(active_workers)]
     while events:
-        now, _, happened = heapq.heappop(events)
-        if happened == "trained":
-            link = max(link, now) + up
+        time, _, event = heapq.heappop(events)
+        if event == "trained":
+            link = max(link, time) + up
             heapq.heappush(events, (link, next(order), "arrived"))
-            happened = "free"
-        if happened == "arrived":
-            server = max(server, now) + merge_ms / 1000
+            event = "free"
+        if event == "arrived":
+            server = max(server, time) + merge_ms / 1000
         elif (seconds := next(waiting, None)) is not None:
-            server = max(server, now) + dispatch_ms / 1000
+            server = max(server, time) + dispatch_ms / 1000
             heapq.heappush(events, (server + seconds, next(order), "trained"))
     busy = {
-        "workers": float(trains.sum()) / taking_part,
-        "link": taking_part * down + clients * up,
+        "workers": float(training_seconds.sum()) / active_workers,
+        "link": active_workers * down + clients * up,
         "server": clients * (dispatch_ms + merge_ms) / 1000,
     }
-    return server, float(trains.sum()), busy
+    return server, float(training_seconds.sum()), busy
 
 
 if __name__ == "__main__":

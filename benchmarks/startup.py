@@ -1,7 +1,9 @@
-"""CPU time of commands that only look something up: ``python benchmarks/startup.py [COMMAND ...]``.
+"""Measure CPU time of commands that only show names.
 
-Each command runs in processes of its own; the least of the tries counts, as the others waited for
-something else. A command given as one argument, such as "show hgp", is measured in place of the
+    python benchmarks/startup.py [COMMAND ...]
+
+Each command runs in separate processes; the smallest time of all tries counts, as the others waited
+for something else. A command given as one argument, such as "show hgp", is measured instead of the
 usual ones.
 """
 
@@ -12,7 +14,7 @@ import sys
 from pathlib import Path
 
 TRIES = 3
-TORCH = "import torch"  # what the commands below the line may take anyway
+TORCH = "import torch"  # for comparison: commands that compute import it
 COMMANDS = (
     "--version",
     "--help",
@@ -38,20 +40,21 @@ COMMANDS = (
 )
 
 
-def cpu_seconds(words: list[str]) -> float:
-    """User and system time of a child process, threads included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def cpu_seconds(command: list[str]) -> float:
+    """Return user and system time of a child process, including its threads."""
+    start = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
 
 
 def main() -> None:
+    """Print the CPU time of every command."""
     command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
     if command is None:
         sys.exit("fczoo is not installed next to this Python; run pip install -e .")
-    words = {f"fczoo {c}": [command, *c.split()] for c in sys.argv[1:] or COMMANDS}
-    for name, call in {TORCH: [sys.executable, "-c", TORCH], **words}.items():
+    commands = {f"fczoo {c}": [command, *c.split()] for c in sys.argv[1:] or COMMANDS}
+    for name, call in {TORCH: [sys.executable, "-c", TORCH], **commands}.items():
         print(f"{min(cpu_seconds(call) for _ in range(TRIES)):6.2f} s  {name}", flush=True)
 
 

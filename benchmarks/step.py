@@ -1,18 +1,17 @@
-"""How fast clients train, next to a loop that does what released code does, in one run on one
-machine.
+"""Measure how fast clients train, next to a loop that does what released code does.
 
     python benchmarks/step.py --methods hgp,fppl --backbones vit_nano_32 --precisions fp32,bf16
 
 fczoo's side is ``Engine.train``: one round of every client. The reference is ``Reference`` below:
 one client after another, a timm model in float32 whose every weight gets a gradient, although only
 what the method adds is stepped, PIL transforms image by image in the training thread, and for
-methods with a query a second forward a step. Both train the same tensors on the same images with
+methods with a query a second forward per step. Both train the same tensors on the same images with
 the same loss, and end with the method's pass for class statistics, if it has one. The reference
 keeps one model for all its clients. Sides take turns after a warm-up, and a ratio is the median
-over the turns. Peak memory is measured in a process of its own a side. ``of GEMM`` is the rate of
+over the turns. Peak memory is measured in a separate process per side. ``of GEMM`` is the rate of
 fczoo's operations in matrix products and attention, as a part of the rate of the backbone's largest
-product alone, in the same precision and with as many threads: what is not 1 goes to everything
-else. Weights are random, images synthetic: nothing is fetched.
+product, in the same precision and with as many threads: the rest goes to everything else. Weights
+are random, images synthetic: nothing is fetched.
 """
 
 import ctypes
@@ -58,66 +57,75 @@ from fczoo.federation.device import DTYPES
 from fczoo.federation.environment import peak_memory, reset_peak_memory, versions
 
 
-def turns(case: Case, sides: Mapping[Any, Side]) -> tuple[dict[Any, list[float]], dict[Any, Any]]:
-    """Seconds of every side in every turn but the first, and what it returned last."""
+def take_turns(
+    case: Case, sides: Mapping[Any, Side]
+) -> tuple[dict[Any, list[float]], dict[Any, Any]]:
+    """Return seconds of every side in every turn but the first, and its last result."""
     times: dict[Any, list[float]] = {name: [] for name in sides}
     results = {}
     for turn in range(case.repeats + 1):
         for name, run in sides.items():
-            begin = case.now()
+            begin = case.read_clock()
             results[name] = run()
-            times[name] += [case.now() - begin] if turn else []
+            times[name] += [case.read_clock() - begin] if turn else []
     return times, results
 
 
 def speedup(slow: list[float], fast: list[float]) -> float:
+    """Return the median ratio of times over turns."""
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
 def peak_mib(case: Case, variant: Variant | None) -> float:
-    """Largest memory during one round: of the process beyond its imports, or of CUDA's allocator."""
+    """Return peak memory of one round in MiB.
+
+    It is that of the process beyond its imports, or that of CUDA's allocator.
+    """
     device = torch.device(case.device)
-    before = peak_memory(device).get("run", math.nan)  # without Linux, no memory is measured
+    import_memory = peak_memory(device).get("run", math.nan)  # without Linux, no memory is measured
     run: Side = fczoo_side(case, variant) if variant else Reference(case)
     getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # what glibc keeps of the preparation
     reset_peak_memory(device)
     run()
     peak = peak_memory(device)
-    return (peak["cuda"] if case.device == "cuda" else peak.get("run", math.nan) - before) / 2**20
+    return (
+        peak["cuda"] if case.device == "cuda" else peak.get("run", math.nan) - import_memory
+    ) / 2**20
 
 
 def gemm_rate(case: Case, precision: str) -> float:
-    """Operations a second of the largest product in a block, for one batch: its best of many turns."""
+    """Return operations per second of a block's largest product: the best of many turns."""
     config, dtype = CONFIGS[case.backbone], DTYPES[precision]
     rows = case.batch_size * (1 + (config.image_size // config.patch_size) ** 2)
     x = torch.randn(rows, config.dim, device=case.device, dtype=dtype)
     weight = torch.randn(config.mlp_dim, config.dim, device=case.device, dtype=dtype)
-    taken = []
+    seconds = []
     for _ in range(30):
-        begin = case.now()
+        begin = case.read_clock()
         for _ in range(10):
             F.linear(x, weight)
-        taken.append((case.now() - begin) / 10)
-    return 2 * rows * config.dim * config.mlp_dim / min(taken)
+        seconds.append((case.read_clock() - begin) / 10)
+    return 2 * rows * config.dim * config.mlp_dim / min(seconds)
 
 
 def operations(run: Side) -> int:
-    """Of one round, in matrix products and attention."""
+    """Count the operations of one round in matrix products and attention."""
     with FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()
 
 
 def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dict[str, Any]]:
-    """One row a variant. ``gain`` and ``difference`` compare it with the first one of its
-    precision.
+    """Return one row per variant.
+
+    ``gain`` and ``difference`` compare it with the first variant of its precision.
     """
     check_gradients(case)
     sides: dict[Variant | None, Side] = {
         None: Reference(case),
         **{v: fczoo_side(case, v) for v in variants},
     }
-    times, payloads = turns(case, sides)
+    times, payloads = take_turns(case, sides)
     speed = {v: case.clients * case.each * EPOCHS / statistics.median(t) for v, t in times.items()}
     peaks: dict[Variant | None, int] = {}
     if memory:
@@ -126,7 +134,7 @@ def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dic
     rates = {p: gemm_rate(case, p) for p in {v.precision for v in variants}}
     rows = []
     for v in variants:
-        first = next(other for other in variants if other.precision == v.precision)
+        first = next(w for w in variants if w.precision == v.precision)
         row = {
             "method": case.method,
             "backbone": case.backbone,
@@ -146,7 +154,7 @@ def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dic
             {
                 **row,
                 "difference": None
-                if v.cached
+                if v.cache_queries
                 else largest_difference(payloads[first], payloads[v]),
             }
         )
@@ -154,7 +162,7 @@ def measure_steps(case: Case, variants: list[Variant], memory: bool) -> list[dic
 
 
 def measure_transforms(case: Case) -> list[dict[str, Any]]:
-    """Images/s of the transforms only."""
+    """Return images/s of the transforms only."""
     config, images, rows = CONFIGS[case.backbone], case.images(), []
     store = ImageStore(images, Backbone(config, case.start()[1].state_dict()))
     blocks, draws = (
@@ -162,22 +170,25 @@ def measure_transforms(case: Case) -> list[dict[str, Any]]:
         torch.rand(len(images.labels), DRAWS),
     )
 
-    def batched(augment: Augment, index: Tensor) -> Tensor:
+    def batch_view(augment: Augment, index: Tensor) -> Tensor:
         return (
             store.view(index)
             if augment.is_fixed
             else store.training_view(index, augment, draws[index])
         )
 
-    def over_all(transform: Callable[[Tensor], Tensor]) -> int:
+    def count_images(transform: Callable[[Tensor], Tensor]) -> int:
         return sum(len(transform(index)) for index in blocks)
 
     for name in AUGMENTS:
         augment = get_augment(name)
         pil = partial(one_by_one, pil_view(augment, config), images.pixels, case.device)
-        times, _ = turns(
+        times, _ = take_turns(
             case,
-            {"pil": partial(over_all, pil), "fczoo": partial(over_all, partial(batched, augment))},
+            {
+                "pil": partial(count_images, pil),
+                "fczoo": partial(count_images, partial(batch_view, augment)),
+            },
         )
         speeds = {
             side: round(len(images.labels) / statistics.median(t)) for side, t in times.items()
@@ -193,28 +204,29 @@ def measure_transforms(case: Case) -> list[dict[str, Any]]:
     return rows
 
 
-def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
+def parse_words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
+    """Return the words of a comma-separated list."""
     return value.split(",")
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--methods", default=",".join(AUGMENT), callback=words)
+@click.option("--methods", default=",".join(AUGMENT), callback=parse_words)
 @click.option(
     "--backbones",
     default="vit_nano_32,vit_tiny_patch16_224",
-    callback=words,
+    callback=parse_words,
     help=f"Of {', '.join(CONFIGS)}.",
 )
 @click.option(
     "--precisions",
     default="fp32,bf16",
-    callback=words,
+    callback=parse_words,
     help="Of fczoo; the reference is always fp32.",
 )
 @click.option(
     "--together",
     default="1,10",
-    callback=words,
+    callback=parse_words,
     help="Clients in one forward of fczoo; the largest is the number of clients.",
 )
 @click.option(
@@ -249,7 +261,7 @@ def main(
     out: Path | None,
     **options: Any,
 ) -> None:
-    """Image-steps/s and memory of fczoo next to a plain reference loop."""
+    """Print image-steps/s and memory of fczoo next to a plain reference loop."""
     cuda = options["device"] == "cuda"
     machine = {
         "machine": torch.cuda.get_device_name() if cuda else platform.machine(),
@@ -275,7 +287,7 @@ def main(
                 "query" in create_method(case.method).training().inputs
                 and not get_augment(case.augment).is_fixed
             ):
-                variants += [Variant(p, widths[0], cached=True) for p in precisions]
+                variants += [Variant(p, widths[0], cache_queries=True) for p in precisions]
             steps += (rows := measure_steps(case, variants, memory))
             print(f"\n{tabulate(rows, 'keys', floatfmt='.3g')}", flush=True)
     if out:

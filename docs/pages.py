@@ -17,9 +17,9 @@ import fczoo
 import fczoo.testing
 from fczoo.board.benchmark import heading
 from fczoo.cli.app import main
+from fczoo.cli.info import source_page
 from fczoo.cli.listing import KINDS, REGISTRIES, listing
-from fczoo.cli.show import dataset_values, exchange, show
-from fczoo.cli.show_protocol import source_page
+from fczoo.cli.show import dataset_values, exchange, part_page
 from fczoo.core.method import Method
 from fczoo.core.options import describe_type, quirks, spaces
 from fczoo.core.registry import METHODS, create_method
@@ -48,7 +48,7 @@ def write(folder: Path) -> None:
         "releases": _sources_page("Released code", RELEASES, "release"),
         "parts": _parts_page(),
         "commands": _commands_page(),
-        "settings": f"# Settings\n\n{_literal(show('settings', DATASET))}",
+        "settings": f"# Settings\n\n{_literal(part_page('settings', DATASET))}",
         "api": _api_page(),
     }
     texts |= {f"methods/{name}": _method_page(METHODS.get(name)) for name in _ours(METHODS)}
@@ -226,7 +226,7 @@ def _parts_page() -> str:
             continue
         parts += [f"## {kind.capitalize()}", f"{KINDS[kind].capitalize()}."]
         for name in _ours(registry):
-            parts += [f"### {name}", _literal(show(name, DATASET))]
+            parts += [f"### {name}", _literal(part_page(name, DATASET))]
     return "\n\n".join([*parts, "## Backbones", _literal(listing("backbones"))])
 
 

@@ -28,11 +28,11 @@ from .federation.benchmark import run as run
 from .federation.callbacks import Callback as Callback
 from .federation.result import Result as Result
 from .federation.settings import Settings as Settings
-from .models.load import load_model as load_model
-from .models.save import save_model as save_model
+from .models.storage import load_model as load_model
+from .models.storage import save_model as save_model
 from .protocols.registry import register_protocol as register_protocol
-from .reports.results import Results as Results
-from .reports.results import load_results as load_results
+from .runner.api import Results as Results
 from .runner.api import bench as bench
+from .runner.api import load_results as load_results
 
 __version__: str

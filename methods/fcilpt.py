@@ -24,7 +24,7 @@ from fczoo.core.types import Batch, Context, Evidence, Finding, ServerAggregator
 from fczoo.functional.cosine import cosines
 from fczoo.functional.heads import head_logits
 from fczoo.functional.prompts import PromptPool, choice_shares, gather_prompts, top_positions
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("fcilpt")

@@ -61,6 +61,11 @@ class FPPL(PromptedHead):
     lr: float = option(
         1e-3, "learning rate of prompt, fusion and head", low=0, tune=(1e-4, 1e-1, "log")
     )
+    support: Literal["task", "seen", "all"] = option(
+        "task",
+        "classes in the clients' softmax: the task's (code), all seen so far, or all of the run "
+        "(eq. 7)",
+    )
     unify: float = option(
         1.0, "weight lambda of the contrast with the global prototypes (0: without)", low=0
     )
@@ -127,8 +132,8 @@ class FPPL(PromptedHead):
     ) -> tuple[Tensor, Tree]:
         # Prompt fusion: feature c of the image under its fused prompt.
         features = self.features(backbone, {**ctx.shared, **train}, batch)
-        # L = L_ce over all classes of the current task + lambda L_ur.
-        loss = task_cross_entropy(head_logits(train, features), batch, ctx.task)
+        # L = L_ce (eq. 7; by default over the current task's classes) + lambda L_ur.
+        loss = task_cross_entropy(head_logits(train, features), batch, ctx.task, self.support)
         return loss + self.unify * self.contrast(features, batch, ctx), {}
 
     def contrast(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:

@@ -32,7 +32,7 @@ from fczoo.functional.gaussians import empty_gaussians, gaussians, moment_sums
 from fczoo.functional.heads import PromptedHead, head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.prompts import init_prefixes
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("hgp")
@@ -84,6 +84,11 @@ class HGP(CalibratedHead, PromptedHead):
     lr: float = option(3e-3, "learning rate of prefix and head", low=0, tune=(1e-4, 1e-1, "log"))
     schedule: Literal["constant", "cosine_local"] = option(
         "constant", "cosine_local: over the steps of each round, as in early released code"
+    )
+    support: Literal["task", "seen", "all"] = option(
+        "task",
+        "classes in the clients' softmax: the task's (code), all seen so far, or all of the run "
+        "(eq. 1)",
     )
     clip: float | None = option(
         1.0, "largest norm of a client's gradient; only in the released code (paper: none)", low=0
@@ -139,9 +144,9 @@ class HGP(CalibratedHead, PromptedHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Client, local training: cross-entropy over all classes of the current task.
+        # Client, local training, eq. 1: cross-entropy; by default over the current task's classes.
         logits = head_logits(train, self.features(backbone, train, batch))
-        return task_cross_entropy(logits, batch, ctx.task), {}
+        return task_cross_entropy(logits, batch, ctx.task, self.support), {}
 
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context

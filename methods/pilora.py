@@ -35,7 +35,7 @@ from fczoo.functional.gaussians import class_sums
 from fczoo.functional.lora import lora_cosines
 from fczoo.methods._pilora_lora import IncrementalLoRA
 from fczoo.methods._pilora_prototypes import LearnedPrototypes
-from fczoo.protocols.method_options import use_protocol_options
+from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("pilora")
@@ -86,8 +86,10 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
         "divisor in the re-weight's softmax; eq. 13 prints it as a factor: use 5 for that reading",
         low=1e-6,
     )
-    reweight: Literal["distance", "squared", "average"] = option(
-        "distance", "prototypes by distance (code), squared distance (eq. 11), or plain average"
+    reweight: Literal["distance", "squared", "average", "equal"] = option(
+        "distance",
+        "prototypes by distance (code) or squared distance (eq. 11), averaged by the clients' "
+        "images, or with equal weights (sections 4.2 and 5.3, without re-weighting)",
     )
     means: Literal["after", "running"] = option(
         "after",
@@ -171,6 +173,9 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
         # m = sum_k w_k m^k. Algorithm 1: equal weights for a class without features.
         if self.reweight == "average":
             server_tree = average([p.drop("class.") for p in payloads])
+        elif self.reweight == "equal":
+            server_tree = average([p.drop("prototype", "class.") for p in payloads])
+            server_tree["prototype"] = torch.stack([p["prototype"] for p in payloads]).mean(0)
         else:
             use_squares = self.reweight == "squared"
             server_tree = prototype_reweight(payloads, average, self.temperature, use_squares)
@@ -202,7 +207,7 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
                 if evidence.task.index
                 else {}
             )
-        if self.reweight == "average":
+        if self.reweight in ("average", "equal"):
             return {}
         weights = uploaded_weights(evidence.payloads, self.temperature, self.reweight == "squared")
         counts = torch.stack([p["class.count"] for p in evidence.payloads])

@@ -57,7 +57,7 @@ def paper_settings(which: int = 0, **changes: object) -> dict:
         which: 0 for the print, 1 for the released code.
         changes: Settings with other values.
     """
-    settings = get_card(CARD).readings[which].settings
+    settings = get_card(CARD).readings[which].config.settings
     return {k: v for k, v in {**as_json(settings.portable()), **changes}.items() if k != "backbone"}
 
 

@@ -1,10 +1,15 @@
-"""Weights of backbones: where they are, and the data on which they were pre-trained."""
+"""Weights of backbones: where they are, and the data on which they were pre-trained.
+
+The classes of these data may overlap with those of a data set of fczoo.
+"""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from fczoo.backbones.names import BUNDLED_NAME, SUFFIXES, canonical_backbone, full_name
 from fczoo.core.files import home
+from fczoo.core.registry import DATASETS
 
 TITLES = {
     "tinyimagenet": "Tiny-ImageNet",
@@ -37,6 +42,13 @@ IN_PAPERS = frozenset({"imagenet1k", "imagenet21k"})
 
 SUPERSETS = {"imagenet21k": "imagenet1k"}
 """Pre-training sets that contain all classes of another one."""
+
+CLASSES = {
+    "all": "these classes",
+    "some": "some of these classes",
+    "similar": "classes like some of these",
+}
+"""Degrees of overlap in words, the largest first."""
 
 _HASHES = {  # SHA-256 of weight files
     "3ffadaa2e488f0de67e1f4459d5a303deca3de69e44e52619c0b0848d99d5c14": BUNDLED_NAME,
@@ -224,3 +236,48 @@ def _in_cache(name: str) -> bool:
 
     repository = hub_repository(name)
     return any(isinstance(try_to_load_from_cache(repository, file), str) for file in HUB_FILES)
+
+
+def shared_classes(dataset: str, backbone: str) -> dict[str, str]:
+    """Return the overlap of a data set with each pre-training set of a named backbone.
+
+    Args:
+        dataset: Name of the data set; an unknown one has no overlap.
+        backbone: Name of the backbone with its weights.
+
+    Returns:
+        Pre-training set -> overlap; without sets that have none.
+    """
+    if dataset not in DATASETS.names():
+        return {}
+    dataset_overlaps: Mapping[str, str] = DATASETS.get(dataset).overlaps
+    sets = {key: (key, SUPERSETS.get(key, "")) for key in pretraining_sets(backbone)}
+    overlaps = {
+        key: next((dataset_overlaps[k] for k in keys if k in dataset_overlaps), None)
+        for key, keys in sets.items()
+    }
+    return {key: overlap for key, overlap in overlaps.items() if overlap}
+
+
+def contamination(dataset: str, backbone: str) -> str:
+    """Describe how a named backbone met the classes of a data set in training; empty if unknown.
+
+    Args:
+        dataset: Name of the data set.
+        backbone: Name of the backbone with its weights.
+    """
+    overlaps = shared_classes(dataset, backbone)
+    unusual = {key: overlap for key, overlap in overlaps.items() if key not in IN_PAPERS}
+    if unusual:
+        titles, classes = _describe_sets(unusual)
+        return f"backbone trained with labels of {classes}: {backbone} learned from {titles}"
+    if overlaps:
+        titles, classes = _describe_sets(overlaps)
+        return f"{titles} weights saw images of {classes} in pre-training, as in the papers"
+    return ""
+
+
+def _describe_sets(shared: Mapping[str, str]) -> tuple[str, str]:
+    """Return the titles of the pre-training sets and the largest overlap with one of them."""
+    largest = next(words for overlap, words in CLASSES.items() if overlap in shared.values())
+    return " and ".join(TITLES[key] for key in shared), largest

@@ -1,21 +1,27 @@
-"""One benchmark's part of a page: its rows with their provenance, and its figures."""
+"""One benchmark's part of a page: its rows with tags and provenance, and its figures.
 
+A page filters rows by the tags of their methods.
+"""
+
+import dataclasses
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fczoo.board.charts import chart, download
-from fczoo.board.critical_difference import test_differences
-from fczoo.board.method_tags import MethodTags, tags_of
+from fczoo.board.ranks import test_differences
+from fczoo.core.errors import FczooError
+from fczoo.core.method import Method
+from fczoo.core.options import build
+from fczoo.core.registry import METHODS
 from fczoo.federation.environment import digest
 from fczoo.reports.captions import conditions, describe, notes, schedule_sources
-from fczoo.reports.diagnostics_figures import insights
+from fczoo.reports.detail_figures import confusion_map, insights
 from fczoo.reports.figures import accuracy_matrix, overview
 from fczoo.reports.formats import number, sign, to_csv
-from fczoo.reports.heat_maps import confusion_map
 from fczoo.reports.run_folder import About
 from fczoo.reports.runs import Experiment, Line, identity
 from fczoo.reports.significance import Entry, interval
@@ -152,7 +158,7 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
     """
     lines = sort_lines(experiment)
     experiment = Experiment(tuple(lines), experiment.unfinished_runs, experiment.runs)
-    words = [tags_of(line) for line in lines]
+    tags = [tags_of(line) for line in lines]
     charts = [chart(figure) for figure in overview(experiment)]
     names = {
         record.place: f"{runs.name}/{record.method}/seed{record.seed}"
@@ -160,8 +166,8 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         for record in runs.records
     }
     rows = [
-        _row(line, w, f"b{index}-{i}", names)
-        for i, (line, w) in enumerate(zip(lines, words, strict=True))
+        _row(line, row_tags, f"b{index}-{i}", names)
+        for i, (line, row_tags) in enumerate(zip(lines, tags, strict=True))
     ]
     for row in rows:
         row["colour"] = order[row["label"]]
@@ -173,7 +179,7 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         "main": _table(make_table(experiment, MAIN)),
         "tables": [_table(make_table(experiment, group)) for group in GROUPS],
         "tested": any(len(line.seeds) > 1 for line in lines),
-        "choices": choices(words),
+        "choices": choices(tags),
         "charts": [f for f in charts if f["kind"] in ("curves", "points")],
         "others": [f for f in charts if f["kind"] not in ("curves", "points")],
         "confusion": [chart(figure) for figure in map(confusion_map, lines) if figure],
@@ -195,23 +201,25 @@ def sort_lines(experiment: Experiment) -> list[Line]:
     return sorted(experiment.lines, key=key)
 
 
-def choices(found: Sequence[MethodTags]) -> dict[str, list[str]]:
+def choices(tags: Sequence[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
     """Return the choices of each filter, sorted.
 
     Args:
-        found: Tags of the rows.
+        tags: Tags of the rows by filter.
 
     Returns:
         Filter -> tags that any row has.
     """
-    words: dict[str, set[str]] = {}
-    for each in found:
-        for name, row_words in each.words().items():
-            words.setdefault(name, set()).update(row_words)
-    return {name: sorted(row_words) for name, row_words in words.items()}
+    known_tags: dict[str, set[str]] = {}
+    for row_tags in tags:
+        for name, values in row_tags.items():
+            known_tags.setdefault(name, set()).update(values)
+    return {name: sorted(values) for name, values in known_tags.items()}
 
 
-def _row(line: Line, words: MethodTags, anchor: str, names: Mapping[str, str]) -> dict[str, Any]:
+def _row(
+    line: Line, tags: Mapping[str, Sequence[str]], anchor: str, names: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the template data of a table row; ``names`` gives its runs' names by place."""
     accuracy = entry_of(line, COLUMNS["A_N"])
     bounds = interval(list(accuracy.by_seed.values())) if accuracy else None
@@ -229,8 +237,8 @@ def _row(line: Line, words: MethodTags, anchor: str, names: Mapping[str, str]) -
     return {
         "label": line.label,
         "anchor": anchor,
-        "words": words.words(),
-        "family": words.family,
+        "words": tags,
+        "family": tags["family"][0],
         "interval": f"{percent(bounds[0])} to {percent(bounds[1])}" if bounds else "",
         "remark": line.remark,
         "options": [(k, setting_word(k, v)) for k, v in line.results[0].options.items()],
@@ -257,3 +265,93 @@ def _table(table: Table) -> dict[str, Any]:
         for label, row, seeds in zip(table.labels, table.rows, table.seeds, strict=True)
     ]
     return {"head": head, "rows": rows}
+
+
+UNKNOWN = "not installed here"
+NETWORK = "whole network"
+TENSOR_KINDS = {
+    "full": NETWORK,
+    "lora": "LoRA",
+    "prefix": "prompts",
+    "general": "prompts",
+    "expert": "prompts",
+    "component": "prompts",
+    "pool": "prompts",
+    "common": "prompts",
+    "prompt": "prompts",
+    "adapter": "adapters",
+    "head": "head",
+    "proxy": "head",
+    "eta": "head",
+    "sigma": "head",
+    "fusion": "head",
+    "prototype": "prototypes",
+    "tab": "task tokens",
+    "new": "task tokens",
+    "old": "task tokens",
+}
+"""First word of a trained tensor's name -> its kind; another word is its own kind."""
+FAMILIES = (NETWORK, "LoRA", "prompts", "adapters", "prototypes", "head")
+"""Kinds of trained tensors; the first of them that a method has names its family."""
+
+
+def tags_of(line: Line) -> dict[str, tuple[str, ...]]:
+    """Return the tags of a line's method with its options.
+
+    Args:
+        line: Row of a table; unknown tags are ``UNKNOWN`` if its method is not installed.
+
+    Returns:
+        Tags by filter: family of the method, exemplars (kept or none), kinds of content sent in
+        its uploads (as its runs counted them), kinds of trained tensors, and tuning (number of
+        trials of ``fczoo tune`` behind its values).
+    """
+    uploads = [r.uploaded for r in line.results]
+    upload_kinds = tuple(
+        dict.fromkeys(content for c in uploads for content, size in c.items() if size)
+    )
+    efforts = dict.fromkeys(record.trials for record in line.records)
+    tuning = tuple(f"{effort or 'no'} trials" for effort in efforts)
+    method = _method(line)
+    family = exemplars = UNKNOWN
+    trained: tuple[str, ...] = (UNKNOWN,)
+    if method is not None:
+        training = method.training()
+        trained = words_of(training.trained_prefixes) or ("nothing",)
+        exemplars = "kept" if training.exemplars else "none"
+        if not line.competes:
+            family = "upper bound"
+        elif training.exemplars:
+            family = "exemplars"
+        else:
+            family = next((name for name in FAMILIES if name in trained), "statistics only")
+    return {
+        "family": (family,),
+        "exemplars": (exemplars,),
+        "sent": upload_kinds,
+        "trained": trained,
+        "tuning": tuning,
+    }
+
+
+def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:
+    """Return the kinds of tensors with these prefixes, each once.
+
+    Args:
+        prefixes: Prefixes of tensor names, as in a method's ``training().trained_prefixes``.
+    """
+    words = [prefix.partition(".")[0].partition("_")[0] for prefix in prefixes]
+    return tuple(dict.fromkeys(TENSOR_KINDS.get(prefix_word, prefix_word) for prefix_word in words))
+
+
+def _method(line: Line) -> Method | None:
+    """Create the method of a run; None if its plug-in is missing or its options are outdated."""
+    name, options = line.records[0].method, line.results[0].options
+    if name not in METHODS.names():
+        return None
+    cls = METHODS.get(name)
+    field_names = {f.name for f in dataclasses.fields(cls)}
+    try:
+        return build(cls, name, {k: v for k, v in options.items() if k in field_names})
+    except FczooError:
+        return None

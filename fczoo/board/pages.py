@@ -3,7 +3,6 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fczoo import __version__
-from fczoo.board.benchmark import benchmark, choices, heading, sort_lines
+from fczoo.board.benchmark import benchmark, choices, heading, sort_lines, tags_of
 from fczoo.board.charts import as_csv
-from fczoo.board.method_tags import MethodTags, tags_of
 from fczoo.board.ranks import MIN_METHODS, RankEntry, borda, critical, shortage
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, write_safely
@@ -160,16 +158,7 @@ def _benchmarks(experiments: Sequence[Experiment], home: str, order: Mapping[str
 # --- index page
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """The row with which a method takes part in the ranking of a benchmark."""
-
-    line: Line
-    score: float  # mean A_N
-    words: MethodTags
-
-
-def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, Candidate]:
+def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, tuple[Line, float]]:
     """Return for each ranked method the row with the fewest changed options: see ``count_changes``.
 
     Among such rows that with most trials of ``fczoo tune``, then most seeds, then the first; never
@@ -180,7 +169,7 @@ def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, Candida
         tuned: Whether to use only rows for which ``fczoo tune`` found the values.
 
     Returns:
-        Method -> its row; without methods whose row has no A_N.
+        Method -> its row and the row's mean A_N; without methods whose row has none.
     """
     best_lines: dict[str, tuple[tuple[int, int, int], Line]] = {}
     for line in experiment.lines:
@@ -194,7 +183,7 @@ def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, Candida
             if current_best is None or key < current_best[0]:
                 best_lines[line.records[0].method] = key, line
     return {
-        name: Candidate(line, entry.mean, tags_of(line))
+        name: (line, entry.mean)
         for name, (_, line) in best_lines.items()
         if (entry := entry_of(line, COLUMNS["A_N"]))
     }
@@ -209,7 +198,7 @@ def _index(experiments: Sequence[Experiment]) -> str:
     has_tuned = any(len(field) > 1 for field in fields)
     if not has_tuned:
         fields = [candidates(experiment) for experiment in experiments]
-    scores = [{name: c.score for name, c in field.items()} for field in fields]
+    scores = [{name: score for name, (_, score) in field.items()} for field in fields]
     standings = borda(scores)
     ranked_indices = [i for i, field in enumerate(fields) if len(field) > 1]
     methods = [
@@ -226,7 +215,7 @@ def _index(experiments: Sequence[Experiment]) -> str:
         tuned=has_tuned,
         benchmarks=rows,
         counted=[rows[i] for i in ranked_indices],
-        choices=choices([c.words for field in fields for c in field.values()]),
+        choices=choices([tags_of(line) for field in fields for line, _ in field.values()]),
         csv=_csv(methods, [rows[i] for i in ranked_indices]),
         ranks=critical(blocks),
         shortage=shortage(blocks, "benchmarks"),
@@ -247,24 +236,26 @@ def _benchmark(index: int, experiment: Experiment) -> dict[str, Any]:
 
 
 def _method(
-    name: str, standing: RankEntry, benchmarks: Sequence[tuple[Experiment, Mapping[str, Candidate]]]
+    name: str,
+    standing: RankEntry,
+    benchmarks: Sequence[tuple[Experiment, Mapping[str, tuple[Line, float]]]],
 ) -> dict[str, Any]:
     """Return a row of the ranking."""
     words: dict[str, dict[str, None]] = {}
     entries: list[dict[str, Any] | None] = []
     for experiment, field in benchmarks:
-        candidate = field.get(name)
-        if candidate is None:
+        if name not in field:
             entries.append(None)
             continue
-        for key, values in candidate.words.words().items():
+        line, score = field[name]
+        for key, values in tags_of(line).items():
             words.setdefault(key, {}).update(dict.fromkeys(values))
-        rank = 1 + sum(rival.score > candidate.score for rival in field.values())
+        rank = 1 + sum(rival_score > score for _, rival_score in field.values())
         entries.append(
             {
                 "place": rank,
-                "label": candidate.line.label,
-                "score": percent(candidate.score),
+                "label": line.label,
+                "score": percent(score),
                 "address": heading(experiment).file,
             }
         )

@@ -16,9 +16,9 @@ ALL = "all"
 BACKBONE = "backbone"  # ``--set backbone.FIELD=VALUE`` gives a setting
 MOST_SEEDS = 10_000
 MOST_JOBS = 1024
-# names of ``fczoo.runner.executors.base.MODULES``, which imports torch
+# names of ``fczoo.runner.executors.MODULES``, which imports torch
 EXECUTORS = ("cores", "slurm", "ray")
-KEEP_MODEL = ("final", "tasks", "none")  # values of ``fczoo.models.keep.KeepModel``
+KEEP_MODEL = ("final", "tasks", "none")  # values of ``fczoo.models.storage.KeepModel``
 
 
 def parse_words(value: str | Sequence[str] | None, option: str) -> list[str]:

@@ -8,8 +8,8 @@ import click
 
 from fczoo.cli.arguments import EXECUTORS, KEEP_MODEL
 from fczoo.cli.downloads import download_options
-from fczoo.cli.examples import COMMON
 from fczoo.cli.options import (
+    COMMON,
     OUTPUT,
     RUNS,
     GroupedCommand,

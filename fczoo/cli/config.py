@@ -137,7 +137,7 @@ def request_of_run(path: Path) -> Request:
     """
     from fczoo.reports.run_folder import PARTITION, read_about
     from fczoo.reports.runs import with_defaults
-    from fczoo.runner.tune.tuned_file import tuned_values_of_run  # imports torch
+    from fczoo.runner.tuned_file import tuned_values_of_run  # imports torch
 
     about = read_about(path.parent)
     settings = with_defaults(about.settings)

@@ -1,5 +1,6 @@
 """Find, offer and download data sets and weights that runs need."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,18 +9,12 @@ from pathlib import Path
 import click
 
 from fczoo.cli.options import OUTPUT, Command, grouped_option
-from fczoo.core.errors import FczooError, first_line
+from fczoo.core.errors import FczooError, InterruptedCommandError, first_line
 from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
 from fczoo.core.terminal import is_terminal
 from fczoo.data.dataset import Archive, Dataset
 from fczoo.federation.settings import Settings
-
-
-class DownloadInterruptedError(FczooError):
-    """A download that the user interrupted; the downloaded part remains."""
-
-    exit_code = 130
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,9 @@ def provide(missing: Sequence[Missing], consent: bool | None) -> None:
             item.download()
         except KeyboardInterrupt as error:
             problem = f"the download of {item.name} was interrupted"
-            raise DownloadInterruptedError(f"{problem}; the same command resumes it") from error
+            raise InterruptedCommandError(
+                f"{problem}; the same command resumes it", signal.SIGINT
+            ) from error
 
 
 def download_weights(name: str) -> Path:
@@ -244,4 +241,6 @@ def _ask(question: str) -> bool:
     try:
         return click.confirm(question, default=True, err=True)
     except click.Abort as error:
-        raise DownloadInterruptedError("interrupted; nothing was downloaded") from error
+        raise InterruptedCommandError(
+            "interrupted; nothing was downloaded", signal.SIGINT
+        ) from error

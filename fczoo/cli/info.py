@@ -1,13 +1,31 @@
-"""``fczoo list``, ``show`` and ``doctor``: lists of names, and pages about them."""
+"""``fczoo list``, ``show`` and ``doctor``: lists of names, and pages about them.
 
+``show`` finds what a name means. Pages of parts and backbones are in ``fczoo.cli.show``, which
+imports torch; those of protocols, releases, settings and options are here.
+"""
+
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
-from fczoo.cli.listing import KINDS, SOURCES, complete_names, kinds, listing
+from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, spellings
+from fczoo.cli.listing import KINDS, PARTS, SOURCES, complete_names, kinds, listing, value_words
 from fczoo.cli.options import GroupedCommand, Name
+from fczoo.cli.pointers import first_few, option_owners, option_pointer
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
+from fczoo.core.options import flag, nearest, plural
+from fczoo.core.registry import DATASETS, METHODS
+from fczoo.data.dataset import domains_of
+from fczoo.federation.settings import Settings
+from fczoo.protocols.registry import REGISTRY_OF_SETTING
+from fczoo.protocols.source import ByBeta, Source, Statement
+from fczoo.reports.text_format import option_word, plain_table, word_table
 
 
 @click.command("list", cls=GroupedCommand)
@@ -37,26 +55,22 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
     `show protocol NAME` and `show release NAME` select one where several have the name. `show
     backbone NAME` also takes a file of weights.
     """
-    kinds = (*SOURCES, "backbone")
-    kind = match(names[0], kinds) or names[0]
-    if len(names) > 1 and (kind not in kinds or len(names) > 2):
-        words = " or ".join(kinds)
+    source_kinds = (*SOURCES, "backbone")
+    kind = match(names[0], source_kinds) or names[0]
+    if len(names) > 1 and (kind not in source_kinds or len(names) > 2):
+        words = " or ".join(source_kinds)
         raise FczooError(
             f"cannot show {' '.join(names)!r}; write one name, or {words} and its name"
         )
-    if kind in kinds and len(names) == 1:
+    if kind in source_kinds and len(names) == 1:
         click.echo(f"{listing(f'{kind}s')}\n\nfczoo show {kind} NAME describes one.")
     elif kind == "backbone":
-        from fczoo.cli.show_backbone import backbone_page
+        from fczoo.cli.show import backbone_page  # imports torch
 
         click.echo(backbone_page(names[1]))
     elif len(names) == 2:
-        from fczoo.cli.show_protocol import source_page
-
         click.echo(source_page(SOURCES[kind].get(names[1]), dataset))
     else:
-        from fczoo.cli.meanings import show_any
-
         click.echo(show_any(kind, dataset))
 
 
@@ -71,3 +85,247 @@ def doctor(data_root: Path | None) -> None:
     from fczoo.cli.doctor import doctor as page
 
     click.echo(page(data_root))
+
+
+def show_any(word: str, dataset: str | None) -> str:
+    """Return the page of a name; if it has several meanings, a list of them with their commands.
+
+    Args:
+        word: Name in any spelling.
+        dataset: Data set whose values are shown. None: digits; for a protocol or release, all.
+
+    Returns:
+        The text to print.
+
+    Raises:
+        FczooError: The name has no meaning.
+    """
+    if word.lower() == "settings" or any(registry.find(word) for registry in PARTS):
+        from fczoo.cli.show import part_page  # imports torch
+
+        return part_page(word, dataset or "digits")
+    matches = meanings(word.lstrip("-"), dataset)
+    if len(matches) == 1:
+        ((_, page),) = matches
+        return page()
+    if matches:
+        lines = "\n".join(f"- {line}" for line, _ in matches)
+        return f"{word} has {len(matches)} meanings:\n{lines}"
+    if advice := _advice(word):
+        raise FczooError(f"nothing is called {word!r}; {advice}")
+    names = {name for registry in (*PARTS, *SOURCES.values()) for name in registry.names()}
+    options = {name for method in METHODS.names() for name in METHODS.options(method)}
+    settings = {field.name for field in fields(Settings)}
+    known_names = {"settings", BUNDLED_NAME} | names | options | settings
+    raise FczooError(f"nothing is called {word!r}; {nearest(word, known_names)}")
+
+
+def meanings(word: str, dataset: str | None) -> list[tuple[str, Callable[[], str]]]:
+    """Return the meanings of a name, except parts that ``fczoo show NAME`` has a page for.
+
+    Args:
+        word: Name in any spelling.
+        dataset: Data set whose values a protocol or release shows. None: all.
+
+    Returns:
+        Lines that describe a meaning and the command that shows it, each with its page.
+    """
+    matches: list[tuple[str, Callable[[], str]]] = []
+    for kind, registry in SOURCES.items():
+        if name := registry.find(word):
+            source, line = registry.get(name), f"the {kind} {name}: fczoo show {kind} {name}"
+            matches.append((line, partial(source_page, source, dataset)))
+    backbone = canonical_backbone(word)
+    if backbone in spellings():
+        line = f"the backbone {backbone}: fczoo show backbone {backbone}"
+        matches.append((line, lambda: _backbone_page(backbone)))
+    if setting := match(word, [field.name for field in fields(Settings)]):
+        line = f"the setting {setting} of a run: fczoo bench {flag(setting)}"
+        matches.append((line, lambda: _setting_page(setting)))
+    if owners := option_owners(word):
+        owner_names, (method, option) = first_few(list(owners)), next(iter(owners.items()))
+        method = method if len(owners) == 1 else "METHOD"
+        line = (
+            f"an option of {owner_names}: fczoo show {method} has its value, --set "
+            f"{method}.{option}=VALUE sets it"
+        )
+        matches.append((line, lambda: _option_page(owners)))
+    return matches
+
+
+def _advice(word: str) -> str:
+    """Return what to type for a kind of names, an option of bench, or an option of another tool."""
+    from fczoo.cli.bench import bench
+
+    options = {param.name or "": param for param in bench.params}
+    if kind := match(word, KINDS):
+        return f"see fczoo list {kind}"
+    if option := match(word.lstrip("-"), options):
+        return f"{options[option].opts[0]} is an option: see fczoo bench --help"
+    return option_pointer(word, options)
+
+
+def _backbone_page(name: str) -> str:
+    from fczoo.cli.show import backbone_page  # imports torch
+
+    return backbone_page(name)
+
+
+def _setting_page(name: str) -> str:
+    field = next(field for field in fields(Settings) if field.name == name)
+    rows = [
+        ("setting", name),
+        ("option", f"fczoo bench {flag(name)}"),
+        ("what it is", field.metadata["meaning"]),
+        ("default", option_word(field.default)),
+        ("group", field.metadata["group"]),
+    ]
+    if registry := REGISTRY_OF_SETTING.get(name):
+        rows.append(("names", ", ".join(registry.names())))
+    return plain_table(rows)
+
+
+def _option_page(owners: Mapping[str, str]) -> str:
+    """Return the page of an option of methods, from its spelling by method."""
+    rows = []
+    for owner, option in owners.items():
+        declaration = METHODS.options(owner)[option]
+        rows.append(
+            (f"{owner}.{option}", f"{option_word(declaration.default)}: {declaration.meaning}")
+        )
+    method = next(iter(owners))
+    return (
+        f"An option of {plural(len(owners), 'method')}, with its "
+        f"default:\n\n{plain_table(rows)}\n\n"
+        f"fczoo bench --methods {method} --set {rows[0][0]}=VALUE sets it; "
+        f"fczoo show {method} has all options of {method}."
+    )
+
+
+DEFAULTS = {f.name: f.default for f in fields(Settings)}
+WIDTH = 120  # columns of running text
+
+PRINT = (
+    "In print: what the paper prints where the value follows something else; open: the paper does "
+    "not say."
+)
+
+
+def source_page(source: Source, dataset: str | None) -> str:
+    """Describe a protocol or release on a data set, each value with its source.
+
+    Args:
+        source: Protocol or release.
+        dataset: Name of the data set. None: an overview of all.
+
+    Returns:
+        The text to print.
+    """
+    paragraphs = f"{source.name}: {source.about}".split("\n\n")
+    parts = [textwrap.fill(paragraph, WIDTH) for paragraph in paragraphs]
+    parts.append(
+        f"Paper: {source.paper}"
+        if source.kind == "protocol"
+        else f"Repository: {source.repository}"
+    )
+    parts += [_overview(source)] if dataset is None else _on(source, dataset)
+    notes = [
+        textwrap.fill(note, WIDTH, initial_indent="- ", subsequent_indent="  ")
+        for note in source.notes
+    ]
+    return "\n\n".join([*parts, *(["\n".join(["Notes:", *notes])] if notes else [])])
+
+
+def _print_word(statement: Statement) -> str:
+    """Describe the deviation from the print; empty if there is none."""
+    if statement.open:
+        return "open"
+    return "" if statement.printed is ... else option_word(statement.printed)
+
+
+def _command_words(source: Source) -> str:
+    """Return the option of ``fczoo bench`` with the name of a protocol or release."""
+    flags = {"protocol": "--protocol", "release": "--as-released"}
+    return f"{flags[source.kind]} {source.name}"
+
+
+def _overview(source: Source) -> str:
+    field_names = ("tasks", "rounds", "epochs", "batch_size", "clients", "partition")
+    rows = [
+        (d, *(option_word(_values(source, d).get(field, "")) for field in field_names))
+        for d in source.datasets
+    ]
+    dataset_note = " Other data sets may be used, too." if source.any_dataset else ""
+    head = ["data set", *(f.replace("_", " ") for f in field_names)]
+    hint = (
+        f"Everything with its source: fczoo show {source.kind} {source.name} --dataset NAME."
+        f"{dataset_note}"
+    )
+    return f"{word_table(rows, head)}\n\n{hint}"
+
+
+def _values(source: Source, dataset: str) -> dict[str, Any]:
+    stated_values = source.settings_on(dataset)
+    tasks: Any = stated_values["tasks"].value if "tasks" in stated_values else DEFAULTS["tasks"]
+    if tasks == "domains":
+        tasks = domains_of(dataset)
+    return {
+        k: v.value_for(tasks if isinstance(tasks, int) else len(tasks))
+        for k, v in stated_values.items()
+    }
+
+
+def _on(source: Source, dataset: str) -> list[str]:
+    dataset = source.resolve(dataset)
+    stated_values, values = source.settings_on(dataset), _values(source, dataset)
+    all_values = [stated_values[field] for field in DEFAULTS if field in stated_values]
+    rows = [
+        (
+            field,
+            option_word(values[field]),
+            _print_word(stated_values[field]),
+            stated_values[field].source,
+        )
+        for field in DEFAULTS
+        if field in stated_values
+    ]
+    rows.append(
+        ("seeds", option_word(source.seeds.value), _print_word(source.seeds), source.seeds.source)
+    )
+    missing = (
+        ""
+        if dataset in DATASETS.names()
+        else f" No data set of that name is installed; known: {', '.join(DATASETS.names())}."
+    )
+    parts = [
+        f"On {dataset} (fczoo bench {_command_words(source)} --dataset "
+        f"{dataset}):{missing}\n{word_table(rows, ['setting', 'value', 'in print', 'source'])}"
+    ]
+    if dataset in source.partitions:
+        parts.append(f"Its splits (--partition): {'  '.join(source.partitions[dataset])}")
+    names = sorted({*METHODS.names(), *source.methods, *source.dataset_options.get(dataset, {})})
+    options = [
+        (
+            name if name in METHODS.names() else f"{name} (not installed)",
+            field,
+            value_words(value),
+            _print_word(value),
+            _source(value),
+        )
+        for name in names
+        for field, value in source.hyperparameters(name, dataset).items()
+    ]
+    if options:
+        head = ["method", "option", "value", "in print", "source"]
+        parts.append(
+            "Hyper-parameters; other options keep the method's own "
+            f"values:\n{word_table(options, head)}"
+        )
+    all_values += [v for name in names for v in source.hyperparameters(name, dataset).values()]
+    return [*parts, *([PRINT] if any(map(_print_word, all_values)) else [])]
+
+
+def _source(stated: Statement) -> str:
+    if not isinstance(stated.value, ByBeta):
+        return stated.source
+    return f"{stated.source}, at beta {' | '.join(map(option_word, stated.value.values))}"

@@ -16,7 +16,6 @@ import click
 
 from fczoo.backbones.names import UNSUPPORTED, backbone_names
 from fczoo.backbones.weights import describe_pretraining
-from fczoo.cli.show_protocol import value_words
 from fczoo.core.options import OptionDeclaration, dataclass_options, quirks
 from fczoo.core.registry import (
     AGGREGATORS,
@@ -30,8 +29,8 @@ from fczoo.core.registry import (
 )
 from fczoo.federation.settings import Settings
 from fczoo.protocols.registry import PROTOCOLS, RELEASES
-from fczoo.protocols.source import Source
-from fczoo.reports.text_format import columns, plain_table, word_table
+from fczoo.protocols.source import Source, Statement
+from fczoo.reports.text_format import columns, option_word, plain_table, word_table
 
 KINDS = {
     "methods": "all methods, by group: year, what is trained, what is sent",
@@ -171,6 +170,17 @@ def _quirks() -> str:
         "release NAME`:\n"
         f"{word_table(together, ['--as-released', 'of', 'options'])}"
     )
+
+
+def value_words(statement: Statement) -> str:
+    """Format the value of a statement, or the values of several betas side by side.
+
+    Args:
+        statement: Statement of a protocol or release.
+    """
+    if statement.depends_on_tasks:
+        return "by the number of tasks"
+    return " | ".join(map(option_word, statement.columns))
 
 
 def _changes(

@@ -47,7 +47,7 @@ def kept_models(folders: Iterable[Path]) -> str:
     Args:
         folders: Run folders.
     """
-    from fczoo.models.keep import models_in
+    from fczoo.models.storage import models_in
 
     places, size = models_in(folders)
     if not places:
@@ -92,7 +92,7 @@ def predict(
 
 def _load(folder: Path, backbone: str | None, device: str) -> "Classifier":
     from fczoo.federation.device import pick_device
-    from fczoo.models.load import load_model
+    from fczoo.models.storage import load_model
 
     return load_model(folder, backbone=backbone, device=pick_device(device))
 
@@ -166,8 +166,8 @@ def evaluate(
     if data_root is None and dataset is None:
         click.echo(_own_evaluation(folder, model, style, backbone, device), nl=style != "csv")
         return
-    from fczoo.models.evaluate import evaluate as evaluate_images
-    from fczoo.models.evaluate import labelled_images
+    from fczoo.models.predict import evaluate as evaluate_images
+    from fczoo.models.predict import labelled_images
 
     result = evaluate_images(model, *labelled_images(model, dataset, data_root))
     if style == "json":
@@ -198,8 +198,8 @@ def _own_evaluation(
     from fczoo.core.options import build, flag
     from fczoo.federation.benchmark import Benchmark
     from fczoo.federation.settings import Settings
-    from fczoo.models.evaluate import own_accuracy
-    from fczoo.models.load import backbone_spec
+    from fczoo.models.predict import own_accuracy
+    from fczoo.models.storage import backbone_spec
 
     paths = run_paths(folder)
     paths["backbone"] = backbone or backbone_spec(model.record)
@@ -287,7 +287,7 @@ def export(folder: Path, style: "ExportFormat", out: Path | None, backbone: str 
 )
 def cite(methods: tuple[str, ...]) -> None:
     """Print BibTeX of METHODS and of fczoo."""
-    from fczoo.models.citation import bibtex
+    from fczoo.models.card import bibtex
 
     names = [name.strip() for word in methods for name in word.split(",")]
     if not all(names):

@@ -9,6 +9,7 @@ import click
 from fczoo.cli.bench import bench
 from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
+from fczoo.core.options import plural
 
 if TYPE_CHECKING:
     from fczoo.papers.reproduce import Target
@@ -81,6 +82,14 @@ def compare(
 @click.option("--paper", help="Without CARD: list only rows of this paper; see `fczoo papers`.")
 @TABLE
 @ROW
+@click.option(
+    "--cells",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="With PAPER/TABLE: run only cells whose name fits, such as '*dirichlet:0.05*'; repeat it "
+    "for more.  [default: all]",
+)
 def reproduce(
     card: str | None,
     extra: tuple[str, ...],
@@ -90,16 +99,21 @@ def reproduce(
     paper: str | None,
     tables: tuple[str, ...],
     rows: tuple[str, ...],
+    patterns: tuple[str, ...],
 ) -> None:
     """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it.
-    Without CARD: all cards, with status.
+    PAPER: the list of its tables. PAPER/TABLE: all cells of a table. Without CARD: all cards, with
+    status.
 
     EXTRA options are passed to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out
-    FOLDER.
+    FOLDER. The cells of a table are written to a settings file first; --dry-run shows what they
+    cost.
     """
     from fczoo.cli.arguments import wrap_to_terminal
     from fczoo.papers.compare import spread
+    from fczoo.papers.printed_tables import find_table, list_tables
     from fczoo.papers.reproduce import get_card, listing, shell_command, verdict
+    from fczoo.papers.tables import papers as all_papers
     from fczoo.reports.runs import read_experiments
 
     if card is None:
@@ -111,11 +125,21 @@ def reproduce(
         return
     if card.startswith("-"):
         raise click.NoSuchOption(card, ctx=click.get_current_context())
-    list_options = {"--results": results, "--paper": paper, "--table": tables, "--row": rows}
+    if card.casefold() in all_papers() and not (extra or reading or results or rows or patterns):
+        click.echo(list_tables(card.casefold()))
+        return
+    if find_table(card) and not (results or paper or tables):
+        _reproduce_table(card, extra, dry_run, reading or "print", rows, patterns)
+        return
+    list_options = {
+        "--results": results,
+        "--paper": paper,
+        "--table": tables,
+        "--row": rows,
+        "--cells": patterns,
+    }
     if given_options := [name for name, value in list_options.items() if value]:
-        raise FczooError(
-            f"{given_options[0]} filters the list of all cards; leave it or {card} out"
-        )
+        raise FczooError(f"{given_options[0]} does not go with one card; leave it or {card} out")
     target = get_card(card)
     command = target.command(extra, reading or "print")
     bench_context = bench.make_context("fczoo reproduce", command[1:])
@@ -130,6 +154,39 @@ def reproduce(
             if line.results[0].method == target.row.method:
                 click.echo(spread(experiment, target.paper))
                 click.echo(f"{target.name}: {verdict(target, experiment, line)}")
+
+
+def _reproduce_table(
+    name: str,
+    extra: tuple[str, ...],
+    dry_run: bool,
+    reading: str,
+    rows: tuple[str, ...],
+    patterns: tuple[str, ...],
+) -> None:
+    """Write the settings file of a table's cells, run it, and judge the cells."""
+    from fczoo.core.files import write_safely
+    from fczoo.papers.printed_tables import choose_cells, find_table, judge_cells, settings_file
+
+    printed_table = find_table(name)
+    assert printed_table is not None
+    paper, table = printed_table
+    chosen = choose_cells(paper, table, rows, patterns)
+    suffix = "" if reading == "print" else "-released"
+    folder = Path("results") / f"{paper.key}-{table}{suffix}"
+    command = ["--config", f"{folder}.toml", "--out", str(folder), *extra]
+    text = settings_file(f"{paper.key}/{table}", chosen, reading)
+    folder.parent.mkdir(exist_ok=True)
+    write_safely(folder.with_suffix(".toml"), text.encode())
+    verb = "is" if len(chosen) == 1 else "are"
+    click.echo(f"{plural(len(chosen), 'cell')} {verb} in {folder}.toml.")
+    if dry_run:
+        command.append("--dry-run")
+    with bench.make_context("fczoo reproduce", command) as bench_context:
+        bench.invoke(bench_context)
+        out = Path(bench_context.params["out"])
+    if not dry_run:
+        click.echo(judge_cells(chosen, out))
 
 
 def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:

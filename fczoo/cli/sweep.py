@@ -18,7 +18,7 @@ from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import ABOUT
 from fczoo.runner.configs import Sweep, folder_name, make_sweep, setting_folder
 from fczoo.runner.executors.ray import NEW
-from fczoo.runner.tune.tuned_file import read_tuned_values
+from fczoo.runner.tuned_file import read_tuned_values
 
 SETTINGS = [f.name for f in fields(Settings)]
 

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from fczoo.cli.downloads import download_options
-from fczoo.cli.examples import COMMON
 from fczoo.cli.options import (
+    COMMON,
     OUTPUT,
     RUNS,
     GroupedCommand,
@@ -21,6 +21,7 @@ from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
 
 # settings that --seed determines
+FIRST_TASKS = 3  # tasks of a trial
 SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
 
 
@@ -127,9 +128,9 @@ def tune(
     from fczoo.reports.drawing import check_plot, write_importance
     from fczoo.reports.run_config import configure_run
     from fczoo.reports.text_format import early_tasks, option_word, word_table
-    from fczoo.runner.tune.search import tune as search
-    from fczoo.runner.tune.study import ERROR, Effort
-    from fczoo.runner.tune.tuned_file import TUNED_FILE
+    from fczoo.runner.study import ERROR
+    from fczoo.runner.tune import tune as search
+    from fczoo.runner.tuned_file import TUNED_FILE, Effort
 
     if plot is not None:
         check_plot(plot)
@@ -161,7 +162,13 @@ def tune(
         for name in searched_methods:  # report wrong options before any question
             configure_run(name, settings, fixed_options.get(name, {}))
         provide(missing, download)
-    effort = Effort(trials, first_tasks or Effort.tasks, held_out, score_per_class, seed)
+    effort = Effort(
+        trials=trials,
+        tasks=first_tasks or FIRST_TASKS,
+        held_out=held_out,
+        score_per_class=score_per_class,
+        seed=seed,
+    )
     search_result = search(searched_methods, settings, effort, out, parse_jobs(jobs), fixed_options)
     rows = []
     for name, method_result in search_result.methods.items():
@@ -184,7 +191,7 @@ def tune(
         "its tasks' images"
     )
     evaluation = (
-        f"{early_tasks(search_result.effort['tasks'])}, on {search_result.scored} training images "
+        f"{early_tasks(search_result.effort.tasks)}, on {search_result.scored} training images "
         "held out"
     )
     click.echo(f"\nA_N in % after {evaluation}; {effort_words}.\nWritten to {out / TUNED_FILE}")

@@ -26,6 +26,14 @@ class FczooError(Exception):
     exit_code = 1  # of the command line
 
 
+class InterruptedCommandError(FczooError):
+    """A signal stopped the command; what it has finished is on disk."""
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.exit_code = 128 + signal_number  # as shells report it
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of another error's message, shortened to about 160 characters.
 

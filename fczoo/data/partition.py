@@ -318,6 +318,24 @@ def _partition(file: _PartitionFile) -> Partition:
     return partition
 
 
+def _check_class_order(file_order: tuple[int, ...], run_order: tuple[int, ...]) -> None:
+    """Refuse a saved partition of another class order; name the option that fits."""
+    if file_order == run_order:
+        return
+    if file_order == tuple(range(len(file_order))):
+        advice = "use --class-order natural"
+    else:
+        advice = "use the --class-order or --class-order-seed with which it was saved"
+    if len(file_order) != len(run_order):
+        difference = f"{len(file_order)} classes against {len(run_order)}"
+    else:
+        i = next(i for i, (a, b) in enumerate(zip(file_order, run_order, strict=True)) if a != b)
+        difference = f"class {i + 1} is {file_order[i]} against {run_order[i]}"
+    raise FczooError(
+        f"the saved partition has another class order than this run: {difference}; {advice}"
+    )
+
+
 def _check_saved_partition(
     partition: Partition, stream: Stream, clients: int, joined: tuple[int, ...]
 ) -> Partition:
@@ -328,7 +346,6 @@ def _check_saved_partition(
     """
     differences = (
         ("data set", partition.dataset, stream.name),
-        ("class order", partition.class_order, stream.class_order),
         ("number of tasks", len(partition.tasks), len(stream.tasks)),
         ("number of clients", partition.clients, clients),
         ("number of clients joining at each task", partition.joined, joined),
@@ -339,6 +356,7 @@ def _check_saved_partition(
                 f"the saved partition has another {aspect} than this run: {file_value} against "
                 f"{run_value}"
             )
+    _check_class_order(partition.class_order, stream.class_order)
     orphan_count = shared_count = 0
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):
         positions, owners = np.unique(parts.positions, return_counts=True)

@@ -47,6 +47,8 @@ AUGMENTS = {
     "fppl": Augment(scale=(0.05, 1.0), flip=0.5),
     # RandomResizedCrop with its usual scale, HFlip: fed-mammoth
     "hgp": Augment(scale=(0.08, 1.0), flip=0.5),
+    # Resize(256), RandomCrop(224), HFlip: fed-mammoth on CUB-200
+    "randomcrop": Augment(scale=((224 / 256) ** 2,) * 2, ratio=(1, 1), flip=0.5),
 }
 
 

@@ -60,11 +60,11 @@ class LinearHead(OptimizerOptions):
     released code does.
     """
 
-    head_init: Literal["default", "zeros", "means"] = option(
+    head_init: Literal["default", "normal", "zeros", "means"] = option(
         "zeros",
-        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); at "
-        "zero; or, as a task begins, at its classes' mean features, of length 1 (HeadTune, Legate "
-        "et al., 2023)",
+        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); as "
+        "timm's classifiers do, N(0, 0.02^2) with bias 0 (fed-mammoth); at zero; or, as a task "
+        "begins, at its classes' mean features, of length 1 (HeadTune, Legate et al., 2023)",
     )
 
     @abstractmethod
@@ -106,7 +106,10 @@ class LinearHead(OptimizerOptions):
         Returns:
             ``head.weight`` [C, D] and ``head.bias`` [C].
         """
-        return linear_head(task, dim, rng if self.head_init == "default" else None)
+        head = linear_head(task, dim, rng if self.head_init == "default" else None)
+        if self.head_init == "normal":
+            torch.nn.init.trunc_normal_(head["head.weight"], std=0.02, generator=rng)
+        return head
 
     def with_head_means(self, training: Training) -> Training:
         """Return the method's declaration; with ``head_init=means`` also that of the class means.

@@ -1,6 +1,7 @@
 """Losses shared by several methods."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,21 +10,25 @@ from torch import Tensor
 from fczoo.core.types import Batch, Task
 
 
-def task_cross_entropy(logits: Tensor, batch: Batch, task: Task) -> Tensor:
-    """Compute the cross-entropy over the current task's classes only.
+def task_cross_entropy(
+    logits: Tensor, batch: Batch, task: Task, support: Literal["task", "seen", "all"] = "task"
+) -> Tensor:
+    """Compute the cross-entropy over the current task's classes, or over more of them.
 
-    Rows of other classes get exactly zero gradient.
+    Rows of classes outside the support get exactly zero gradient.
 
     Args:
         logits: Logits [B, C].
         batch: Labels and weights of the images.
         task: The current task.
+        support: Classes in the softmax: the current task's, all seen so far, or all of the run.
 
     Returns:
         The mean loss of the batch.
     """
-    logits = logits[:, task.start : task.stop]
-    return batch.mean(F.cross_entropy(logits, batch.y - task.start, reduction="none"))
+    first = task.start if support == "task" else 0
+    last = task.classes if support == "all" else task.stop
+    return batch.mean(F.cross_entropy(logits[:, first:last], batch.y - first, reduction="none"))
 
 
 def teacher_binary_cross_entropy(logits: Tensor, batch: Batch, old: int) -> Tensor:

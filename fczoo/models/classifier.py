@@ -1,18 +1,134 @@
-"""A kept model as a module of torch."""
+"""Kept models as PyTorch modules: the view of an image, the forward, and the tensors it reads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Task, whole_batch
+from fczoo.data.image_files import to_square
+from fczoo.data.views import evaluation_view
 from fczoo.models.record import ModelRecord
-from fczoo.models.tensors import prediction_batch
-from fczoo.models.transform import ViewConfig, evaluation_transform
+
+
+@dataclass(frozen=True)
+class EvaluationTransform:
+    """Transform of an image of PIL to the input of the backbone, as the run's evaluation took it."""
+
+    stored_size: int  # side in pixels of the stored square
+    image_size: int  # side of the input in pixels
+    test_crop: float  # part of each side that the view shows
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Cut the largest centred square, resize it as data sets of files do, and normalise it.
+
+        Args:
+            image: Image of any mode and size.
+
+        Returns:
+            Input of the backbone, float32 [3, image_size, image_size].
+
+        Raises:
+            FczooError: The argument is not an image of PIL.
+        """
+        if not isinstance(image, Image.Image):
+            raise FczooError(
+                f"the transform got {type(image).__name__}; give an image of PIL: Image.open(FILE)"
+            )
+        square = np.array(to_square(image, self.stored_size))
+        return self.normalise(torch.from_numpy(square).permute(2, 0, 1))
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Resize the middle of a stored square and normalise it.
+
+        Args:
+            pixels: uint8 [3, S, S].
+
+        Returns:
+            Input of the backbone, float32 [3, image_size, image_size].
+        """
+        images = evaluation_view(pixels[None].float() / 255, self.image_size, self.test_crop)
+        mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (self.mean, self.std))
+        return images.sub(mean).div(std)[0]
+
+
+def prediction_batch(inputs: Collection[str], backbone: Backbone, images: Tensor) -> Batch:
+    """Return a batch of images with the inputs that a method declares.
+
+    Args:
+        inputs: Declared inputs of the method, ``Training.inputs``.
+        backbone: Frozen backbone.
+        images: Normalised images [B, 3, S, S].
+    """
+    labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    query = backbone(images) if "query" in inputs else None
+    return whole_batch(
+        images if "images" in inputs else images.new_empty(len(images), 0), labels, query
+    )
+
+
+def prediction_tensors(method: Method, backbone: Backbone, state: Tree, task: Task) -> Tree:
+    """Return the tensors of a state that ``predict`` and ``features`` read.
+
+    Both run once on a blank image. A tensor is read if an operation of torch, its shape or its
+    length uses it. A declaration by each method could be forgotten; this cannot.
+
+    Args:
+        method: Method of the state.
+        backbone: Frozen backbone.
+        state: The server's state.
+        task: Last learned task.
+
+    Returns:
+        A part of the state, in the same order.
+    """
+    size = backbone.config.image_size
+    image = torch.zeros(1, 3, size, size, dtype=backbone.dtype, device=backbone.device)
+    with torch.no_grad():
+        batch = prediction_batch(method.training().inputs, backbone, image)
+        with _ReadRecorder() as recorder:
+            method.predict(backbone, dict(state), batch, task)
+            method.features(backbone, dict(state), batch)
+    return {name: value for name, value in state.items() if id(value) in recorder.read}
+
+
+class _ReadRecorder(TorchFunctionMode):
+    """Recorder of the identities of all tensors that functions of torch get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[int] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.read.update(map(id, _tensors((args, kwargs or {}))))
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
 
 
 class _TensorTree(nn.Module):
@@ -39,8 +155,8 @@ class Classifier(nn.Module):
 
     Attributes:
         classes: Names of the classes, in the order of the logits.
-        transform: torchvision transform from an image of PIL to a tensor [3, S, S], with the
-            pixels of the run's evaluation.
+        transform: Transform of an image of PIL to a tensor [3, S, S], with the pixels of the
+            run's evaluation.
         method: Method that was trained.
         task: Last learned task.
         record: Content of ``model.json``.
@@ -52,10 +168,8 @@ class Classifier(nn.Module):
         self._inputs = method.training().inputs
         self.classes = tuple(record.classes)
         config = backbone.config
-        self.transform = evaluation_transform(
-            ViewConfig(
-                record.stored_size, config.image_size, record.test_crop, config.mean, config.std
-            )
+        self.transform = EvaluationTransform(
+            record.stored_size, config.image_size, record.test_crop, config.mean, config.std
         )
         self._config, self._sha256 = config, backbone.sha256
         self._weights, self._tensors = _TensorTree(backbone.weights), _TensorTree(state)

@@ -1,12 +1,145 @@
-"""Export of kept models to formats that other programs read."""
+"""Export of kept models: all formats, and the programs of ``torch.export`` and ONNX."""
 
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import torch
+from torch.export import ExportedProgram
+
+from fczoo.core.errors import FczooError, first_line
+from fczoo.core.files import write_safely
 from fczoo.models.classifier import Classifier
-from fczoo.models.export_checks import SUFFIXES, ExportFormat, check_path
+from fczoo.models.export_checks import (
+    SUFFIXES,
+    ExportFormat,
+    check_images,
+    check_logits,
+    check_path,
+    facts,
+    refuse_export,
+)
 from fczoo.models.export_peft import export_peft
-from fczoo.models.export_program import export_onnx, export_torch
 from fczoo.models.export_timm import export_timm
+
+
+def export_torch(model: Classifier, path: Path) -> str:
+    """Export the forward as a program of ``torch.export``, for batches of any size.
+
+    Args:
+        model: Kept model on the CPU.
+        path: File of the program.
+
+    Returns:
+        Python code that loads the file.
+
+    Raises:
+        FczooError: torch cannot trace the method.
+    """
+    program = traced_program(model, "torch")
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files=facts(model))
+    write_safely(path, content.getvalue())
+    return f"torch.export.load({str(path)!r}).module()"
+
+
+def export_onnx(model: Classifier, path: Path) -> str:
+    """Export the forward to ONNX, for batches of any size.
+
+    Args:
+        model: Kept model on the CPU.
+        path: File of ONNX.
+
+    Returns:
+        Python code that loads the file.
+
+    Raises:
+        FczooError: A package is missing, or torch cannot trace or translate the method.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  torch.onnx needs it
+    except ImportError as error:
+        raise FczooError(
+            f"--format onnx needs the package {error.name}; run pip install 'fczoo[onnx]'"
+        ) from error
+    program, images = traced_program(model, "onnx"), check_images(model)
+    with TemporaryDirectory() as folder, _without_notes():
+        draft = Path(folder) / path.name
+        try:
+            translated: Any = torch.onnx.export(
+                program,
+                (images,),
+                dynamo=True,
+                verbose=False,
+                input_names=["images"],
+                output_names=["logits"],
+            )
+            translated.model.metadata_props.update(facts(model))
+            translated.save(draft, external_data=False)
+            session = onnxruntime.InferenceSession(draft, providers=["CPUExecutionProvider"])
+            (logits,) = session.run(None, {"images": images[:2].numpy()})
+        except Exception as error:  # torch and ONNX Runtime raise errors of many kinds
+            refuse_export(model, "onnx", f"torch.onnx cannot translate it: {_cause(error)}")
+        with torch.no_grad():
+            check_logits(model, "onnx", torch.from_numpy(logits), model(images[:2]))
+        write_safely(path, draft.read_bytes())
+    return f"onnxruntime.InferenceSession({str(path)!r})"
+
+
+def traced_program(model: Classifier, style: ExportFormat) -> ExportedProgram:
+    """Return the forward of a model as a program whose number of images is free.
+
+    Args:
+        model: Kept model on the CPU.
+        style: Format, for errors.
+
+    Raises:
+        FczooError: torch cannot trace the method, or the program gives other logits.
+    """
+    images = check_images(model)
+    batch = torch.export.Dim("batch", min=1)
+    torch.compiler.reset()  # traces of other models in this process would be compared with this
+    try:
+        with torch.no_grad(), _without_notes():
+            # strict, because len() of images is a constant where Python runs the forward
+            program = torch.export.export(
+                model, (images,), dynamic_shapes=({0: batch},), strict=True
+            )
+    except Exception as error:  # torch raises errors of many kinds
+        refuse_export(model, style, f"torch.export cannot trace it: {first_line(error)}")
+    with torch.no_grad():
+        check_logits(model, style, program.module()(images[:1]), model(images[:1]))
+    return program
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first line of the error at the start of a chain; the others are advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """Hide what torch and ONNX log and warn about the steps of a trace."""
+    loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
 
 EXPORTERS = {
     "timm": export_timm,

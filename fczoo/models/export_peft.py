@@ -21,8 +21,7 @@ from fczoo.models.export_checks import (
     float_model,
     refuse_export,
 )
-from fczoo.models.export_timm import TimmArguments, timm_form
-from fczoo.models.linear_form import LinearForm
+from fczoo.models.export_timm import LinearForm, TimmArguments, timm_form
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # names that peft gives
 PREFIX = "base_model.model."  # of all tensors in an adapter of peft

@@ -1,18 +1,20 @@
-"""Export of kept models to timm: weights that ``timm.create_model`` loads."""
+"""Export of kept models to timm: a vision transformer with a linear head as timm loads it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from fczoo.backbones.timm_vit import POOLS, timm_model, timm_names, vit_config
+from fczoo.core.backbone import Backbone
 from fczoo.core.files import write_safely
 from fczoo.core.tree import Tree
 from fczoo.core.vit_config import ViTConfig
-from fczoo.models.classifier import Classifier
+from fczoo.models.classifier import Classifier, prediction_batch
 from fczoo.models.export_checks import (
     ExportFormat,
     check_images,
@@ -21,7 +23,135 @@ from fczoo.models.export_checks import (
     float_model,
     refuse_export,
 )
-from fczoo.models.linear_form import LinearForm, NotLinearError, linear_form
+
+PLUG_KINDS = {
+    "prefix": "it puts trained prefixes in front of keys and values",
+    "tokens": "it puts trained prompts in front of the image's tokens",
+    "deep": "it puts trained prompts between the image's tokens",
+    "adapter": "it trains adapters beside the MLPs",
+}
+"""Kind of a plug that is not part of a weight -> what a method does with it."""
+
+ROWS = 64  # features of one prediction
+
+
+class NotLinearError(Exception):
+    """The reason why a model has no plain form."""
+
+
+@dataclass(frozen=True)
+class LinearForm:
+    """Plugs of the backbone, and the head: logits = features W^T + b."""
+
+    plugs: Tree  # ``full.{weight}`` and ``lora.{block}.{part}`` pairs, float64
+    weight: Tensor  # W [C, D], float64
+    bias: Tensor  # b [C], float64; minus infinity for a class that is never predicted
+
+    def merged_weights(self, backbone: Backbone) -> Tree:
+        """Return the weights of the backbone, in float32, with all plugs merged into them.
+
+        Args:
+            backbone: The frozen backbone.
+        """
+        weights = {
+            name: self.plugs.get(f"full.{name}", value) for name, value in backbone.weights.items()
+        }
+        for (block, part), (down, up) in self.lora_pairs().items():
+            layer = "mlp" if part in ("fc1", "fc2") else "attn"
+            name = f"blocks.{block}.{layer}.{'qkv' if part in 'qkv' else part}.weight"
+            rows = slice(None)
+            if part in "qkv":
+                rows = slice("qkv".index(part) * len(up), ("qkv".index(part) + 1) * len(up))
+            weights[name] = weights[name].double().clone()
+            weights[name][rows] += up @ down
+        return {name: value.float() for name, value in weights.items()}
+
+    def lora_pairs(self) -> dict[tuple[int, str], tuple[Tensor, Tensor]]:
+        """Return (block, part) -> A [r, in] and B [out, r], in the order of blocks."""
+        layers = sorted({tuple(name.split(".")[1:3]) for name in self.plugs if name[0] == "l"})
+        return {
+            (int(block), part): (
+                self.plugs[f"lora.{block}.{part}.a"],
+                self.plugs[f"lora.{block}.{part}.b"],
+            )
+            for block, part in layers
+        }
+
+
+class _FeatureProbe(Backbone):
+    """A backbone that answers with given features and records the plugs of each call."""
+
+    def __init__(self, backbone: Backbone, features: Tensor):
+        super().__init__(backbone.config, backbone.weights, backbone.sha256, copy=False)
+        self.given, self.calls = features, list[Tree]()
+
+    def _forward(
+        self, images: Tensor, plugs: Mapping[str, Tensor], pool: Any, tap_values: dict[str, Tensor]
+    ) -> Tensor:
+        self.check_plugs(plugs)
+        if tap_values:
+            raise NotLinearError("it reads tokens inside the backbone")
+        if pool != "cls":
+            raise NotLinearError("it classifies the outputs of prompts")
+        self.calls.append(dict(plugs))
+        return self.given
+
+
+@torch.no_grad()
+def linear_form(model: Classifier) -> LinearForm:
+    """Return the plain form of a model.
+
+    Its method predicts on features that this function chooses: zero, the unit vectors, and random
+    ones. They give the bias, the weights, and a check. So every method whose prediction is linear
+    in the features has a plain form, and none is declared.
+
+    Args:
+        model: Kept model on the CPU.
+
+    Raises:
+        NotLinearError: The method feeds the backbone more than images, or its prediction is not
+            linear in the features.
+    """
+    dim = model.backbone.dim
+    random = torch.randn(4, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    zero, unit = torch.zeros(1, dim, dtype=torch.float64), torch.eye(dim, dtype=torch.float64)
+    state = {k: v.double() if v.is_floating_point() else v for k, v in model.state.items()}
+    parts = []
+    for features in torch.cat([zero, random, unit]).split(ROWS):
+        probe = _FeatureProbe(model.backbone, features)
+        images = torch.zeros(len(features), 3, 1, 1, dtype=torch.float64)
+        batch = prediction_batch(model.method.training().inputs, probe, images)
+        parts.append(model.method.predict(probe, state, batch, model.task).double())
+    plugs = _weight_plugs(probe.calls)
+    scores = torch.cat(parts)
+    weight, bias = (scores[5:] - scores[0]).mT, scores[0]
+    has_images = model.get_buffer("has_images")
+    expected, actual = random @ weight.mT + bias, scores[1:5]
+    if not torch.allclose(expected[:, has_images], actual[:, has_images], rtol=1e-6, atol=1e-6):
+        raise NotLinearError(
+            "its logits are not linear in the features"
+            if model.method.training().gives_logits
+            else "it predicts by scores, such as distances to class means, and not by a linear head"
+        )
+    if len(probe.calls) != 1:
+        raise NotLinearError("it reads features of more than one forward of the backbone")
+    weight = weight.masked_fill(~has_images[:, None], 0)
+    return LinearForm(plugs, weight, bias.masked_fill(~has_images, -torch.inf))
+
+
+def _weight_plugs(calls: list[Tree]) -> Tree:
+    """Return the plugs of all calls of the backbone, which must be parts of weights."""
+    plugs: Tree = {}
+    for call in calls:
+        plugs |= call
+    for name, value in plugs.items():
+        kind = name.partition(".")[0]
+        if kind in PLUG_KINDS:
+            raise NotLinearError(PLUG_KINDS[kind])
+        if kind == "lora" and value.ndim > 2:
+            raise NotLinearError("its LoRA pairs depend on the image")
+    return plugs
+
 
 PLAIN = "vit_tiny_patch16_224"  # architecture whose sizes are arguments of backbones without name
 

@@ -1,17 +1,29 @@
-"""Predictions of a kept model on image files."""
+"""Predictions of a kept model on image files, and its evaluation on labelled images."""
 
 import glob
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from fczoo.core.class_metrics import class_accuracies, confusion_matrix, confusion_triples
 from fczoo.core.errors import FczooError
+from fczoo.core.files import home
+from fczoo.core.metrics import seen_accuracy
+from fczoo.core.registry import DATASETS
+from fczoo.core.tree import Tree
+from fczoo.data.dataset import ImageData, Images, Split
+from fczoo.data.folder_layout import find_parts
 from fczoo.data.folder_scan import scan
-from fczoo.data.image_files import prepare
+from fczoo.data.image_files import class_folders, display_names, make_part, prepare, to_square
+from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.device import plan_of, reproducible
+from fczoo.federation.evaluate import accuracy_row, calibration_error
 from fczoo.models.classifier import Classifier
 
 BATCH = 64  # images of one forward
@@ -95,8 +107,8 @@ def predict_pixels(model: Classifier, pixels: np.ndarray) -> Tensor:
         model: Kept model.
         pixels: uint8 [B, S, S, 3] with the stored side S of the model.
     """
-    _, view = model.transform.transforms
-    images = [view(torch.from_numpy(image).permute(2, 0, 1)) for image in pixels]
+    normalise = model.transform.normalise
+    images = [normalise(torch.from_numpy(image).permute(2, 0, 1)) for image in pixels]
     logits: Tensor = model(torch.stack(images))
     return logits.cpu()
 
@@ -109,3 +121,140 @@ def class_values(model: Classifier, logits: Tensor) -> Tensor:
         logits: Logits [B, C].
     """
     return logits.double().softmax(1) if model.method.training().gives_logits else logits.double()
+
+
+SHOWN = 5  # unknown classes that a message names
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy of a kept model on labelled images."""
+
+    classes: tuple[str, ...]  # classes of the model
+    confusion: np.ndarray  # int64 [C, C]: images of a class (row) by predicted class (column)
+    ece: float | None  # expected calibration error in percent; None for scores
+
+    @property
+    def images(self) -> int:
+        """Return the number of images."""
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Return the accuracy in percent."""
+        return 100 * float(np.trace(self.confusion)) / self.images
+
+    @property
+    def per_class(self) -> dict[str, tuple[float, int]]:
+        """Return the accuracy in percent and the number of images of each class with images."""
+        counts, accuracies = self.confusion.sum(1).tolist(), class_accuracies(self.confusion)
+        return {
+            name: (accuracy, count)
+            for name, accuracy, count in zip(self.classes, accuracies, counts, strict=True)
+            if count
+        }
+
+    def plain(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        return {
+            "images": self.images,
+            "accuracy": self.accuracy,
+            "ece": self.ece,
+            "per_class": {name: accuracy for name, (accuracy, _) in self.per_class.items()},
+            "counts": {name: count for name, (_, count) in self.per_class.items()},
+            "classes": list(self.classes),
+            "confusion": self.confusion.tolist(),
+        }
+
+
+def own_accuracy(model: Classifier, bench: Benchmark) -> tuple[float, list[float]]:
+    """Evaluate a model again as its run did.
+
+    Args:
+        model: Kept model.
+        bench: Benchmark of the run: the same images, partition and settings.
+
+    Returns:
+        A_t of the last learned task t, and the accuracies of the tasks, in percent.
+    """
+    seed, clients = model.record.seed, bench.partition.clients
+    batch = plan_of(bench.settings, seed, bench.backbone.device, clients, 0).pass_size
+    state: Tree = {name: v.to(bench.backbone.device) for name, v in model.state.items()}
+    with reproducible(bench.settings.deterministic):
+        row = accuracy_row(model.method, bench, state, model.task, batch)
+    record = model.record
+    return seen_accuracy([*record.accuracy[:-1], row], record.test_counts, len(row) - 1), row
+
+
+def labelled_images(
+    model: Classifier, dataset: str | None, root: Path | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return test images of a data set, or all images of class folders, by the model's labels.
+
+    Args:
+        model: Kept model, whose classes they must have.
+        dataset: Name of a data set; None for class folders.
+        root: Data root of the data set, or the folder with class folders: its test part, or all
+            images without parts.
+
+    Returns:
+        Pixels uint8 [N, S, S, 3] with the stored side of the model, and labels [N].
+
+    Raises:
+        FczooError: Images are missing, or the model does not know one of their classes.
+    """
+    size = model.record.stored_size
+    if dataset is None:
+        assert root is not None
+        part, names = _class_folders(root, size)
+    else:
+        reader = DATASETS.get(dataset)()
+        data: ImageData = reader.load(root or home() / "data")
+        part, names = data.test, data.classes
+    labels = np.asarray(part.labels)
+    used = np.unique(labels).tolist()
+    unknown = [names[i] for i in used if names[i] not in model.classes]
+    if unknown:
+        shown = ", ".join(unknown[:SHOWN])
+        more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+        raise FczooError(
+            f"the model does not know the class{'es' if unknown[1:] else ''} {shown}{more}; it "
+            f"knows {', '.join(model.classes[:SHOWN])}"
+            f"{', ...' if len(model.classes) > SHOWN else ''}: rename or remove the others"
+        )
+    arrival = np.zeros(len(names), np.int64)
+    for i in used:
+        arrival[i] = model.classes.index(names[i])
+    index = np.arange(len(labels))
+    pixels = part.take(index, None if isinstance(part, Images) else size).pixels
+    if pixels.shape[1] != size:
+        pixels = np.stack([np.asarray(to_square(Image.fromarray(im), size)) for im in pixels])
+    return pixels, arrival[labels]
+
+
+def _class_folders(root: Path, size: int) -> tuple[Split, tuple[str, ...]]:
+    if not root.is_dir():
+        raise FczooError(f"no folder {root}; give one with --data-root that holds class folders")
+    parts = find_parts(root)
+    place = root if parts is None else parts[1] or parts[0]
+    folders = class_folders(place)
+    return make_part("imagefolder", place, folders, size), display_names(folders)
+
+
+def evaluate(model: Classifier, pixels: np.ndarray, labels: np.ndarray) -> Evaluation:
+    """Evaluate a model on labelled images.
+
+    Args:
+        model: Kept model.
+        pixels: uint8 [N, S, S, 3] with the stored side of the model.
+        labels: Labels [N], numbered as ``model.classes``.
+    """
+    starts = range(0, len(labels), BATCH)
+    logits = torch.cat([predict_pixels(model, pixels[i : i + BATCH]) for i in starts])
+    answers, count = logits.argmax(1).numpy(), len(model.classes)
+    confusion = confusion_matrix(confusion_triples(labels, answers, count), count)
+    ece = None
+    if model.method.training().gives_logits:
+        confidence = class_values(model, logits).amax(1)
+        ece = calibration_error(confidence, torch.from_numpy(answers == labels))
+    return Evaluation(model.classes, confusion, ece)

@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
-from fczoo.core.options import nearest, plural
+from fczoo.core.options import flag, nearest, plural
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
 from fczoo.papers.compare import Comparison, absent_reasons, compare_numbers, plus_minus
@@ -20,6 +20,7 @@ from fczoo.papers.variants import Reading, readings
 from fczoo.reports.runs import Experiment, Line, experiments_below
 from fczoo.reports.text_format import option_word
 
+Cell = dict[str, str | list[str]]  # options of ``fczoo bench`` by name
 FEW = 8  # cards of a paper that a message names
 READINGS = ("print", "released")
 
@@ -43,11 +44,10 @@ class Target:
         """
         return readings(self.paper, self.numbers[0])
 
-    def command(self, extra: Sequence[str] = (), reading: str = "print") -> list[str]:
-        """Return the arguments of ``fczoo``.
+    def cell(self, reading: str = "print") -> Cell:
+        """Return the options of ``fczoo bench``, as words, by name.
 
         Args:
-            extra: Arguments to append.
             reading: Variant of the number: ``print`` or ``released``.
 
         Raises:
@@ -58,14 +58,39 @@ class Target:
                 f"{self.name} has no released reading: no code of {self.paper.name} runs it"
             )
         chosen = self.readings[READINGS.index(reading)]
-        settings = chosen.settings
-        words = ["bench", "--protocol", self.paper.key, "--methods", chosen.method]
-        words += ["--dataset", settings.dataset, "--partition", settings.partition]
+        method, settings = chosen.config.method, chosen.config.settings
+        cell: Cell = {"protocol": self.paper.key, "methods": method}
+        cell |= {"dataset": settings.dataset, "partition": settings.partition}
         if settings.tasks != _usual(self.paper.key, settings.dataset).tasks:
-            words += ["--tasks", option_word(settings.tasks)]
+            cell["tasks"] = option_word(settings.tasks)
+        cell |= {name: option_word(value) for name, value in chosen.given.items()}
+        cell["set"] = [f"{method}.{k}={option_word(v)}" for k, v in chosen.set.items()]
+        return cell
+
+    def folder(self, reading: str = "print") -> str:
+        """Return the name of the run folder.
+
+        Args:
+            reading: Variant of the number: ``print`` or ``released``.
+        """
         folder = self.name.replace("/", "-").replace(":", "_")
-        suffix = "" if reading == "print" else "-released"
-        return [*words, *chosen.words, "--out", f"results/{folder}{suffix}", *extra]
+        return folder if reading == "print" else f"{folder}-released"
+
+    def command(self, extra: Sequence[str] = (), reading: str = "print") -> list[str]:
+        """Return the arguments of ``fczoo``.
+
+        Args:
+            extra: Arguments to append.
+            reading: Variant of the number: ``print`` or ``released``.
+
+        Raises:
+            FczooError: The variant is ``released`` and no code is released.
+        """
+        words = ["bench"]
+        for name, value in self.cell(reading).items():
+            for word in [value] if isinstance(value, str) else value:
+                words += [flag(name), word]
+        return [*words, "--out", f"results/{self.folder(reading)}", *extra]
 
 
 def cards() -> dict[str, Target]:
@@ -220,7 +245,7 @@ def concerns(card: Target, experiment: Experiment, line: Line) -> bool:
     about, result, row = experiment.about, line.results[0], card.row
     if (about.settings["dataset"], experiment.task_count) != (row.dataset, card.numbers[0].tasks):
         return False
-    splits = {plain_split(reading.settings.partition) for reading in card.readings}
+    splits = {plain_split(reading.config.settings.partition) for reading in card.readings}
     return (
         result.method == row.method
         and (row.split is None or plain_split(about.partition["spec"]) in splits)

@@ -40,6 +40,8 @@ METRICS = {
     "A_T": "FAA",
     "Fbar": "forgetting",
 }
+PAPER_METRICS = {("FCILPT", "Avg"): "Abar"}
+"""Metrics that one paper defines differently: FCILPT averages over tasks, not over images."""
 COSTS = {"COMM_params_per_round": "MB up"}
 """Costs of a client's upload in a round: the papers count parameters, fczoo bytes."""
 
@@ -87,7 +89,9 @@ class Number:
     @property
     def metric_here(self) -> str | None:
         """Return our name of the metric; None if it is not an accuracy."""
-        return self.metric if self.classes is not None else METRICS.get(self.metric)
+        if self.classes is not None:
+            return self.metric
+        return PAPER_METRICS.get((self.paper, self.metric)) or METRICS.get(self.metric)
 
     @property
     def cost_here(self) -> str | None:

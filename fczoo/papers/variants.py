@@ -1,18 +1,19 @@
 """Readings of a printed number: one from the paper's text, one from its released code."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from fczoo.backbones.timm_vit import input_statistics
 from fczoo.core.files import through_json
-from fczoo.core.options import flag, quirks
-from fczoo.core.registry import METHODS, PARTITIONERS, create_method
+from fczoo.core.options import quirks
+from fczoo.core.registry import METHODS, PARTITIONERS
 from fczoo.data.dataset import released_norm
 from fczoo.federation.settings import Settings
 from fczoo.papers.tables import Number, Paper, plain_split
 from fczoo.protocols.registry import RELEASES
-from fczoo.protocols.statements import Statement
+from fczoo.protocols.source import ByBeta, Statement
+from fczoo.reports.run_config import RunConfig, configure_run
 from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line
 from fczoo.reports.text_format import option_word, setting_word
 
@@ -32,23 +33,17 @@ class Reading:
 
     name: str
     who: str  # source that a text about a difference names: paper or code
-    settings: Settings
-    method: str
-    options: Mapping[str, Any]  # of the method, all of them
+    config: RunConfig  # its options are empty if the method is not installed
     # settings other than the protocol's, as the command line takes them
     given: Mapping[str, Any]
     set: Mapping[str, Any]  # options other than the protocol's
     open: frozenset[str]  # settings, and options as ``.name``, with which any run agrees
 
     @property
-    def words(self) -> list[str]:
-        """Return further command-line arguments of the variant."""
-        arguments: list[str] = []
-        for name, value in self.given.items():
-            arguments += [flag(name), option_word(value)]
-        for name, value in self.set.items():
-            arguments += ["--set", f"{self.method}.{name}={option_word(value)}"]
-        return arguments
+    def options(self) -> dict[str, Any]:
+        """Return all options of the method, as a result file has them."""
+        options: dict[str, Any] = through_json(dict(self.config.options))
+        return options
 
 
 def readings(paper: Paper, number: Number) -> list[Reading]:
@@ -69,7 +64,8 @@ def readings(paper: Paper, number: Number) -> list[Reading]:
     }
     settings, method = paper.settings(number, **printed_settings), row.method or ""
     protocol_options = protocol.hyperparameters(method, row.dataset)
-    chosen = {**_print_values(protocol_options), **row.options}
+    beta = getattr(settings.partitioner, "beta", None)
+    chosen = {**_print_values(protocol_options, beta), **row.options}
     open_names = {k for k, v in protocol_settings.items() if v.open} | {
         f".{k}" for k, v in protocol_options.items() if v.open
     }
@@ -80,13 +76,15 @@ def readings(paper: Paper, number: Number) -> list[Reading]:
     open_names |= set(UNSTATED_SETTINGS) - protocol_settings.keys()
     if row.split is None:
         open_names.add("split")
+    # the partition of a row is part of its settings already
+    conditions = {name: value for name, value in row.settings.items() if name != "partition"}
     variants = [
         _reading(
             "the print",
             "paper",
             settings,
             method,
-            {**printed_settings, **row.settings},
+            {**printed_settings, **conditions},
             chosen,
             open_names,
         )
@@ -105,7 +103,7 @@ def readings(paper: Paper, number: Number) -> list[Reading]:
                 "code",
                 paper.settings(number, **code),
                 method,
-                {"as_released": paper.release, **row.settings},
+                {"as_released": paper.release, **conditions},
                 row.options,
                 open_names - has,
             )
@@ -122,20 +120,20 @@ def _reading(
     chosen: Mapping[str, Any],
     left: set[str],
 ) -> Reading:
-    options = {**settings.method_options(method), **chosen}
-    all_options = (
-        asdict(create_method(method, settings.dataset, **options))
-        if method in METHODS.names()
-        else {}
-    )
-    return Reading(
-        name, who, settings, method, through_json(all_options), given, chosen, frozenset(left)
-    )
+    if method in METHODS.names():
+        config = configure_run(method, settings, chosen)
+    else:
+        config = RunConfig(method, {}, settings)
+    return Reading(name, who, config, given, chosen, frozenset(left))
 
 
-def _print_values(stated: Mapping[str, Statement]) -> dict[str, Any]:
+def _print_values(stated: Mapping[str, Statement], beta: float | None = None) -> dict[str, Any]:
     """Return printed values where the protocol follows another source."""
-    return {name: value.printed for name, value in stated.items() if value.printed is not ...}
+    printed = {name: value.printed for name, value in stated.items() if value.printed is not ...}
+    return {
+        name: value.at(beta) if isinstance(value, ByBeta) else value
+        for name, value in printed.items()
+    }
 
 
 def _unstated_options(method: str, stated: Mapping[str, Statement]) -> set[str]:
@@ -159,7 +157,7 @@ def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int
         One text per difference, such as ``rounds 2 (paper: 5)``.
     """
     entries = []
-    ours, theirs = settings_of(experiment), through_json(reading.settings.portable())
+    ours, theirs = settings_of(experiment), through_json(reading.config.settings.portable())
     for name in (n for n in theirs if n not in (*EXCLUDED_SETTINGS, *NORMALISATION)):
         if not _agrees(name, ours, theirs, reading.open):
             entries.append((name, setting_word(name, ours[name]), setting_word(name, theirs[name])))
@@ -167,14 +165,11 @@ def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int
         entries.append(("normalisation", _normalisation_word(ours), _normalisation_word(theirs)))
     if len(line.seeds) < seeds:
         entries.append(("seeds", str(len(line.seeds)), str(seeds)))
+    options = reading.options
     for name, value in line.results[0].options.items():
-        if (
-            f".{name}" not in reading.open
-            and name in reading.options
-            and value != reading.options[name]
-        ):
-            reading_word = option_word(reading.options[name])
-            entries.append((f"{reading.method}.{name}", option_word(value), reading_word))
+        if f".{name}" not in reading.open and name in options and value != options[name]:
+            option = f"{reading.config.method}.{name}"
+            entries.append((option, option_word(value), option_word(options[name])))
     return [
         f"{name} {our_word} ({reading.who}: {their_word})" for name, our_word, their_word in entries
     ]
@@ -191,7 +186,7 @@ def left_open(experiment: Experiment, line: Line, reading: Reading) -> list[str]
     Returns:
         One text per setting or option, with its value in the runs.
     """
-    ours, theirs = settings_of(experiment), through_json(reading.settings.portable())
+    ours, theirs = settings_of(experiment), through_json(reading.config.settings.portable())
     options = line.results[0].options
     settings = [
         f"{name} {setting_word(name, ours[name])}"
@@ -199,7 +194,7 @@ def left_open(experiment: Experiment, line: Line, reading: Reading) -> list[str]
         if name in reading.open and ours[name] != theirs[name]
     ]
     return settings + [
-        f"{reading.method}.{name} {option_word(options[name])}"
+        f"{reading.config.method}.{name} {option_word(options[name])}"
         for name, value in reading.options.items()
         if f".{name}" in reading.open and name in options and options[name] != value
     ]

@@ -21,7 +21,8 @@ class Dirichlet:
     then images move from the largest client to those below, and a warning says so. ``min_size`` is
     capped at an equal share.
 
-    As released by fed-mammoth (HGP): ``dirichlet:BETA,draw=sample``; by PILoRA:
+    As released by fed-mammoth (HGP): ``dirichlet:BETA,draw=sample``, and its mode "extended" for
+    many clients: ``dirichlet:BETA,draw=sample,reserve=7``; by PILoRA:
     ``dirichlet:BETA,cap=on,min_size=10``; by FPPL:
     ``dirichlet:BETA,scope=dataset,cap=on,min_size=10``, where a client may have nothing in a task.
     """
@@ -44,6 +45,12 @@ class Dirichlet:
         6, "fewest images a client may own in a task or, with scope=dataset, in all", low=1
     )
     max_tries: int = option(100, "draws before the repair", low=1)
+    reserve: int = option(
+        0,
+        "images that each client draws, from its own share of the classes, before the others are "
+        "split; where two draw the same image, the later one has it (fed-mammoth, extended: 7)",
+        low=0,
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -52,8 +59,11 @@ class Dirichlet:
         self, labels: np.ndarray, clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
         smallest = min(self.min_size, len(labels) // clients)
+        reserved = self._reserve(labels, clients, rng)
         for _ in range(self.max_tries):
-            parts = self._once(labels, clients, rng)
+            owners = self._once(labels, clients, rng)
+            owners = np.where(reserved < 0, owners, reserved)
+            parts = [np.flatnonzero(owners == k) for k in range(clients)]
             if min(map(len, parts)) >= smallest:
                 return parts
         problem = (
@@ -62,7 +72,24 @@ class Dirichlet:
         log.warning(problem, self.beta, smallest, self.max_tries)
         return _repair(parts, smallest)
 
-    def _once(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def _reserve(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the owner of each image that a client reserves, -1 for all others, [N]."""
+        owners = np.full(len(labels), -1)
+        if not self.reserve:
+            return owners
+        classes = np.unique(labels)
+        shares = rng.dirichlet(np.full(clients, self.beta), len(classes))  # [classes, clients]
+        for k in range(clients):
+            share = shares[:, k]
+            share = (
+                share / share.sum() if share.sum() > 0 else np.full(len(classes), 1 / len(classes))
+            )
+            for c in rng.choice(classes, self.reserve, p=share):
+                owners[rng.choice(np.flatnonzero(labels == c))] = k
+        return owners
+
+    def _once(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the owner of each image, [N]."""
         owners = np.empty(len(labels), np.int64)
         sizes = np.zeros(clients, np.int64)
         for c in np.unique(labels):
@@ -84,7 +111,7 @@ class Dirichlet:
                 cuts = (np.cumsum(shares)[:-1] * len(images) + 1e-9).astype(np.int64)
                 owners[images] = np.repeat(np.arange(clients), np.diff([0, *cuts, len(images)]))
             sizes += np.bincount(owners[images], minlength=clients)
-        return [np.flatnonzero(owners == k) for k in range(clients)]
+        return owners
 
 
 def _repair(parts: list[np.ndarray], smallest: int) -> list[np.ndarray]:

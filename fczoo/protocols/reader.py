@@ -7,9 +7,8 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import convert_json, read_toml
-from fczoo.protocols.source import Kind, Source
-from fczoo.protocols.statements import ByBeta, ByTasks, SharedOut, Statement
+from fczoo.core.files import read_toml
+from fczoo.protocols.source import ByBeta, ByTasks, Kind, SharedOut, Source, Statement
 
 Sections = dict[str, dict[str, Statement]]  # data set or method -> name -> statement
 
@@ -24,28 +23,24 @@ class _Seeds(_Strict):
 
 
 class _Group(_Strict):
-    """Values with one source: of settings, or of the options of some methods."""
+    """Values with one source: of settings, or of options of methods."""
 
     source: str
     values: dict[str, Any]
     printed: dict[str, Any] = {}  # what the paper prints, where the value follows something else
     open: bool = False  # whether the paper leaves the values open
     datasets: list[str] = []  # none: every data set
-
-
-class _Settings(_Group):
-    shares_classes_with: str = ""  # a pre-training set: on data sets that share classes with it
-
-
-class _Options(_Group):
-    methods: list[str] = []
-    every_method: bool = False  # that has options of these names
+    # of settings: a pre-training set; they hold on data sets that share classes with it
+    shares_classes_with: str = ""
+    methods: list[str] = []  # of options
+    every_method: bool = False  # of options: every method that has options of these names
 
 
 class _Row(_Strict):
     methods: list[str]
     options: list[str]  # options that have the row's values
     values: list[Any]  # one per data set; a list: one per split of the data set
+    printed: list[Any] = []  # what the paper prints, where the values follow something else
 
 
 class _Table(_Strict):
@@ -88,21 +83,10 @@ class _SourceFile(_Strict):
     default_options: list[str] = []
     notes: list[str] = []
     copies: list[_Copy] = []
-    settings: list[_Settings] = []
-    options: list[_Options] = []
+    settings: list[_Group] = []
+    options: list[_Group] = []
     tables: list[_Table] = []
     search: _Search | None = None
-
-
-class _Rule(_Strict):
-    """A value that is not a plain one; exactly one of its forms is given."""
-
-    none: bool = False  # no value
-    tasks: list[int] = []  # values up to these numbers of tasks
-    values: list[Any] = []
-    total: int | None = None  # shared out over the tasks
-    least: int = 0
-    same_as: str = ""  # another option of the group's methods and data sets
 
 
 def read_source(path: Traversable, kind: Kind, name: str, protocol: Callable[[str], Any]) -> Source:
@@ -182,7 +166,9 @@ class _Reader:
             raise ValueError("Object missing required field `seeds`")
         return self.base.seeds
 
-    def _setting_targets(self, group: _Settings, key: str) -> Iterator[dict[str, Statement]]:
+    def _setting_targets(self, group: _Group, key: str) -> Iterator[dict[str, Statement]]:
+        if group.methods or group.every_method:
+            _refuse(key, "settings are of no method; write [[options]]")
         if group.shares_classes_with:
             yield self.overlap_settings.setdefault(group.shares_classes_with, {})
         elif group.datasets:
@@ -191,7 +177,9 @@ class _Reader:
         else:
             yield self.settings
 
-    def _option_targets(self, group: _Options, key: str) -> Iterator[dict[str, Statement]]:
+    def _option_targets(self, group: _Group, key: str) -> Iterator[dict[str, Statement]]:
+        if group.shares_classes_with:
+            _refuse(key, "shares_classes_with is for settings only")
         if group.every_method:
             yield self.common_options
         elif not group.methods:
@@ -228,15 +216,24 @@ class _Reader:
     def _add_table(self, table: _Table, key: str) -> None:
         datasets = self._known(table.datasets, key)
         for i, row in enumerate(table.rows):
-            row_key = f"{key}.rows[{i}].values"
-            if len(row.values) != len(datasets):
-                _refuse(row_key, f"{len(row.values)} values for {len(datasets)} data sets")
-            for dataset, cell in zip(datasets, row.values, strict=True):
-                value = self._by_beta(dataset, cell, row_key) if isinstance(cell, list) else cell
+            row_key = f"{key}.rows[{i}]"
+            values = self._cells(datasets, row.values, f"{row_key}.values")
+            printed: list[Any] = [...] * len(datasets)
+            if row.printed:
+                printed = self._cells(datasets, row.printed, f"{row_key}.printed")
+            for dataset, value, print_value in zip(datasets, values, printed, strict=True):
+                statement = Statement(value, table.source, print_value, table.open)
                 for method in row.methods:
-                    target = self._options(dataset, method)
-                    for option in row.options:
-                        target[option] = Statement(value, table.source, open=table.open)
+                    self._options(dataset, method).update(dict.fromkeys(row.options, statement))
+
+    def _cells(self, datasets: list[str], cells: list[Any], key: str) -> list[Any]:
+        """Return the cells of a row, one per data set."""
+        if len(cells) != len(datasets):
+            _refuse(key, f"{len(cells)} values for {len(datasets)} data sets")
+        return [
+            self._by_beta(dataset, cell, key) if isinstance(cell, list) else cell
+            for dataset, cell in zip(datasets, cells, strict=True)
+        ]
 
     def _by_beta(self, dataset: str, cell: list[Any], key: str) -> ByBeta:
         """Return a cell with one value per split of a data set."""
@@ -284,27 +281,33 @@ def _chosen(statements: Mapping[str, Statement], copy: _Copy) -> dict[str, State
 
 
 def _value(raw: Any, key: str, siblings: Mapping[str, Statement]) -> Any:
-    """Return the value of a key: lists become tuples, and tables rules."""
+    """Return the value of a key: lists become tuples, and tables rules.
+
+    A rule is no value, a total that tasks share, values up to numbers of tasks, or the value of
+    another option of the group's methods and data sets.
+    """
     if isinstance(raw, list):
         return tuple(_value(item, key, siblings) for item in raw)
     if not isinstance(raw, dict):
         return raw
-    try:
-        rule = convert_json(raw, _Rule)
-    except ValueError as error:
-        _refuse(key, str(error))
-    match rule:
-        case _Rule(none=True):
+    match raw:
+        case {"none": True} if len(raw) == 1:
             return None
-        case _Rule(total=int(total)):
-            return SharedOut(total, rule.least)
-        case _Rule(same_as=str(name)) if name in siblings:
+        case {"total": int(total)} if len(raw) == 1:
+            return SharedOut(total)
+        case {"total": int(total), "least": int(least)} if len(raw) == 2:
+            return SharedOut(total, least)
+        case {"same_as": str(name)} if len(raw) == 1 and name in siblings:
             return siblings[name].value
-        case _Rule(tasks=[_, *_]) if len(rule.tasks) == len(rule.values):
-            return ByTasks(dict(zip(rule.tasks, rule.values, strict=True)))
+        case {"tasks": [_, *_] as tasks, "values": [*values], **more} if (
+            not more
+            and len(tasks) == len(values)
+            and all(isinstance(number, int) for number in tasks)
+        ):
+            return ByTasks(dict(zip(tasks, values, strict=True)))
     _refuse(
         key,
-        "a table must be { none = true }, { total = N }, { tasks = [N, ...], values = [...] } "
+        "a table must be { none = true }, { total = N, least = N }, { tasks = [N, ...], values = [...] } "
         "or { same_as = OPTION }",
     )
 

@@ -1,25 +1,31 @@
 """Registries of protocols and releases: TOML files of fczoo and of plug-ins, by name.
 
 A file ``protocols/NAME.toml`` or ``releases/NAME.toml`` in the folder of a plug-in's package is
-found without an import of the plug-in.
+found without an import of the plug-in. ``use_protocol_options`` gives a method the values that a
+protocol states for it.
 """
 
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
 from functools import cached_property
 from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fczoo.core.discovery import PLUGINS, Registration, first_paragraph
 from fczoo.core.errors import FczooError
 from fczoo.core.options import OptionDeclaration
 from fczoo.core.registry import DATASETS, SPECS, Registry
 from fczoo.protocols.reader import read_source
-from fczoo.protocols.source import Kind, Source
+from fczoo.protocols.source import Kind, Source, Statement
+
+if TYPE_CHECKING:
+    from fczoo.core.method import Method
+
 
 log = logging.getLogger("fczoo")
 
@@ -148,3 +154,44 @@ def sources(protocol: str | None, release: str | None) -> dict[str, Source]:
         for label, (registry, name) in choices.items()
         if name and name.lower() != "none"
     }
+
+
+MethodClass = TypeVar("MethodClass", bound="type[Method]")
+
+
+def use_protocol_options(
+    protocol: str, method: str, *, datasets: Collection[str] = (), column: int = 0
+) -> Callable[[MethodClass], MethodClass]:
+    """Decorate a method's dataclass: its ``dataset_options`` have the protocol's values, too.
+
+    These are the values that a protocol states for single data sets, as in a table of the paper's
+    appendix. Values that equal the method's defaults are left out. The class's own
+    ``dataset_options`` are of other data sets.
+
+    Args:
+        protocol: Name of the protocol.
+        method: Row of the method in the protocol.
+        datasets: Data sets; empty: all of the protocol.
+        column: Position of the split whose value is taken where the paper has one for each.
+    """
+
+    def add(cls: MethodClass) -> MethodClass:
+        defaults = {field.name: field.default for field in fields(cast(Any, cls))}
+        options: dict[str, Any] = dict(vars(cls).get("dataset_options", {}))
+        for dataset, methods in PROTOCOLS.get(protocol).dataset_options.items():
+            values = {
+                name: _value(statement, column)
+                for name, statement in methods.get(method, {}).items()
+            }
+            changes = {k: v for k, v in values.items() if k in defaults and v != defaults[k]}
+            if changes and (not datasets or dataset in datasets):
+                options[dataset] = changes
+        cls.dataset_options = options
+        return cls
+
+    return add
+
+
+def _value(statement: Statement, column: int) -> Any:
+    columns = statement.columns
+    return columns[column] if len(columns) > 1 else columns[0]

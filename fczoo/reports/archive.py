@@ -24,7 +24,6 @@ from fczoo.core.files import (
 )
 from fczoo.core.metrics import METRICS, MORE_METRICS
 from fczoo.federation.result import EVALUATION_METRICS, METRIC_FIELDS, Result, consistent
-from fczoo.reports.contamination import run_contamination
 from fczoo.reports.run_folder import About, RunRecord, Runs, Split, check_about
 from fczoo.reports.text_format import option_word
 
@@ -159,7 +158,7 @@ def _cells(runs: Runs, record: RunRecord, result: Result) -> dict[str, str]:
         class_order=NATURAL if natural else option_word(result.class_order),
         backbone=about.backbone["name"],
         backbone_sha256=about.backbone["sha256"],
-        pretraining=run_contamination(about),
+        pretraining=about.contamination,
         backbone_shape={k: v for k, v in about.backbone.items() if k not in ("name", "sha256")},
         partition=about.partition["spec"],
         partition_seed=runs.split.seed,

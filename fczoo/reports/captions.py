@@ -7,7 +7,6 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import create_method
 from fczoo.data.task_schedule import in_stages
-from fczoo.reports.contamination import run_contamination
 from fczoo.reports.run_config import BY_USER, DATASET, recorded_config
 from fczoo.reports.run_folder import About
 from fczoo.reports.runs import Experiment, Line
@@ -26,7 +25,7 @@ def describe(experiment: Experiment) -> str:
     Returns:
         Two to four lines.
     """
-    pretraining = run_contamination(experiment.about)
+    pretraining = experiment.about.contamination
     lines = [
         _data(experiment),
         _training(experiment),

@@ -9,9 +9,8 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import read_lines
 from fczoo.core.metrics import drops, seen_accuracy
 from fczoo.federation.result import Result
-from fczoo.reports.diagnostics_figures import insights
+from fczoo.reports.detail_figures import class_map, client_map, confusion_map, insights
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
-from fczoo.reports.heat_maps import class_map, client_map, confusion_map
 from fczoo.reports.learning_curves import accuracy_over_bytes, accuracy_over_rounds
 from fczoo.reports.run_folder import ROUNDS
 from fczoo.reports.runs import Experiment, Line

@@ -10,7 +10,6 @@ from tabulate import tabulate
 
 from fczoo.core.files import encode_json, to_csv_text, write_json, write_safely
 from fczoo.reports.captions import conditions, describe, notes, warnings_of
-from fczoo.reports.contamination import run_contamination
 from fczoo.reports.runs import Experiment, read_experiments
 from fczoo.reports.significance import Entry
 from fczoo.reports.tables import COLUMNS, GROUPS, Column, Table, column_of, make_table
@@ -150,7 +149,7 @@ def to_csv(experiments: Sequence[Experiment], names: Sequence[str] = tuple(COLUM
         table, about = make_table(experiment, names), experiment.about
         common = [about.settings["dataset"], about.partition["spec"], about.backbone["name"]]
         common.append("; ".join(conditions(experiment)))
-        notes = "; ".join(filter(None, (run_contamination(about), *warnings_of(experiment))))
+        notes = "; ".join(filter(None, (about.contamination, *warnings_of(experiment))))
         for label, seeds, row in zip(table.labels, table.seeds, table.rows, strict=True):
             values: list[float | str] = []
             for entry in row:
@@ -310,7 +309,7 @@ def as_json(experiment: Experiment, names: Sequence[str] = tuple(COLUMNS)) -> di
     return {
         "about": describe(experiment),
         "conditions": conditions(experiment),
-        "pretraining": run_contamination(experiment.about),
+        "pretraining": experiment.about.contamination,
         "rows": to_json(make_table(experiment, names)),
         "remarks": remarks,
         "warnings": warnings_of(experiment),

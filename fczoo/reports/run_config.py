@@ -11,6 +11,8 @@ from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.federation.settings import Settings
+from fczoo.protocols.registry import PROTOCOLS
+from fczoo.protocols.source import Source, Statement
 from fczoo.reports.run_folder import RunRecord, recorded_settings
 from fczoo.reports.runs import Line
 
@@ -163,6 +165,31 @@ def recorded_config(record: RunRecord) -> RunConfig:
     assert record.result is not None
     settings = recorded_settings(record.about.settings)
     return RunConfig(record.method, record.result.options, settings, record.seed, record.search)
+
+
+def protocol_of_value(
+    method: str, option: str, value: Any, dataset: str
+) -> tuple[Source, Statement] | None:
+    """Return the protocol that states a method's own value for a data set, and its statement.
+
+    A protocol that proposes the method comes before one that compares with it.
+
+    Args:
+        method: Name of the method.
+        option: Name of the option.
+        value: Value of the option.
+        dataset: Name of the data set.
+
+    Returns:
+        None if no protocol states the value.
+    """
+    protocols = map(PROTOCOLS.get, PROTOCOLS.names())
+    for protocol in sorted(protocols, key=lambda p: method not in p.proposes):
+        if dataset in protocol.dataset_options:
+            statement = protocol.hyperparameters(method, dataset).get(option)
+            if statement and value in statement.columns:
+                return protocol, statement
+    return None
 
 
 def count_changes(line: Line, stated: Collection[str] = ()) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fczoo.backbones.weights import contamination, identify_weights
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, convert_json, read_json, read_record, through_json, write_record
 from fczoo.core.options import build
@@ -67,6 +68,12 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         if self.tuned and (missing := sorted(SEARCH_FIELDS - self.tuned.keys())):
             raise ValueError(f"tuned has no {', '.join(missing)}")
+
+    @property
+    def contamination(self) -> str:
+        """Return how the backbone met the classes in pre-training; empty if it is not known."""
+        weights = identify_weights(str(self.settings.get("backbone", "")), self.backbone["sha256"])
+        return contamination(self.settings["dataset"], weights)
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON, without fields that were not written."""
@@ -139,20 +146,6 @@ class Runs:
         )
 
 
-class _NamedHash(msgspec.Struct):
-    name: str
-    sha256: str
-
-
-class _SpecHash(msgspec.Struct):
-    spec: str
-    sha256: str
-
-
-class _Failure(msgspec.Struct):
-    error: str = "failed"
-
-
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
     """Write ``bench.json``, with its format's version and a checksum.
 
@@ -208,11 +201,10 @@ def check_about(about: About) -> About:
     Raises:
         ValueError: The description is impossible.
     """
-    for field, kind in (("backbone", _NamedHash), ("partition", _SpecHash)):
-        try:
-            convert_json(getattr(about, field), kind)
-        except ValueError as error:
-            raise ValueError(f"{field}: {error}") from error
+    for field, name in (("backbone", "name"), ("partition", "spec")):
+        for key in (name, "sha256"):
+            if not isinstance(getattr(about, field).get(key), str):
+                raise ValueError(f"{field}: {key} is missing or not a text")
     for method in about.methods:
         if Path(method).name != method or "\\" in method:  # it names a folder
             raise ValueError(f"methods: {method!r} is not a name of a method")
@@ -337,10 +329,10 @@ def _problem(place: Path, result: Result | None) -> str:
     """Return why a run is not finished; empty if it is."""
     failure = place / FAILURE
     if failure.is_file():
-        try:
-            return convert_json(read_json(failure, "failure record"), _Failure).error
-        except ValueError as error:
-            raise FczooError(f"{failure} is not a valid failure record: {error}") from error
+        error = read_json(failure, "failure record").get("error", "failed")
+        if not isinstance(error, str):
+            raise FczooError(f"{failure} is not a valid failure record: its error is not a text")
+        return error
     if result is None:
         return "not begun"
     return "" if result.is_finished else _stop_message(result)

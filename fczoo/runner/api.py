@@ -1,22 +1,181 @@
-"""``fczoo.bench``: a sweep from Python."""
+"""Sweeps from Python, ``fczoo.bench``, and their results as an object for notebooks and scripts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
+from tabulate import tabulate
+
 from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.method import Method
-from fczoo.core.options import nearest, plain, quote
+from fczoo.core.names import fold, match
+from fczoo.core.options import nearest, plain, plural, quote
 from fczoo.core.registry import METHODS
 from fczoo.core.seeds import check_seeds
+from fczoo.federation.result import Result
 from fczoo.federation.settings import Settings
-from fczoo.models.keep import KeepModel
+from fczoo.models.storage import KeepModel
 from fczoo.reports.archive import write_archive
-from fczoo.reports.results import Results, load_results
-from fczoo.reports.runs import read_runs
+from fczoo.reports.captions import describe
+from fczoo.reports.drawing import draw
+from fczoo.reports.figures import accuracy_curves, colour_order
+from fczoo.reports.formats import number, sections, to_csv
+from fczoo.reports.run_folder import Runs
+from fczoo.reports.runs import Experiment, experiments_of, read_runs
+from fczoo.reports.tables import COLUMNS, GROUPS, SHORT, make_table
 from fczoo.runner.configs import ExecutionConfig, make_sweep
 from fczoo.runner.sweep import run_sweep
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """Finished runs, grouped into experiments whose numbers may share one table.
+
+    Iterating gives every run's ``Result``; ``str`` gives the table that ``fczoo bench`` prints.
+    """
+
+    runs: tuple[Runs, ...]
+
+    @cached_property
+    def experiments(self) -> list[Experiment]:
+        """Return runs grouped by data, split, backbone and schedule.
+
+        Raises:
+            FczooError: No run is finished.
+        """
+        return experiments_of(self.runs, "these results")
+
+    def __iter__(self) -> Iterator[Result]:
+        return (
+            r for experiment in self.experiments for line in experiment.lines for r in line.results
+        )
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, method: str) -> list[Result]:
+        """Return the runs of a method in the order of their seeds.
+
+        Args:
+            method: Name of the method; case does not matter.
+
+        Raises:
+            KeyError: No run has this method.
+        """
+        matches = [result for result in self if fold(result.method) == fold(method)]
+        if not matches:
+            raise KeyError(method)
+        return matches
+
+    def __repr__(self) -> str:
+        methods = ", ".join(dict.fromkeys(r.method for r in self))
+        datasets = ", ".join(dict.fromkeys(r.settings["dataset"] for r in self))
+        return f"<Results of {plural(len(self), 'run')}: {methods} on {datasets}>"
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for experiment in self.experiments:
+            table = make_table(experiment, SHORT)
+            rows = [
+                [label, *map(number, row, table.columns)]
+                for label, row in zip(table.labels, table.rows, strict=True)
+            ]
+            head = ["method", *(column.name for column in table.columns)]
+            table_html = tabulate(rows, head, tablefmt="html", disable_numparse=True)
+            parts.append(f"<p>{escape(describe(experiment))}</p>{table_html}")
+        return "".join(parts)
+
+    def table(self, style: str = "text", every_column: bool = False) -> str:
+        """Format the tables of all experiments.
+
+        Args:
+            style: ``text``, ``markdown``, ``latex`` or ``csv``.
+            every_column: Whether to show all columns, as ``fczoo report`` does; CSV always has all.
+
+        Raises:
+            FczooError: The style is none of these, or no run is finished.
+        """
+        style = match(style, ("text", "markdown", "latex", "csv")) or style
+        if style == "csv":
+            return to_csv(self.experiments)
+        if style not in ("text", "markdown", "latex"):
+            raise FczooError(f"style is {style!r}; it must be text, markdown, latex or csv")
+        return sections(self.experiments, style, GROUPS if every_column else [SHORT])
+
+    def to_pandas(self) -> Any:
+        """Convert to a ``pandas.DataFrame`` with one row per run.
+
+        Returns:
+            Data frame with method, seed, data set, partition and every figure of ``COLUMNS``.
+
+        Raises:
+            FczooError: pandas is not installed, or no run is finished.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise FczooError("to_pandas needs pandas; pip install 'fczoo[pandas]'") from error
+        rows = []
+        for experiment in self.experiments:
+            for line in experiment.lines:
+                for result in line.results:
+                    figures = {name: column.value(result) for name, column in COLUMNS.items()}
+                    context = {name: experiment.settings[name] for name in ("dataset", "partition")}
+                    rows.append({"method": line.label, "seed": result.seed, **context, **figures})
+        return pandas.DataFrame(rows)
+
+    def plot(self, experiment: int = 0) -> Any:
+        """Draw the accuracy over all classes seen after each task, for every method.
+
+        Args:
+            experiment: Index of the experiment in ``experiments``.
+
+        Returns:
+            Figure of matplotlib: a notebook shows it, ``figure.savefig(FILE)`` writes it.
+
+        Raises:
+            FczooError: matplotlib is not installed, or no run is finished.
+        """
+        return draw(accuracy_curves(self.experiments[experiment]), colour_order(self.experiments))
+
+    def save(self, path: str | Path) -> None:
+        """Write a CSV file with one row per run, which ``load_results`` and ``fczoo report`` read.
+
+        Args:
+            path: File to write.
+
+        Raises:
+            FczooError: Two run folders have the same name.
+        """
+        write_archive(self.runs, Path(path))
+
+
+def load_results(*places: str | Path) -> Results:
+    """Return the finished runs in run folders and archives at or below some paths, or in saved
+    results.
+
+    Args:
+        *places: Run folders, archives, folders that contain them, or files of ``Result.save``.
+
+    Raises:
+        FczooError: A place is not a path, or nothing is found, or nothing is finished.
+    """
+    for path in places or (None,):
+        if not isinstance(path, str | os.PathLike):
+            raise FczooError(
+                f"{quote(path)} is not a path; give a run folder, archive or saved result"
+            )
+    results = Results(tuple(read_runs(map(Path, places))))
+    _ = results.experiments
+    return results
 
 
 @use_python_names

@@ -13,7 +13,7 @@ from fczoo.core.files import shorten
 from fczoo.federation.device import pick_device
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings
-from fczoo.models.keep import KeepModel
+from fczoo.models.storage import KeepModel
 from fczoo.reports.run_config import RunConfig, configure_run
 from fczoo.reports.run_folder import FAILURE, RESULT
 from fczoo.runner.shared_memory import SharedBenchmark

@@ -319,7 +319,17 @@ def _one_step(
         store.query(index)  # computed once per run, so not part of a step
         query = (outlines.flops - start_flops) // len(store.labels)
     leaves = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
-    recorder = _SavedTensorSizes({**store.backbone.weights, **leaves, **ctx.shared}, outlines)
+    existing = {**store.backbone.weights, **leaves, **ctx.shared}.values()
+    existing_addresses = {tensor.untyped_storage().data_ptr() for tensor in existing}
+    sizes: dict[int, int] = {}  # storages that the backward keeps, each once, by address
+
+    def note_size(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in existing_addresses:
+            sizes[address] = outlines.bytes.get(address, storage.nbytes())
+        return tensor
+
     start_flops = outlines.flops
     rows = Rows(index, draws, image_draws(method.training(), len(store.labels), index, "cost"))
     client_batch = stacked_batch(method, store, [rows], augment, settings.cache_queries)
@@ -329,23 +339,7 @@ def _one_step(
             batch = batch._replace(
                 teacher=method.teacher_outputs(store.backbone, ctx.shared, batch, ctx.task)
             )
-    with torch.autograd.graph.saved_tensors_hooks(recorder.note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(note_size, lambda tensor: tensor):
         loss, _ = method.loss(store.backbone, leaves, batch, ctx)
     loss.backward()
-    return Step(outlines.flops - start_flops, sum(recorder.sizes.values()), query)
-
-
-class _SavedTensorSizes:
-    """Sizes of the storages that a backward keeps, each once, without those that exist anyway."""
-
-    def __init__(self, known: Mapping[str, Tensor], outlines: Outlines):
-        self.outlines = outlines
-        self.known = {v.untyped_storage().data_ptr() for v in known.values()}
-        self.sizes: dict[int, int] = {}
-
-    def note(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.known:
-            address = storage.data_ptr()
-            self.sizes[address] = self.outlines.bytes.get(address, storage.nbytes())
-        return tensor
+    return Step(outlines.flops - start_flops, sum(sizes.values()), query)

@@ -8,7 +8,7 @@ from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, InterruptedCommandError
 from fczoo.core.files import encode_json, naming, write_json
 from fczoo.core.method import Method
 from fczoo.federation.benchmark import Benchmark
@@ -19,7 +19,7 @@ from fczoo.federation.diagnostics import Probe
 from fczoo.federation.remote import Transport
 from fczoo.federation.result import write_result
 from fczoo.federation.run import FederatedRun
-from fczoo.models.keep import keep_model
+from fczoo.models.storage import keep_model
 from fczoo.reports.run_folder import (
     FAILURE,
     LOG,
@@ -32,7 +32,6 @@ from fczoo.reports.run_folder import (
 )
 from fczoo.runner.configs import ExecutionConfig, RunSpec, is_finished
 from fczoo.runner.progress import Progress, ProgressCallback, log_to_file, say
-from fczoo.runner.resume import InterruptedRunError
 from fczoo.runner.trackers import Logging
 from fczoo.runner.warnings import LocatedWarning, WarningRecorder, read_warnings, warning_lines
 
@@ -92,7 +91,7 @@ def execute_run(
         try:
             with WarningRecorder(run.folder_of_run / WARNINGS):
                 _run(run, bench, execution, check_interrupt, progress, transport)
-        except InterruptedRunError:
+        except InterruptedCommandError:
             raise
         except Exception as error:
             record_failure(

@@ -7,7 +7,7 @@ neither memory nor time.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -73,12 +73,11 @@ class Outlines(TorchDispatchMode):
         result = _RESULTS[key]
         if result is None:
             return self._outline_large(func(*args, **kwargs))
-        self.flops += result.flops
-        if not (large or _any_large(result.shapes)):
+        shapes, flops = result
+        self.flops += flops
+        if not (large or _any_large(shapes)):
             return func(*args, **kwargs)
-        outputs = [
-            self._filled_output(func, s) if isinstance(s, Tensor) else s for s in result.shapes
-        ]
+        outputs = [self._filled_output(func, s) if isinstance(s, Tensor) else s for s in shapes]
         returns = func._schema.returns
         if len(returns) == 1 and "[]" in str(returns[0].type):
             return outputs
@@ -110,16 +109,9 @@ class Outlines(TorchDispatchMode):
         return tensor
 
 
-@dataclass(frozen=True)
-class _Result:
-    """The outputs of an operation on the device "meta", and how many operations it is."""
-
-    shapes: tuple[Any, ...]
-    flops: int
-
-
 _ZERO = {torch.ops.aten.isnan.default, torch.ops.aten.isinf.default}
-_RESULTS: dict[Any, _Result | None] = {}  # operation and shapes of its inputs -> its result
+# operation and shapes of its inputs -> its outputs on the device "meta", and its flops
+_RESULTS: dict[Any, tuple[tuple[Any, ...], int] | None] = {}
 
 
 @cache
@@ -161,8 +153,10 @@ def _shape_key(value: Any) -> Any:
     return None if isinstance(value, torch.Generator) else (type(value), value)
 
 
-def _on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Result | None:
-    """Return the result of an operation on shapes; None where they depend on values."""
+def _on_shapes(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], int] | None:
+    """Return outputs and flops of an operation on shapes; None where they depend on values."""
     kwargs = {k: None if isinstance(v, torch.Generator) else _on_meta(v) for k, v in kwargs.items()}
     if "device" in kwargs:
         kwargs["device"] = torch.device("meta")
@@ -173,7 +167,7 @@ def _on_shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Res
         return None
     formula = flop_registry.get(func._overloadpacket)
     flops = formula(*args, **kwargs, out_val=output) if formula else 0
-    return _Result(tuple(output) if isinstance(output, tuple | list) else (output,), flops)
+    return tuple(output) if isinstance(output, tuple | list) else (output,), flops
 
 
 def _on_meta(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, InterruptedCommandError
 from fczoo.core.terminal import HANGUP
 from fczoo.federation.environment import file_of
 
@@ -30,14 +30,6 @@ FREE = (
     "changed_code",
     "warnings",
 )  # parts of bench.json that may change while a run continues
-
-
-class InterruptedRunError(FczooError):
-    """The run was asked to stop, and everything up to its last round is on disk."""
-
-    def __init__(self, message: str, number: int):
-        super().__init__(message)
-        self.exit_code = 128 + number
 
 
 class Interrupts:
@@ -66,15 +58,15 @@ class Interrupts:
             signal.signal(number, handler)
 
     def check_interrupt(self) -> None:
-        """Raise Interrupted if the run was asked to stop; called where everything is saved."""
+        """Raise InterruptedCommandError if asked to stop; called where everything is saved."""
         if self.signal_number:
-            raise InterruptedRunError(
+            raise InterruptedCommandError(
                 f"stopped on request, with the last round saved; {self.advice}", self.signal_number
             )
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.signal_number:
-            raise InterruptedRunError(
+            raise InterruptedCommandError(
                 f"stopped at once; the round before is saved; {self.advice}", number
             )
         self.signal_number = number

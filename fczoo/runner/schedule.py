@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fczoo.core.options import flag
 from fczoo.core.registry import DATASETS
 from fczoo.federation.settings import Settings
 from fczoo.protocols.registry import PROTOCOLS
-from fczoo.protocols.statements import Statement
-from fczoo.reports.run_config import DATASET, GIVEN, RunConfig
+from fczoo.protocols.source import Statement
+from fczoo.reports.run_config import DATASET, GIVEN, RunConfig, protocol_of_value
 from fczoo.reports.text_format import option_word
 from fczoo.security.privacy import has_class_counts
 
@@ -18,13 +18,6 @@ log = logging.getLogger("fczoo")
 
 ENOUGH = 0.25
 """Part of the steps for which rates were chosen, below which a run is warned of."""
-
-
-class RateSchedule(NamedTuple):
-    """The schedule for which a learning rate was chosen, and its source in words."""
-
-    settings: Settings
-    source: str
 
 
 def images_per_class(settings: Settings) -> int | None:
@@ -57,41 +50,42 @@ def times_the_steps(chosen: Settings, settings: Settings) -> float | None:
     return None
 
 
-def dataset_value_schedule(
+def _dataset_value_schedule(
     method: str, option: str, value: Any, dataset: str
-) -> RateSchedule | None:
+) -> tuple[Settings, str] | None:
     """Return the schedule for which a method's own value for a data set was chosen.
 
     It is that of a protocol that states the value. If no protocol states values on the data set,
     it is the data set's default schedule.
     """
-    protocols = [p for p in map(PROTOCOLS.get, PROTOCOLS.names()) if dataset in p.dataset_options]
-    for protocol in sorted(protocols, key=lambda p: method not in p.proposes):
-        statement = protocol.hyperparameters(method, dataset).get(option)
-        if statement and value in statement.columns:
-            name = protocol.name
-            return _stated_schedule(f"protocol {name}", statement, dataset, protocol=name)
-    if protocols:
+    if stated := protocol_of_value(method, option, value, dataset):
+        protocol, statement = stated
+        name = protocol.name
+        return _stated_schedule(f"protocol {name}", statement, dataset, protocol=name)
+    if any(dataset in PROTOCOLS.get(name).dataset_options for name in PROTOCOLS.names()):
         return None
-    return RateSchedule(Settings.for_dataset(dataset), f"data set {dataset}")
+    return Settings.for_dataset(dataset), f"data set {dataset}"
 
 
 def _stated_schedule(
     origin: str, statement: Statement, dataset: str, **sources: Any
-) -> RateSchedule:
-    """Return the schedule for which a protocol or released code chose a value."""
+) -> tuple[Settings, str]:
+    """Return the schedule for which a protocol or released code chose a value, and its source."""
     settings: Mapping[str, Any] = {"dataset": dataset, **sources}
     if statement.chosen_for:
         settings = statement.chosen_for
         origin = f"a search on {settings['dataset']}"
-    return RateSchedule(Settings.for_dataset(**settings), f"{origin} ({statement.source})")
+    return Settings.for_dataset(**settings), f"{origin} ({statement.source})"
 
 
-def _rate_schedule(config: RunConfig, option: str) -> RateSchedule | None:
-    """Return the schedule for which a learning rate was chosen, None where it is not known."""
+def _rate_schedule(config: RunConfig, option: str) -> tuple[Settings, str] | None:
+    """Return the schedule for which a learning rate was chosen, and its source in words.
+
+    None where it is not known.
+    """
     method, settings, origin = config.method, config.settings, config.option_origins[option]
     if origin == DATASET:
-        return dataset_value_schedule(method, option, config.options[option], settings.dataset)
+        return _dataset_value_schedule(method, option, config.options[option], settings.dataset)
     if origin not in settings.sources:
         return None
     statement = settings.sources[origin].hyperparameters(method, settings.dataset)[option]
@@ -103,13 +97,13 @@ def warn_of_short_schedules(configs: Iterable[RunConfig]) -> None:
     """Name methods whose rates belong to a schedule with many more steps than they get."""
     for config in {config.method: config for config in configs}.values():
         method, settings = config.method, config.settings
-        rates_by_schedule: dict[RateSchedule, list[str]] = {}
+        rates_by_schedule: dict[tuple[Settings, str], list[str]] = {}
         for name, value in config.options.items():
             is_rate = name.split("_")[0] == "lr" or name.endswith("lr")
             if is_rate and (schedule := _rate_schedule(config, name)):
                 rates_by_schedule.setdefault(schedule, []).append(f"{name}={option_word(value)}")
-        for schedule, rates in rates_by_schedule.items():
-            times = times_the_steps(schedule.settings, settings)
+        for (chosen, source), rates in rates_by_schedule.items():
+            times = times_the_steps(chosen, settings)
             if times and times * ENOUGH > 1:
                 log.warning(
                     "%s has %s for the schedule of %s, which has %.0f times the steps%s of this "
@@ -118,9 +112,9 @@ def warn_of_short_schedules(configs: Iterable[RunConfig]) -> None:
                     "`fczoo tune --methods %s`, or give more --rounds or --epochs",
                     method,
                     ", ".join(rates),
-                    schedule.source,
+                    source,
                     times,
-                    "" if schedule.settings.dataset == settings.dataset else " per class",
+                    "" if chosen.dataset == settings.dataset else " per class",
                     method,
                 )
 

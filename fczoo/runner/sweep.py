@@ -18,7 +18,6 @@ from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import resolve_precision
 from fczoo.federation.environment import code_of, command, hardware, versions
 from fczoo.federation.settings import AUTO, Settings
-from fczoo.reports.contamination import run_contamination
 from fczoo.reports.formats import write_summary
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import (
@@ -33,7 +32,7 @@ from fczoo.reports.run_folder import (
 from fczoo.reports.runs import WITHOUT_EFFECT
 from fczoo.runner.configs import DEFAULT_EXECUTION, ExecutionConfig, RunSpec, Sweep
 from fczoo.runner.execute import add_warnings, describe_warnings, execute_run, skip_finished
-from fczoo.runner.executors.base import check_executor, run_side_by_side
+from fczoo.runner.executors import check_executor, run_side_by_side
 from fczoo.runner.executors.ray_clients import clients_on_ray
 from fczoo.runner.progress import Progress, log_to_file, say
 from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
@@ -74,7 +73,7 @@ def run_sweep(
 
     Raises FczooError for input that cannot work, before anything is written, and for a folder that
     another process or configuration has; whatever a failing run raises, after what was finished is
-    on disk, unless failures are skipped; and Interrupted after SIGINT or SIGTERM.
+    on disk, unless failures are skipped; and InterruptedCommandError after SIGINT or SIGTERM.
     """
     sweep = check_sweep(sweep, out, execution)
     earlier = earlier_warnings()
@@ -290,7 +289,7 @@ def _begin(
     """
     write_about(folder, about)
     partition.save(folder / PARTITION)
-    if contamination := run_contamination(read_about(folder)):
+    if contamination := read_about(folder).contamination:
         with log_to_file(folder / LOG):
             say(f"{about['settings']['dataset']}: {contamination}")
     add_warnings(folder, warnings)

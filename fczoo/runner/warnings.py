@@ -96,6 +96,13 @@ class WarningCollector(logging.Handler):
         self.pending: dict[str, list[LocatedWarning]] = {}  # by level
         self.all: dict[LocatedWarning, None] = {}
 
+    def __enter__(self) -> "WarningCollector":
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self)
+
     def emit(self, record: logging.LogRecord) -> None:
         warning = LocatedWarning(record.getMessage(), current_place())
         self.pending.setdefault(record.levelname, []).append(warning)
@@ -111,13 +118,12 @@ class WarningCollector(logging.Handler):
 @contextmanager
 def gather_warnings() -> Iterator[None]:
     """Gather warnings inside it; the rest is printed at its end, above any error."""
-    handler, root = WarningCollector(), logging.getLogger()
-    root.addHandler(handler)
+    collector = WarningCollector()
     try:
-        yield
+        with collector:
+            yield
     finally:
-        root.removeHandler(handler)
-        handler.flush()
+        collector.flush()
 
 
 def earlier_warnings() -> list[LocatedWarning]:

@@ -29,7 +29,7 @@ from fczoo.federation.remote import question_of
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
-from fczoo.models.keep import keep_model
+from fczoo.models.storage import keep_model
 from fczoo.sites.federation_config import check_sites, check_terms, terms_of
 from fczoo.sites.messages import (
     CALL,

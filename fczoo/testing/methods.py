@@ -10,8 +10,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, task_exchanges
 from fczoo.core.types import Exchange
 from fczoo.federation.evaluate import predictions
-from fczoo.models.load import load_model
-from fczoo.models.save import save_model
+from fczoo.models.storage import load_model, save_model
 from fczoo.testing import method_rules as rules
 from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same

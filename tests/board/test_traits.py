@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from fczoo.board.benchmark import choices
-from fczoo.board.method_tags import TENSOR_KINDS, tags_of, words_of
+from fczoo.board.benchmark import TENSOR_KINDS, choices, tags_of, words_of
 from fczoo.board.pages import candidates
 from fczoo.core.files import write_json
 from fczoo.core.registry import METHODS, create_method
@@ -27,13 +26,13 @@ from helpers_runs import tune
 )
 def test_words_of_a_method(method, family, exemplars, trained, make_run, tmp_path):
     (experiment,) = read_experiments([make_run(tmp_path / "run", {method: {0: 50.0}})])
-    method_traits = tags_of(experiment.lines[0])
-    assert (method_traits.family, method_traits.exemplars, method_traits.trained) == (
-        family,
-        exemplars,
-        trained,
-    )
-    assert method_traits.sent == ("parameters", "counts")  # as the run counted them
+    assert tags_of(experiment.lines[0]) == {
+        "family": (family,),
+        "exemplars": (exemplars,),
+        "trained": trained,
+        "sent": ("parameters", "counts"),  # as the run counted them
+        "tuning": ("no trials",),
+    }
 
 
 def test_the_trials_behind_the_values_of_a_row_are_told(make_run, tmp_path):
@@ -41,7 +40,7 @@ def test_the_trials_behind_the_values_of_a_row_are_told(make_run, tmp_path):
         tune(make_run(tmp_path / name, {"hgp": {ord(name): 50.0}}), trials, found_for)
     (experiment,) = read_experiments([tmp_path])
     (line,) = experiment.lines
-    assert tags_of(line).tuning == ("5 trials", "12 trials", "no trials")
+    assert tags_of(line)["tuning"] == ("5 trials", "12 trials", "no trials")
     assert choices([tags_of(line)])["tuning"] == ["12 trials", "5 trials", "no trials"]
 
 
@@ -64,7 +63,7 @@ def test_an_upper_bound_is_a_family_of_its_own(make_run, tmp_path):
         {**json.loads(path.read_text()), "remark": "upper bound: keeps the images of all tasks"},
     )
     (experiment,) = read_experiments([folder])
-    assert tags_of(experiment.lines[0]).family == "upper bound"
+    assert tags_of(experiment.lines[0])["family"] == ("upper bound",)
     assert not candidates(experiment)
 
 
@@ -80,7 +79,7 @@ def test_a_method_enters_with_the_row_nearest_to_its_own_values_not_with_the_bes
     make_run(tmp_path / "c", {"pilora": {0: 20.0}}, {"head_tune": True, "rank": 4})
     (experiment,) = read_experiments([tmp_path])
     by_score = {line.results[0].accuracy[1][0]: count_changes(line) for line in experiment.lines}
-    usual = candidates(experiment)["pilora"].line.results[0].accuracy[1][0]
+    usual = candidates(experiment)["pilora"][0].results[0].accuracy[1][0]
     assert by_score == {90.0: 2, 40.0: 1, 20.0: 0} and usual == 20.0
 
 
@@ -113,6 +112,6 @@ def test_a_method_enters_as_its_protocol_has_it_with_the_rates_of_most_trials(ma
         tune(folder, trials, ["fedavg"])
     (experiment,) = read_experiments([tmp_path])
     by_score = {line.results[0].accuracy[1][0]: count_changes(line) for line in experiment.lines}
-    usual = candidates(experiment)["fedavg"].line.results[0].accuracy[1][0]
+    usual = candidates(experiment)["fedavg"][0].results[0].accuracy[1][0]
     assert by_score == {90.0: 1, 80.0: 1, 70.0: 0, 40.0: 0, 60.0: 0}
     assert usual == 40.0

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-from fczoo.cli.examples import COMMAND_GROUPS, COMMON, EXAMPLES
+from fczoo.cli.options import COMMAND_GROUPS, COMMON, EXAMPLES
 
 
 def page(*words: str, flag: str = "--help", width: int = 80) -> str:

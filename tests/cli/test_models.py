@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 import fczoo
 from fczoo.cli.app import main
 from fczoo.core.registry import METHODS
-from fczoo.models.citation import bibtex, method_entries
+from fczoo.models.card import bibtex, method_entries
 from helpers_cli import TINY, run
 
 

@@ -100,19 +100,19 @@ def test_fed_mammoth_has_every_quirk_that_is_seen_in_it() -> None:
             "fed-mammoth",
             "cifar100",
             "l2p",
-            {"pooled": "cls+prompt", "no_key_loss": True, "lr": 3e-2},
+            {"pooled": "cls+prompt", "no_key_loss": True, "lr": 3e-2, "clip": None},
         ),
         (
             "fed-mammoth",
             "cifar100",
             "pilora",
-            {"unheld": "server", "lr_lora": 1e-4, "means": "running"},
+            {"unheld": "server", "lr_lora": 1e-4, "means": "running", "schedule": "constant"},
         ),
         (
             "fed-mammoth",
             "cub200",
             "regmean",
-            {"view": "train", "weight_decay": 0.1, "head_init": "default"},
+            {"view": "train", "weight_decay": 0.1, "head_init": "normal"},
         ),
         (
             "fed-mammoth",

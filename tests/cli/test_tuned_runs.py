@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 from fczoo.core.files import write_record
 from fczoo.reports.run_folder import FORMAT
-from fczoo.runner.tune.tuned_file import TUNED_FILE
+from fczoo.runner.tuned_file import TUNED_FILE
 from helpers_cli import TINY, run
 
 

@@ -194,7 +194,17 @@ def test_a_quarter_crop_shows_the_drawn_place(store_of, x, y):
     )
 
 
-@pytest.mark.parametrize("name", ["crop", "fppl", "hgp"])
+def test_a_random_crop_shows_224_of_256_pixels_at_the_drawn_place(store_of):
+    """Red is the position of each pixel: the crop starts at u * (1 - 224/256) and keeps the scale."""
+    pixels = np.zeros((1, 256, 256, 3))
+    pixels[..., 0] = np.arange(256)
+    for u, middle in ((0.0, 111.5), (0.5, 127.5), (1.0, 143.5)):
+        draw_row = draws(1, area=0.3, shape=0.9, x=u, flip=0.9)
+        view = store_of(pixels).training_view(torch.tensor([0]), AUGMENTS["randomcrop"], draw_row)
+        assert 255 * pixels_of(view)[..., 0].mean() == pytest.approx(middle, abs=0.5)
+
+
+@pytest.mark.parametrize("name", ["crop", "fppl", "hgp", "randomcrop"])
 def test_crops_stay_inside(store_of, name):
     """Place every crop inside the image.
 
@@ -219,7 +229,7 @@ def test_crops_stay_inside(store_of, name):
         assert steps.sum(axis).min() > 0.1
 
 
-@pytest.mark.parametrize("name", ["none", "flip", "crop", "fppl", "hgp"])
+@pytest.mark.parametrize("name", ["none", "flip", "crop", "fppl", "hgp", "randomcrop"])
 def test_a_constant_image_stays_constant(store_of, name):
     pixels = np.broadcast_to(np.array([10, 200, 77]), (50, 24, 24, 3))
     views = pixels_of(

@@ -29,6 +29,13 @@ def test_save_and_load(partition_file: Path) -> None:
     assert copy.tasks[0][0].dtype == np.int64
 
 
+def test_another_class_order_names_the_option_of_a_natural_one(tmp_path: Path) -> None:
+    natural = toy_stream(order=(0, 1, 2, 3))
+    make_partition(natural, "dirichlet:0.3", 3, seed=4).save(tmp_path / "split.json")
+    with pytest.raises(FczooError, match="class 1 is 0 against 2; use --class-order natural"):
+        make_partition(toy_stream(), f"file:{tmp_path / 'split.json'}", 3, seed=4)
+
+
 def test_saving_a_client_without_images(tmp_path: Path) -> None:
     partition = Partition(
         "toy", "by hand", 0, (0, 1), ((np.array([3, 5]), np.array([], np.int64)),)
@@ -48,7 +55,11 @@ def test_reuse_gives_the_same_split(partition_file: Path) -> None:
     ("stream", "clients", "complaint"),
     [
         (toy_stream(name="other"), 3, "another data set"),
-        (toy_stream(order=(0, 1, 2, 3)), 3, "another class order"),
+        (
+            toy_stream(order=(0, 1, 2, 3)),
+            3,
+            "class order than this run: class 1 is 2 against 0; use the --class-order or",
+        ),
         (toy_stream(tasks=4), 3, "another number of tasks"),
         (toy_stream(), 4, "another number of clients"),
         (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fczoo import Batch, Benchmark, FczooError, Method, Payload, Training, Tree, whole_tensors
-from fczoo.cli.show import show
+from fczoo.cli.show import part_page
 from fczoo.federation.batches import image_draws
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.engine import ClientEngine
@@ -159,8 +159,8 @@ def test_a_class_that_nobody_held_is_no_answer() -> None:
 
 
 def test_show_says_that_rows_stay_apart() -> None:
-    assert "secure aggregation" not in show("fedncm", "digits")
-    assert "secure aggregation, which shows it only totals, cannot hide them" in show(
+    assert "secure aggregation" not in part_page("fedncm", "digits")
+    assert "secure aggregation, which shows it only totals, cannot hide them" in part_page(
         "fedcof", "digits"
     )
 

@@ -25,13 +25,16 @@ def test_every_method_that_trains_a_head_has_its_options():
 
 
 @pytest.mark.parametrize("name", HEAD_METHODS)
-def test_the_head_starts_at_zero_or_as_pytorch_does(small_method, backbone, tasks, rng, name):
+def test_the_head_starts_at_zero_or_as_pytorch_or_timm_do(small_method, backbone, tasks, rng, name):
     def start(**options):
         return small_method(name, **options).begin_task({}, tasks[0], backbone, rng)
 
     assert not start()["head.weight"].any() and not start()["head.bias"].any()
     weight, bound = start(head_init="default")["head.weight"], backbone.dim**-0.5
     assert 0.9 * bound < weight.abs().max() <= bound
+    timm_head = start(head_init="normal")
+    assert 0.015 < timm_head["head.weight"].std() < 0.025
+    assert not timm_head["head.bias"].any()
 
 
 @pytest.mark.parametrize("name", [name for name in HEAD_METHODS if name != "joint"])
@@ -76,7 +79,8 @@ def test_papers_keep_the_start_of_their_code(protocol):
             values = cls.hyperparameters(name, dataset)
             if values:
                 names.add(name)
-                assert values["head_init"].value == "default"
+                as_timm = protocol == "hgp" and name not in ("hgp", "l2p", "codap", "pip")
+                assert values["head_init"].value == ("normal" if as_timm else "default")
                 assert values["head_init"].source
     assert names
     assert PROTOCOLS.get("quick").hyperparameters("hgp", "digits") == {}

@@ -241,6 +241,20 @@ def test_pilora_prototype_of_a_class_that_nobody_holds(
     assert is_old == [False, unheld == "server", False]
 
 
+def test_without_reweighting_every_clients_prototype_counts_equally(record):
+    """LoRA is averaged by image counts, prototypes by the number of clients (section 4.2)."""
+    method = create_method("pilora", reweight="equal")
+    payloads = [
+        Payload({**p.tensors, "prototype": torch.full_like(p["prototype"], 4.0 * k)}, k, 1 + 2 * k)
+        for k, p in enumerate(record("pilora").rounds[0].payloads[:2])
+    ]
+    merged = method.aggregate(payloads, fedavg)
+    assert (merged["prototype"] == 2.0).all()  # (0 + 4) / 2; by image counts 1 and 3 it were 3
+    name = next(iter(select(merged, "lora.")))
+    expected = 0.25 * payloads[0][name] + 0.75 * payloads[1][name]
+    torch.testing.assert_close(merged[name], expected)
+
+
 def test_running_means_are_over_all_views_and_counts_of_images(make_bench, watch):
     """Running means cover all views, and counts those of images.
 

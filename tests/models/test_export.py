@@ -89,7 +89,7 @@ def test_timm_refuses_what_it_cannot_express(method, reason, models, tmp_path):
 
 
 def test_an_export_that_differs_is_not_written(models, tmp_path, monkeypatch):
-    monkeypatch.setattr("fczoo.models.linear_form.LinearForm.lora_pairs", lambda form: {})
+    monkeypatch.setattr("fczoo.models.export_timm.LinearForm.lora_pairs", lambda form: {})
     path = tmp_path / "out.safetensors"
     with pytest.raises(FczooError, match="its logits would differ by up to"):
         export_model(models("ffalora"), "timm", path)

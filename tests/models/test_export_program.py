@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
-from fczoo.models import export_program
+from fczoo.models import export
 from fczoo.models.export import export_model
 from helpers_export import assert_same_logits
 
@@ -64,7 +64,7 @@ def test_a_method_that_torch_cannot_trace_is_one_line(models, tmp_path, monkeypa
     def fail(*arguments, **more):
         raise RuntimeError("a branch depends on the images\nand more lines")
 
-    monkeypatch.setattr(export_program.torch.export, "export", fail)
+    monkeypatch.setattr(export.torch.export, "export", fail)
     with pytest.raises(FczooError) as caught:
         export_model(models("fedncm"), "torch", tmp_path / "out.pt2")
     assert str(caught.value) == (

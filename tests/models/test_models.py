@@ -17,9 +17,8 @@ from fczoo.core.tree import nbytes
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
-from fczoo.models.save import weights_note
-from fczoo.models.tensors import prediction_tensors
-from fczoo.models.transform import ViewConfig, evaluation_transform
+from fczoo.models.classifier import EvaluationTransform, prediction_tensors
+from fczoo.models.storage import weights_note
 
 SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 1, "epochs": 1}
 
@@ -68,9 +67,7 @@ def test_the_transform_gives_the_pixels_of_the_evaluation(test_crop):
     run = finished_run("fedncm", test_crop=test_crop)
     store = run.world.test
     config = run.backbone.config
-    transform = evaluation_transform(
-        ViewConfig(32, config.image_size, store.test_crop, config.mean, config.std)
-    )
+    transform = EvaluationTransform(32, config.image_size, store.test_crop, config.mean, config.std)
     images = [Image.fromarray(pixels) for pixels in run.stream.test.pixels[:5]]
     torch.testing.assert_close(
         torch.stack([transform(image) for image in images]),

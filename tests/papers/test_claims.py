@@ -61,7 +61,10 @@ def test_a_claim_knows_the_runs_of_its_commands_at_the_papers_scale(name, tmp_pa
         ):
             folder = tmp_path / f"{number.value}-{i}"
             write_run(
-                folder, {reading.method: {0: 50.0}}, reading.options, partition="dirichlet:0.5"
+                folder,
+                {reading.config.method: {0: 50.0}},
+                reading.options,
+                partition="dirichlet:0.5",
             )
             (experiment,) = read_experiments([folder])
             assert claim.matches(experiment.lines[0], side), reading.name
@@ -165,7 +168,7 @@ def test_without_a_folder_of_results_every_claim_was_never_run(tmp_path, monkeyp
 def test_runs_of_which_both_sides_were_tuned_are_counted_apart(tmp_path):
     low, high = {0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}
     write_one(tmp_path / "a", "pilora", high, reweight="distance")
-    write_one(tmp_path / "b", "pilora", low, reweight="average")
+    write_one(tmp_path / "b", "pilora", low, reweight="equal")
     tune(tmp_path / "a", 12, ["pilora"])
     tune(tmp_path / "b", 12, ["hgp"])  # of that file, but not of that method
     text = claims_output("--results", str(tmp_path))
@@ -183,7 +186,7 @@ def test_a_claim_that_holds_here_and_not_there_counts_as_such(tmp_path):
     low, high = {0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}
     for name, better, worse, epochs in [("a", high, low, 1), ("b", low, high, 2)]:
         write_one(tmp_path / f"{name}-better", "pilora", better, epochs, reweight="distance")
-        write_one(tmp_path / f"{name}-worse", "pilora", worse, epochs, reweight="average")
+        write_one(tmp_path / f"{name}-worse", "pilora", worse, epochs, reweight="equal")
     text = claims_output("--results", str(tmp_path))
     assert (
         f"In all runs: of {ALL} claims 1 hold in some runs and not in others, {ALL - 1} were"

@@ -61,7 +61,7 @@ def test_a_plain_claim_is_judged_like_a_printed_one(tmp_path):
 def test_a_difference_is_paired_over_seeds_and_has_an_interval(tmp_path):
     # A_N is (last + 80) / 2: gains of 6, 5 and 4 points, mean 5, standard deviation 1, t(2) = 4.303
     write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, reweight="distance")
-    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="average")
+    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="equal")
     ((verdict, text),) = get_claim("pilora-reweight").verdicts(read_experiments([tmp_path]))
     assert verdict == "holds"
     assert text.startswith("+5.0 [+2.5, +7.5] over 3 seeds; digits dirichlet:0.5")
@@ -83,14 +83,14 @@ def test_a_difference_is_paired_over_seeds_and_has_an_interval(tmp_path):
 )
 def test_verdicts(tmp_path, better, worse, verdict):
     write_one(tmp_path / "a", "pilora", better, reweight="distance")
-    write_one(tmp_path / "b", "pilora", worse, reweight="average")
+    write_one(tmp_path / "b", "pilora", worse, reweight="equal")
     ((ours, _),) = get_claim("pilora-reweight").verdicts(read_experiments([tmp_path]))
     assert ours == verdict
 
 
 def test_runs_that_differ_in_more_than_the_claim_say_nothing(tmp_path):
     write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, reweight="distance", rank=8)
-    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="average")
+    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="equal")
     assert get_claim("pilora-reweight").verdicts(read_experiments([tmp_path])) == []
 
 
@@ -161,7 +161,7 @@ def test_an_ablation_does_not_pass_for_the_method(tmp_path):
 
 def test_an_ablation_of_another_paper_does_not_pass_for_its_method(tmp_path):
     write_one(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0})
-    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="average")
+    write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="equal")
     assert get_claim("hgp-pilora").verdicts(read_experiments([tmp_path])) == []
 
 
@@ -202,7 +202,7 @@ def test_rates_of_one_method_may_differ_where_either_side_was_searched(tmp_path)
         tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, reweight="distance", lr_prototype=0.1
     )
     write_one(
-        tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="average", lr_prototype=0.3
+        tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="equal", lr_prototype=0.3
     )
     tune(tmp_path / "a", 8, ["pilora"])
     assert get_claim("pilora-reweight").verdicts(read_experiments([tmp_path])) == []

@@ -142,12 +142,21 @@ def test_a_paper_without_such_data_is_said_to_have_none(make_run, tmp_path):
     )
 
 
+def test_fcilpts_average_is_the_mean_over_tasks():
+    """FCILPT's A_t is a mean over tasks; PILoRA's Avg is of the share of all images."""
+    for name, metric in (("fcilpt", "Abar"), ("pilora", "Avg")):
+        number = next(n for n in get_paper(name).numbers if n.metric == "Avg")
+        assert number.metric_here == metric
+
+
 def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
     """Heads of all printed rows start as in released code.
 
     A row whose head starts at zero, which may be much the better, would not be the paper's.
+    fed-mammoth, HGP's code, starts three heads as PyTorch does and the others as timm does; its
+    PIP is not public.
     """
-    rows = set()
+    as_pytorch, rows = {"hgp", "l2p", "codap", "pip"}, set()
     for paper in papers().values():
         for row in map(paper.row, paper.numbers):
             if (
@@ -157,7 +166,9 @@ def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
             ):
                 protocol_value = paper.protocol.methods.get(row.method, {}).get("head_init")
                 start = row.options.get("head_init", protocol_value and protocol_value.value)
-                assert start == ("means" if row.card == "fedncm" else "default"), (
+                as_timm = paper.key == "hgp" and row.method not in as_pytorch
+                expected = "normal" if as_timm else "default"
+                assert start == ("means" if row.card == "fedncm" else expected), (
                     paper.key,
                     row.method,
                 )

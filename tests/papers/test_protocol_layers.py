@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from fczoo import FczooError, Settings, create_method
-from fczoo.cli.show_protocol import source_page
+from fczoo.cli.info import source_page
 from fczoo.core.options import spaces
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.data.stream import make_tasks
 from fczoo.protocols.registry import PROTOCOLS
-from fczoo.protocols.statements import ByBeta
+from fczoo.protocols.source import ByBeta
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_config import configure_run
 

@@ -30,7 +30,7 @@ DINO, IN21K, IN1K = (
 SETTINGS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("hgp", "cifar100"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 0.5", IN21K, "hgp", 3),
     ("hgp", "imagenet_r"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 0.5", IN21K, "hgp", 3),
-    ("hgp", "imagenet_a"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 1", IN21K, "hgp", 3),
+    ("hgp", "imagenet_a"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 1", IN21K, "fppl", 3),
     ("hgp", "eurosat"): (5, 10, 0, 1, 1, 5, 5, 16, "dirichlet 1", IN21K, "hgp", 3),
     ("hgp", "cars196"): (
         (20, 20, 20, 20, 20, 20, 20, 20, 20, 16),
@@ -43,10 +43,10 @@ SETTINGS: dict[tuple[str, str], tuple[Any, ...]] = {
         16,
         "dirichlet 1",
         IN21K,
-        "hgp",
+        "flip",
         3,
     ),
-    ("hgp", "cub200"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 1", IN21K, "hgp", 3),
+    ("hgp", "cub200"): (10, 10, 0, 1, 1, 5, 5, 16, "dirichlet 1", IN21K, "randomcrop", 3),
     ("pilora", "cifar100"): (10, 10, 0, 1, 1, 30, 5, 64, "quantity 6", DINO, "pilora", 1),
     ("pilora", "tinyimagenet"): (10, 10, 0, 1, 1, 30, 5, 64, "quantity 12", DINO, "pilora", 1),
     ("pilora", "imagenet_subset"): (10, 10, 0, 1, 1, 30, 5, 64, "quantity 12", DINO, "pilora", 1),

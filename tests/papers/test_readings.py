@@ -22,11 +22,11 @@ def run(make_run, tmp_path):
     def make_experiment(card, which=0, seeds=0, backbone="", options=None, **changes):
         card = get_card(card) if isinstance(card, str) else card
         chosen = card.readings[which]
-        settings = {**through_json(chosen.settings.portable()), **changes}
+        settings = {**through_json(chosen.config.settings.portable()), **changes}
         default_backbone = settings.pop("backbone")
         count = seeds or len(card.paper.protocol.seeds.value)
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        runs = {chosen.method: dict.fromkeys(range(count), 90.0)}
+        runs = {chosen.config.method: dict.fromkeys(range(count), 90.0)}
         make_run(
             folder,
             runs,
@@ -58,15 +58,19 @@ def test_a_run_as_printed_differs_in_nothing_from_the_print_and_in_much_from_the
 def test_the_protocols_own_reading_is_not_the_print(run):
     """Name each difference between released code and print.
 
-    These are normalised logits, clipping and 100 rows.
+    These are views of the images, the loss's classes, normalised logits, clipping and 100 rows.
     """
     card = get_card(CARD)
     settings = card.paper.settings(card.numbers[0])
     options = through_json(settings.method_options("hgp"))
-    differences = differ(run(CARD, options=options, mean=None, std=None, test_crop=0.875), CARD)
+    differences = differ(
+        run(CARD, options=options, mean=None, std=None, augment="hgp", test_crop=0.875), CARD
+    )
     assert set(differences) == {
         f"normalisation {HALVES} and {HALVES} (paper: 0,0,0 and {ONES})",
+        "augment hgp (paper: randomcrop)",
         "test_crop 0.875 (paper: 1)",
+        "hgp.support task (paper: all)",
         "hgp.prefix_len 100 (paper: 200)",
         "hgp.clip 1 (paper: none)",
         "hgp.logit_norm 0.1 (paper: none)",

@@ -1,6 +1,7 @@
 """Reproduction cards: the command, the verdict and the list of all."""
 
 import json
+import tomllib
 
 import numpy as np
 import pytest
@@ -20,8 +21,9 @@ def test_a_card_is_the_exact_command():
     split = "dirichlet:0.05,draw=sample,max_tries=10000"
     start = f"fczoo bench --protocol hgp --methods hgp --dataset cifar100 --partition {split} "
     as_printed = (
-        "--mean 0,0,0 --std 1,1,1 --test-crop 1 --set hgp.prefix_len=200 --set hgp.clip=none "
-        "--set hgp.logit_norm=none --set hgp.class_weights=counts --set hgp.draw=round "
+        "--mean 0,0,0 --std 1,1,1 --augment randomcrop --test-crop 1 --set hgp.prefix_len=200 "
+        "--set hgp.support=all --set hgp.clip=none --set hgp.logit_norm=none "
+        "--set hgp.class_weights=counts --set hgp.draw=round "
     )
     folder = "results/hgp-cifar100-dirichlet_0.05"
     out = output_of("reproduce", CARD, "--dry-run", "--data-root", "DIR")
@@ -59,7 +61,12 @@ def test_a_card_is_the_exact_command():
         ("pilora/cifar100/quantity:6/frozen", "--set pilora.lr_lora=0", "A_N", 68.6),
         ("fppl/imagenet_r/dirichlet:0.5/unify-fusion", "--set fppl.debias=false", "A_T", 52.78),
         ("fppl/imagenet_r/dirichlet:0.5/40-clients", "--clients 40", "A_T", 68.18),
-        ("fppl/cifar100/iid/40-rounds", "--rounds 40 --set fppl.lr=0.0001", "Abar", 89.1),
+        (
+            "fppl/cifar100/iid/40-rounds",
+            "--rounds 40 --set fppl.support=all --set fppl.lr=0.0001",
+            "Abar",
+            89.1,
+        ),
     ],
 )
 def test_cards_of_ablations_baselines_and_other_numbers_of_tasks(name, words, metric, value):
@@ -98,7 +105,8 @@ def test_a_card_appears_with_its_method(monkeypatch):
         "reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run", code=1
     )
     monkeypatch.setitem(get_paper("fppl").methods, "FedSLCA", PrintedMethod("toy"))
-    monkeypatch.setitem(METHODS._entries, "toy", METHODS.get("fedavg"))
+    toy = type("Toy", (METHODS.get("fedavg"),), {"name": "toy"})
+    monkeypatch.setitem(METHODS._entries, "toy", toy)
     assert "--methods toy" in output_of("reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run")
     assert "FedSLCA" not in output_of("papers", "--missing")
 
@@ -187,7 +195,7 @@ def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):
         (["--reading", "released"], "--dry-run and --reading are about one card"),
         (
             [CARD, "--results", "."],
-            f"--results filters the list of all cards; leave it or {CARD} out",
+            f"--results does not go with one card; leave it or {CARD} out",
         ),
         (
             [CARD, "--partition", "iid,dirichlet:0.5"],
@@ -273,6 +281,35 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
         assert words in last
     assert last.count("(paper: ") == 7 and "hgp.clip none (code: 1)" in last
     assert "does not say what a seed moves" in out.splitlines()[-2]
+    # the same cell as a part of its table, whose settings file is written first
+    monkeypatch.chdir(tmp_path)
+    table_words = [*cut[:-1], str(tmp_path / "table")]
+    out = output_of("reproduce", "hgp/t1", "--cells", "hgp/cifar100/dirichlet:0.5", *table_words)
+    assert out.startswith("1 cell is in results/hgp-T1.toml.")
+    assert f"{start}backbone vit_nano_32 (paper: {B16})" in out.splitlines()[-1]
+    assert (tmp_path / "table/hgp-cifar100-dirichlet_0.5/bench.json").exists()
+
+
+def test_a_table_is_one_settings_file_with_its_cells(monkeypatch, tmp_path):
+    """Appendix E prints one method with 10, 20, 50 and 100 of 100 clients."""
+    monkeypatch.chdir(tmp_path)
+    page = output_of("reproduce", "hgp")
+    assert [line.split()[0] for line in page.splitlines()[2:]] == ["T1", "T2", "T3", "AppE"]
+    assert "  ".join(page.splitlines()[-1].split()[:4]) == "AppE  cifar100  1  4"
+    assert page.endswith("fczoo reproduce hgp/AppE\n")
+    cells = "*10-drawn", "*20-drawn"
+    words = [word for cell in cells for word in ("--cells", cell)]
+    output_of("reproduce", "hgp/AppE", *words, "--methods", "nosuch", "--dry-run", code=1)
+    content = tomllib.loads((tmp_path / "results/hgp-AppE.toml").read_text())
+    assert [cell["participation"] for cell in content["cells"]] == ["10", "20"]
+    assert {cell["clients"] for cell in content["cells"]} == {"100"}
+    assert content["cells"][0]["name"] == "hgp-cifar100-dirichlet_0.05-100-clients-10-drawn"
+    for wrong, message in (
+        (["--cells", "*quantity*"], "--cells *quantity* fits no cell of hgp/AppE: hgp/cifar100/"),
+        (["--row", "ewc"], "no row is called 'ewc'; known: HGP"),
+        (["--table", "T1"], "--table does not go with one card; leave it or hgp/AppE out"),
+    ):
+        assert message in output_of("reproduce", "hgp/AppE", *wrong, code=1)
 
 
 def test_the_list_names_what_is_not_implemented_and_is_limited_to_tables_and_rows(tmp_path):
@@ -288,4 +325,6 @@ def test_the_list_names_what_is_not_implemented_and_is_limited_to_tables_and_row
     assert "no table is called 'T9'; known: T1, T2" in wrong and wrong.count("\n") == 1
     text = output_of("reproduce", "pilora/cifar100/quantity:6/fine-tuned", "--dry-run", code=1)
     assert "quantity:6/fine-tuned is not implemented: pilora has no option that trains" in text
-    assert "--table filters the list" in output_of("reproduce", CARD, "--table", "T1", code=1)
+    assert "--table does not go with one card" in output_of(
+        "reproduce", CARD, "--table", "T1", code=1
+    )

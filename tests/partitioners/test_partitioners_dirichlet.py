@@ -161,6 +161,25 @@ def test_dirichlet_ends_with_many_clients(monkeypatch: pytest.MonkeyPatch, caplo
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
 
 
+def test_reserved_images_give_a_hundred_clients_six_images_each(caplog) -> None:
+    """HGP's appendix E: ten classes of 500 images, beta 0.05; plain draws never succeed."""
+    labels = np.repeat(np.arange(10), 500)
+    with caplog.at_level(logging.WARNING, logger="fczoo"):
+        parts = Dirichlet(0.05, "sample", max_tries=10_000, reserve=7)(
+            labels, 100, numpy_stream("test", 0)
+        )
+    assert not caplog.records
+    assert min(map(len, parts)) >= 6
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(5000))
+
+
+def test_a_reserved_image_stays_with_its_client() -> None:
+    """At a vanishing beta one client owns the class, but for what the other reserved."""
+    labels = np.zeros(1000, np.int64)
+    parts = Dirichlet(1e-6, min_size=1, reserve=3)(labels, 2, numpy_stream("test", 0))
+    assert sorted(map(len, parts)) == [3, 997]
+
+
 def test_dirichlet_stops_at_the_first_good_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = CountedDraws(monkeypatch)
     Dirichlet(1000.0, min_size=1)(np.repeat(np.arange(5), 50), 5, numpy_stream("test", 0))

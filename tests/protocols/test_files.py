@@ -12,8 +12,7 @@ from fczoo.core.errors import FczooError
 from fczoo.protocols import registry
 from fczoo.protocols.reader import read_source
 from fczoo.protocols.registry import PROTOCOLS, RELEASES, SourceRegistry
-from fczoo.protocols.source import Source
-from fczoo.protocols.statements import ByBeta, ByTasks, SharedOut
+from fczoo.protocols.source import ByBeta, ByTasks, SharedOut, Source
 
 MINIMAL = """
 about = "A toy."
@@ -87,7 +86,7 @@ rows = [{ methods = ["fedavg"], options = ["lr", "lr_backbone"], values = [1e-2,
         ),
         (
             "[[settings]]\nsource = ''\nvalues = { rounds = { totl = 3 } }\n",
-            "settings[0].values.rounds: Object contains unknown field `totl`",
+            "settings[0].values.rounds: a table must be { none = true }",
         ),
         (
             "[[settings]]\nsource = ''\nvalues = { rounds = {} }\n",
@@ -100,6 +99,14 @@ rows = [{ methods = ["fedavg"], options = ["lr", "lr_backbone"], values = [1e-2,
         (
             "[[options]]\nsource = ''\nvalues = {}\n",
             "options[0]: give methods, or every_method = true",
+        ),
+        (
+            "[[settings]]\nsource = ''\nmethods = ['ewc']\nvalues = {}\n",
+            "settings[0]: settings are of no method",
+        ),
+        (
+            "[[options]]\nsource = ''\nshares_classes_with = 'a'\nmethods = ['ewc']\nvalues = {}\n",
+            "options[0]: shares_classes_with is for settings only",
         ),
         (
             "[[tables]]\nsource = ''\ndatasets = ['digits']\n"

@@ -9,11 +9,16 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 
 from fczoo import FczooError, Settings
-from fczoo.backbones.weights import TITLES, identify_weights, pretraining_sets
+from fczoo.backbones.weights import (
+    CLASSES,
+    TITLES,
+    contamination,
+    identify_weights,
+    pretraining_sets,
+)
 from fczoo.cli.app import main
 from fczoo.core.registry import DATASETS
 from fczoo.federation.benchmark import need_weights
-from fczoo.reports.contamination import CLASSES, contamination
 from helpers_runs import write_run
 
 TI = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"

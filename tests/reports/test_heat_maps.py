@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fczoo.federation.result import read_result, write_result
+from fczoo.reports.detail_figures import class_map, client_map, confusion_map
 from fczoo.reports.figures import figures
-from fczoo.reports.heat_maps import class_map, client_map, confusion_map
 from fczoo.reports.runs import Experiment, read_experiments
 from helpers_runs import write_run
 

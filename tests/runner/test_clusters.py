@@ -274,7 +274,7 @@ def test_a_node_that_differs_is_refused_by_name(tmp_path, monkeypatch):
     from fczoo.federation.settings import Settings
     from fczoo.reports.run_folder import read_about, write_about
     from fczoo.runner.configs import RunSpec, make_sweep
-    from fczoo.runner.executors.base import check_node
+    from fczoo.runner.executors import check_node
     from fczoo.runner.sweep import run_sweep
 
     settings = Settings(

@@ -10,10 +10,10 @@ import fczoo
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.federation.settings import Settings
-from fczoo.models import keep
+from fczoo.models import storage
 from fczoo.models.record import read_model_record
 from fczoo.runner.cost import first_round
-from fczoo.runner.kept_size import state_sizes
+from fczoo.runner.dry_run import state_sizes
 from helpers_cli import TINY, run
 
 
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_saved_is_a_warning(tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(keep, "save_model", fail)
+    monkeypatch.setattr(storage, "save_model", fail)
     bench(tmp_path)
     (line,) = (tmp_path / "fedncm/seed0/warnings.jsonl").read_text().splitlines()
     assert "the model of fedncm is not kept: OSError: [Errno 28] No space left" in line

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from fczoo import FczooError
+from fczoo.core.errors import InterruptedCommandError
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
 from fczoo.runner.configs import ExecutionConfig, make_sweep
-from fczoo.runner.resume import InterruptedRunError, Interrupts, check_same, only_process
+from fczoo.runner.resume import Interrupts, check_same, only_process
 from fczoo.runner.sweep import run_sweep
 from helpers_cli import TINY
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
@@ -235,10 +236,10 @@ def test_the_first_signal_waits_and_the_second_does_not(tmp_path):
     with Interrupts(tmp_path) as interrupts:
         interrupts.check_interrupt()
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(InterruptedRunError, match=f"--out {tmp_path}") as error:
+        with pytest.raises(InterruptedCommandError, match=f"--out {tmp_path}") as error:
             interrupts.check_interrupt()
         assert error.value.exit_code == 130
-        with pytest.raises(InterruptedRunError, match="at once") as error:
+        with pytest.raises(InterruptedCommandError, match="at once") as error:
             signal.raise_signal(signal.SIGTERM)
         assert error.value.exit_code == 143
     assert signal.getsignal(signal.SIGINT) is handler

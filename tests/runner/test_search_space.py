@@ -7,9 +7,8 @@ import pytest
 from fczoo import FczooError
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
-from fczoo.runner.tune.space import around, own_values, spread
-from fczoo.runner.tune.study import SPREAD
-from fczoo.runner.tune.tuned_file import TUNED_FILE, read_tuned
+from fczoo.runner.study import SPREAD, around, own_values, spread
+from fczoo.runner.tuned_file import TUNED_FILE, read_tuned
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]

@@ -18,7 +18,7 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.core.files import write_record
 from fczoo.federation.benchmark import Benchmark
-from fczoo.runner.tune.tuned_file import FORMAT, TUNED_FILE, TunedFile, read_tuned
+from fczoo.runner.tuned_file import FORMAT, TUNED_FILE, TunedFile, read_tuned
 from helpers_cli import TINY, run
 
 ONE = ["tune", *TINY, "--trials", "1"]
@@ -74,7 +74,7 @@ def test_trials_of_other_code_are_not_gone_on_with(tmp_path, replace_runs, monke
     replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     monkeypatch.setattr(
-        "fczoo.runner.tune.study.code_of", lambda settings, method: {"fczoo.core.method": "f" * 64}
+        "fczoo.runner.study.code_of", lambda settings, method: {"fczoo.core.method": "f" * 64}
     )
     message = error_line(
         "tune", *TINY, "--methods", "fedncm", "--trials", "2", "--out", str(tmp_path)
@@ -223,7 +223,7 @@ def test_the_first_tasks_are_as_many_as_there_are(tmp_path, replace_runs):
     replace_runs(lambda method: 50.0)
     two = ["--methods", "fedncm", "--tasks", "2", "--trials", "1", "--out", str(tmp_path)]
     assert "after the first 2 tasks, on" in run("tune", *TINY, *two)
-    assert read_tuned(tmp_path / TUNED_FILE).effort["tasks"] == 2
+    assert read_tuned(tmp_path / TUNED_FILE).effort.tasks == 2
     url = URL.create("sqlite", database=str(tmp_path / "fedncm.db")).render_as_string()
     study = optuna.load_study(study_name="fedncm", storage=url)
     search = study.user_attrs["search"]
@@ -282,4 +282,4 @@ def test_a_file_of_before_images_that_score_could_be_others_is_read(tmp_path, re
     content = json.loads((tmp_path / TUNED_FILE).read_text())
     del content["effort"]["score_per_class"], content["sha256"], content["format"]
     (tmp_path / TUNED_FILE).write_text(json.dumps(content))
-    assert read_tuned(tmp_path / TUNED_FILE).effort["trials"] == 1
+    assert read_tuned(tmp_path / TUNED_FILE).effort.trials == 1

@@ -1,6 +1,6 @@
 """A control is searched and run with the same words."""
 
-from fczoo.runner.tune.tuned_file import TUNED_FILE
+from fczoo.runner.tuned_file import TUNED_FILE
 from helpers_cli import TINY, run
 
 

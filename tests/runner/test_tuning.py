@@ -1,6 +1,7 @@
 """``fczoo tune``: trials see no test image, all have equal effort, and ``bench`` takes the best."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ from fczoo.core.registry import METHODS
 from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS, write_importance
 from fczoo.runner.resume import only_process
-from fczoo.runner.tune.study import Effort, trial_images
-from fczoo.runner.tune.tuned_file import TUNED_FILE, read_tuned
+from fczoo.runner.study import trial_images
+from fczoo.runner.tuned_file import TUNED_FILE, Effort, read_tuned
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
+EFFORT = Effort(trials=16, tasks=2, held_out=0.2, seed=0)
 
 
 def error_line(*arguments: str) -> str:
@@ -38,7 +40,7 @@ def search_folder(tmp_path_factory) -> Path:
 
 def test_trials_see_training_images_alone_and_score_on_those_held_out():
     settings = Settings.for_dataset("digits", train_per_class=20, class_order_seed=7)
-    stream, part = whole_stream(settings), trial_images(settings, Effort(tasks=2))
+    stream, part = whole_stream(settings), trial_images(settings, EFFORT)
     assert [task.size for task in part.tasks] == [2, 2] and part.tasks[0].classes == 4
     assert np.bincount(part.train.labels).tolist() == [16] * 4
     assert np.bincount(part.test.labels).tolist() == [4] * 4
@@ -54,17 +56,17 @@ def test_trials_see_training_images_alone_and_score_on_those_held_out():
 
 def test_images_that_score_can_be_others_than_those_kept_of_each_class():
     settings = Settings.for_dataset("digits", train_per_class=20)
-    part = trial_images(settings, Effort(tasks=2, score_per_class=30))
+    part = trial_images(settings, replace(EFFORT, score_per_class=30))
     assert np.bincount(part.train.labels).tolist() == [20] * 4
     assert np.bincount(part.test.labels).tolist() == [30] * 4
     training_images = {pixels.tobytes() for pixels in part.train.pixels}
     assert not training_images & {pixels.tobytes() for pixels in part.test.pixels}
     first = whole_stream(Settings.for_dataset("digits", train_per_class=50)).train_index
     assert set(part.train_index) <= set(first)
-    all_images = trial_images(Settings.for_dataset("digits"), Effort(tasks=2, score_per_class=30))
+    all_images = trial_images(Settings.for_dataset("digits"), replace(EFFORT, score_per_class=30))
     assert np.bincount(all_images.test.labels).tolist() == [30] * 4
     with pytest.raises(FczooError, match="too few to hold any out"):
-        trial_images(settings, Effort(score_per_class=10_000))
+        trial_images(settings, replace(EFFORT, score_per_class=10_000))
 
 
 def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_comes(search_folder):

@@ -15,9 +15,9 @@ from fczoo.runner.executors.ray_clients import (
     ClientBatches,
     WorkerResponse,
     Workers,
-    _Warnings,
     _worker_count,
 )
+from fczoo.runner.warnings import LocatedWarning, WarningCollector
 
 
 class Reference:
@@ -161,7 +161,7 @@ def test_workers_that_never_come_end_the_run():
 
 
 def test_what_a_worker_has_to_say_is_said_here(caplog):
-    warnings, places = ((logging.WARNING, "little room", "task 1, client 2"),), []
+    warnings, places = {"WARNING": [LocatedWarning("little room", "task 1, client 2")]}, []
     caplog.handler.addFilter(lambda record: places.append(current_place()) or True)
     assert Ray(lambda groups: WorkerResponse(groups, warnings=warnings)).answers(1) == [b"0"]
     assert caplog.messages == ["little room"] and places == ["task 1, client 2"]
@@ -170,10 +170,10 @@ def test_what_a_worker_has_to_say_is_said_here(caplog):
 
 
 def test_a_worker_keeps_its_warnings():
-    with _Warnings() as warnings, log_place("task 2"):
+    with WarningCollector() as warnings, log_place("task 2"):
         logging.getLogger("fczoo").warning("%d images", 3)
     logging.getLogger("fczoo").warning("later")
-    assert warnings.records == [(logging.WARNING, "3 images", "task 2")]
+    assert warnings.pending == {"WARNING": [LocatedWarning("3 images", "task 2")]}
 
 
 def test_room_of_a_cluster():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fczoo import FczooError, create_method
-from fczoo.cli.show import show
+from fczoo.cli.show import part_page
 from fczoo.core.payload import Payload, content_of, per_class, rows
 from fczoo.core.training import Optim, Training
 from fczoo.core.types import Exchange, Task
@@ -254,7 +254,7 @@ def test_rare_classes_cannot_be_withheld_from_what_covers_all_of_them():
 
 
 def test_show_says_what_a_server_could_learn():
-    page = show("hgp", "digits")
+    page = part_page("hgp", "digits")
     assert "What a server could learn" in page
     assert DISCLOSURES["class variances"] in page
     assert "gauss.var" in page
@@ -273,7 +273,7 @@ def test_show_says_what_a_server_could_learn():
     ],
 )
 def test_show_says_so_of_what_is_sent_at_a_tasks_boundaries_too(name, tensor, content):
-    _, _, page = show(name, "digits").partition("What a server could learn")
+    _, _, page = part_page(name, "digits").partition("What a server could learn")
     (line,) = [line for line in page.splitlines() if line.startswith(f"{content} (")]
     assert tensor in line and DISCLOSURES[content] in line
 

@@ -1,1 +1,265 @@
-"""Executors of runs: cores of this machine, Slurm and Ray."""
+"""Runs of a sweep side by side: on this machine's cores, on a Slurm cluster, or on a Ray cluster.
+
+Sequential or parallel execution changes no number. A worker that dies takes its own run
+with it and no other: the run is begun once more, from its last saved round, and has failed when its
+worker dies again. Each executor is a module of ``fczoo.runner.executors``, see ``MODULES``, with
+``check(execution)`` and ``workers(count, execution, out)``.
+"""
+
+import os
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from signal import SIGTERM
+from types import ModuleType
+from typing import Literal, Protocol
+
+from fczoo.core.errors import FczooError, InterruptedCommandError, options_in_messages
+from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.device import pick_device
+from fczoo.federation.environment import code_of, versions
+from fczoo.federation.settings import Settings
+from fczoo.reports.run_folder import FAILURE, read_about
+from fczoo.runner.configs import ExecutionConfig, RunSpec
+from fczoo.runner.execute import error_text, execute_run, record_failure
+from fczoo.runner.progress import say
+from fczoo.runner.resume import CLUSTER, Interrupts, only_process
+from fczoo.runner.warnings import gather_warnings
+
+TRIES = 2  # of a run whose worker dies
+WAIT = 0.5  # seconds between two looks at whether the user wants to stop
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a run in a worker, as plain values, since some exceptions cannot be sent back."""
+
+    end: Literal["done", "failed", "stopped", "died"]
+    error: str = ""
+
+
+class Worker(Protocol):
+    """A place for one run at a time, somewhere else than in this process."""
+
+    def begin(self, run: RunSpec, execution: ExecutionConfig) -> "Future[Outcome]":
+        """Start a run in this worker."""
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """Return the outcome of a finished run; afterwards the worker can take the next one."""
+
+    def stop(self) -> None:
+        """Ask the run to end after the round it is in; one that has not begun need not begin."""
+
+    def close(self, at_once: bool) -> None:
+        """Stop the workers; with ``at_once`` interrupt their runs."""
+
+
+MODULES = {"cores": "local", "slurm": "slurm", "ray": "ray"}
+"""Names of executors, as options have them, and their modules."""
+
+
+def check_executor(execution: ExecutionConfig) -> None:
+    """Raise FczooError for an executor that cannot be used here, or an option that it lacks."""
+    _module(execution).check(execution)
+
+
+def _module(execution: ExecutionConfig) -> ModuleType:
+    return import_module(f"fczoo.runner.executors.{MODULES[execution.executor]}")
+
+
+def run_side_by_side(
+    runs: Sequence[RunSpec],
+    execution: ExecutionConfig,
+    out: Path,
+    on_end: Callable[[RunSpec], None],
+    on_wait: Callable[[Iterable[RunSpec]], None],
+) -> None:
+    """Run ``runs``, ``execution.jobs`` of them at a time.
+
+    ``on_end`` is called after each, and ``on_wait`` at short intervals with those that execute.
+
+    Raises FczooError for an executor that cannot be used here, for a run that fails, unless
+    failures are skipped, after the other workers have saved their round; and InterruptedCommandError after
+    SIGINT or SIGTERM.
+    """
+    workers: Sequence[Worker] = _module(execution).workers(
+        min(execution.jobs, len(runs)), execution, out
+    )
+    queue = _RunQueue(deque(runs), execution, workers)
+    _run(queue, out, on_end, on_wait)
+    if queue.failure:
+        raise queue.failure
+
+
+def _run(
+    queue: "_RunQueue",
+    out: Path,
+    on_end: Callable[[RunSpec], None],
+    on_wait: Callable[[Iterable[RunSpec]], None],
+) -> None:
+    with Interrupts(out) as interrupts:
+        try:
+            while queue.running or (
+                queue.waiting and not queue.failure and not interrupts.signal_number
+            ):
+                if queue.failure or interrupts.signal_number:
+                    for worker in queue.workers:
+                        worker.stop()
+                else:
+                    queue.begin()
+                on_wait([run for _, run in queue.running.values()])
+                for run in queue.pop_ended():
+                    on_end(run)
+        finally:
+            for worker in queue.workers:
+                worker.close(at_once=bool(queue.running))
+        interrupts.check_interrupt()
+
+
+@dataclass
+class _RunQueue:
+    """Runs that wait and those that execute, each in one of the workers."""
+
+    waiting: deque[RunSpec]
+    execution: ExecutionConfig
+    workers: Sequence[Worker]
+    running: "dict[Future[Outcome], tuple[Worker, RunSpec]]" = field(default_factory=dict)
+    deaths: Counter[RunSpec] = field(default_factory=Counter)
+    failure: FczooError | None = None
+
+    def begin(self) -> None:
+        """Start a run on every idle worker."""
+        busy = [worker for worker, _ in self.running.values()]
+        for worker in self.workers:
+            if worker not in busy and self.waiting:
+                run = self.waiting.popleft()
+                self.running[worker.begin(run, self.execution)] = worker, run
+
+    def pop_ended(self) -> Iterator[RunSpec]:
+        """Yield the runs that have ended, after a short wait.
+
+        A run whose worker died for the first time waits again.
+        """
+        futures, _ = wait(self.running, WAIT, FIRST_COMPLETED)
+        for future in futures:
+            worker, run = self.running.pop(future)
+            outcome = worker.outcome(future)
+            if outcome.end == "died":
+                self.deaths[run] += 1
+                if self.deaths[run] < TRIES:
+                    say(f"{run.numbered_label}: its process died; once more")
+                    self.waiting.appendleft(run)
+                    continue
+                outcome = Outcome("failed", f"its process died {TRIES} times; {outcome.error}")
+                record_failure(run, outcome.error)
+            if outcome.end == "failed":
+                if not (run.folder_of_run / FAILURE).exists():  # it never came to run
+                    record_failure(run, outcome.error)
+                    say(f"{run.numbered_label}: failed, {outcome.error}")
+                if not self.execution.skip_failed:
+                    self.failure = self.failure or FczooError(f"{run.label}: {outcome.error}")
+            yield run
+
+
+_benchmarks: dict[Settings, Benchmark] = {}  # in a worker: the benchmark that it ran last
+
+
+def open_benchmark(run: RunSpec) -> Benchmark:
+    """Return the run's benchmark in a worker: from shared memory, or opened again."""
+    settings = run.config.settings
+    if settings not in _benchmarks:
+        _benchmarks.clear()
+        _benchmarks[settings] = run.shared.open() if run.shared else Benchmark.open(settings)
+    return _benchmarks[settings]
+
+
+@options_in_messages()
+def work(run: RunSpec, execution: ExecutionConfig, check_interrupt: Callable[[], None]) -> Outcome:
+    """Execute one run in a worker, and report every outcome."""
+    try:
+        # should the parent be gone, no one else begins this run meanwhile
+        with gather_warnings(), only_process(run.folder_of_run):
+            execute_run(run, open_benchmark(run), execution, check_interrupt)
+    except InterruptedCommandError:
+        return Outcome("stopped")
+    except Exception as error:
+        if not isinstance(error, FczooError):
+            traceback.print_exc()
+        return Outcome("failed", error_text(error))
+    return Outcome("done")
+
+
+@dataclass(frozen=True)
+class Command:
+    """The command that began the runs, as other machines see it: by files.
+
+    Once ``stop`` is in its run folder, runs end after their round.
+    """
+
+    out: Path  # run folder
+    base_folder: Path  # where it was given: names of files may be relative
+
+    @property
+    def stop(self) -> Path:
+        """Return the file that stops every run."""
+        return self.out / CLUSTER / "stop"
+
+    def check_interrupt(self) -> None:
+        """Raise InterruptedCommandError once the file is there."""
+        if self.stop.exists():
+            raise InterruptedCommandError("stopped on request", SIGTERM)
+
+
+def command_in(out: Path) -> Command:
+    """Return this command with its run folder; remove stop files of an earlier command."""
+    command = Command(out.resolve(), Path.cwd())
+    command.stop.parent.mkdir(parents=True, exist_ok=True)
+    command.stop.unlink(missing_ok=True)
+    return command
+
+
+def work_on_node(run: RunSpec, execution: ExecutionConfig, command: Command) -> Outcome:
+    """Execute one run on another machine, if its environment equals the command's."""
+    import torch
+
+    os.chdir(command.base_folder)
+    torch.set_num_threads(execution.threads)
+    try:
+        check_node(run)
+    except FczooError as error:
+        return Outcome("failed", error_text(error))
+    return work(run, execution, command.check_interrupt)
+
+
+def check_node(run: RunSpec) -> None:
+    """Raise FczooError where versions or source differ from those in the folder's ``bench.json``.
+
+    The numbers of this machine would not be those of the table's other rows.
+    """
+    about = read_about(run.folder)
+    differences = [
+        f"{name} is {version} here, {about.versions[name]} where the command was started"
+        for name, version in versions().items()
+        if about.versions.get(name, version) != version
+    ]
+    config = run.config
+    device = str(pick_device(config.settings.device))
+    if device != about.device:
+        differences.append(
+            f"the runs are to be on {about.device}, it would take {device} (say --device)"
+        )
+    code = code_of(config.settings, config.create_method())
+    differences += [
+        f"{name} is another"
+        for name, sha256 in code.items()
+        if about.code.get(name, sha256) != sha256
+    ]
+    if differences:
+        raise FczooError(
+            f"this node cannot take part: {'; '.join(differences[:3])}; give all nodes the same "
+            "environment"
+        )

@@ -11,10 +11,10 @@ import torch
 from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
+from fczoo.core.errors import InterruptedCommandError
 from fczoo.core.terminal import HANGUP
 from fczoo.runner.configs import ExecutionConfig, RunSpec
-from fczoo.runner.executors.base import Outcome, work
-from fczoo.runner.resume import InterruptedRunError
+from fczoo.runner.executors import Outcome, work
 from fczoo.runner.shared_memory import shared_folder
 
 # seconds after which a process without work ends, so that none outlives a parent that was killed
@@ -89,7 +89,7 @@ def _prepare(parent: int, stop: Path) -> None:
 def _check_interrupt() -> None:
     parent, stop = _parent[0]
     if stop.exists() or os.getppid() != parent:  # told to stop, or left alone
-        raise InterruptedRunError("stopped on request", signal.SIGTERM)
+        raise InterruptedCommandError("stopped on request", signal.SIGTERM)
 
 
 def _work(run: RunSpec, execution: ExecutionConfig) -> Outcome:

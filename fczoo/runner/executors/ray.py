@@ -20,7 +20,7 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.options import quote
 from fczoo.runner.configs import CLIENTS, ExecutionConfig, RunSpec
-from fczoo.runner.executors.base import Command, Outcome, command_in, work_on_node
+from fczoo.runner.executors import Command, Outcome, command_in, work_on_node
 
 NEW = "new"  # --cluster address=new: a cluster of this machine only, which ends with the command
 ANSWER = 20.0  # seconds in which a cluster has let a process join

@@ -8,9 +8,9 @@ keep nothing of clients, neither changes a number.
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fczoo.core.errors import FczooError, current_place, log_place
+from fczoo.core.errors import FczooError, log_place
 from fczoo.federation.client import ClientRequest
 from fczoo.federation.remote import RemoteWorker, Transport
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.execute import error_text
-from fczoo.runner.executors.base import Command, check_node, command_in, open_benchmark
+from fczoo.runner.executors import Command, check_node, command_in, open_benchmark
 from fczoo.runner.executors.ray import join
 from fczoo.runner.progress import say
+from fczoo.runner.warnings import LocatedWarning, WarningCollector
 
 log = logging.getLogger("fczoo")
 
@@ -81,7 +82,7 @@ class WorkerResponse:
 
     answers: Sequence[bytes]
     error: str = ""
-    warnings: Sequence[tuple[int, str, str]] = ()  # level, text, place
+    warnings: Mapping[str, Sequence[LocatedWarning]] = field(default_factory=dict)  # by level
 
 
 class Worker:
@@ -97,18 +98,15 @@ class Worker:
 
     def answer(self, run: RunSpec, question: list[Any], groups: Sequence[bytes]) -> WorkerResponse:
         """Answer a request, passed by reference, for groups of clients."""
-        warnings = _Warnings()
+        warnings = WarningCollector()  # no one would see them here
         try:
             self._open(run)  # of which the command itself has been warned
             with warnings:
                 request = self._request_of(question[0])
-                return WorkerResponse(
-                    [self.answering.answer(request, group) for group in groups],
-                    "",
-                    warnings.records,
-                )
+                answers = [self.answering.answer(request, group) for group in groups]
+                return WorkerResponse(answers, "", warnings.pending)
         except Exception as error:
-            return WorkerResponse([], error_text(error), warnings.records)
+            return WorkerResponse([], error_text(error), warnings.pending)
 
     def _open(self, run: RunSpec) -> None:
         if run != self.run:
@@ -127,24 +125,6 @@ class Worker:
             self.request = self.answering.read_request(ray.get(question))
             self.question = question
         return self.request
-
-
-class _Warnings(logging.Handler):
-    """Keeps what is warned of inside, which no one would see here."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.records: list[tuple[int, str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append((record.levelno, record.getMessage(), current_place()))
-
-    def __enter__(self) -> "_Warnings":
-        logging.getLogger().addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger().removeHandler(self)
 
 
 class ClientBatch(NamedTuple):
@@ -274,9 +254,10 @@ def _content(response: WorkerResponse) -> Sequence[bytes]:
 
     Raises FczooError on failure.
     """
-    for level, text, location in response.warnings:
-        with log_place(location):
-            log.log(level, "%s", text)
+    for level, warnings in response.warnings.items():
+        for text, place in warnings:
+            with log_place(place):
+                log.log(logging.getLevelNamesMapping()[level], "%s", text)
     if response.error:
         raise FczooError(response.error)
     return response.answers

@@ -17,7 +17,7 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.runner.configs import ExecutionConfig, RunSpec
-from fczoo.runner.executors.base import Command, Outcome, command_in, work_on_node
+from fczoo.runner.executors import Command, Outcome, command_in, work_on_node
 from fczoo.runner.progress import say
 from fczoo.runner.resume import CLUSTER
 

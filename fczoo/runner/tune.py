@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ import msgspec
 from loky import ProcessPoolExecutor
 from tqdm.auto import tqdm
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, InterruptedCommandError
 from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.options import spaces
@@ -33,9 +33,9 @@ from fczoo.reports.run_config import configure_run
 from fczoo.reports.run_folder import LOG, current_settings
 from fczoo.runner.dry_run import image_steps
 from fczoo.runner.progress import log_to_file
-from fczoo.runner.resume import InterruptedRunError, only_process
-from fczoo.runner.tune.study import Effort, open_trial_benchmark, search_method, tasks_of_trial
-from fczoo.runner.tune.tuned_file import TUNED_FILE, Spent, TunedFile, TunedMethod, read_tuned
+from fczoo.runner.resume import only_process
+from fczoo.runner.study import open_trial_benchmark, search_method, tasks_of_trial
+from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedFile, TunedMethod, read_tuned
 
 EMPTY: Mapping[str, Mapping[str, Any]] = {}
 # added to the seed: class orders and splits of trials are not those of later runs
@@ -62,7 +62,7 @@ def tune(
     Raises FczooError, before anything is tried, for a method that has nothing to tune or cannot
     start, for settings that cannot be tuned on, and where ``out`` belongs to another search or
     process; after all searches, with what was found on disk, where no trial of a method succeeded;
-    and Interrupted after SIGINT.
+    and InterruptedCommandError after SIGINT.
     """
     built = [_create_default(name, settings, given.get(name, {})) for name in methods]
     if settings.partition.startswith("file:"):
@@ -88,7 +88,7 @@ def tune(
             outcomes = _all(search, methods, jobs)
         except KeyboardInterrupt:
             advice = "the trials that had ended are kept, and the same command resumes"
-            raise InterruptedRunError(
+            raise InterruptedCommandError(
                 f"stopped on request; {advice} in {out}", signal.SIGINT
             ) from None
         how = {"command": command(), "versions": {**versions(), "optuna": version("optuna")}}
@@ -99,7 +99,7 @@ def tune(
         }
         content = TunedFile(
             settings=trial_settings.portable(),
-            effort=msgspec.convert(asdict(effort), Spent),
+            effort=effort,
             image_steps=steps,
             scored=score_count,
             weights=weights,
@@ -152,12 +152,12 @@ def _results_of_other_methods(
         raise FczooError(
             f"{out / TUNED_FILE} was found with other weights of the backbone; give another --out"
         )
-    tasks = tasks_of_trial(settings, earlier.effort["tasks"])
+    tasks = tasks_of_trial(settings, earlier.effort.tasks)
     earlier_search = (
         current_settings(earlier.settings),
-        {**earlier.effort, "tasks": tasks, "trials": effort.trials},
+        replace(earlier.effort, tasks=tasks, trials=effort.trials),
     )
-    if earlier_search != (through_json(settings.portable()), asdict(effort)):
+    if earlier_search != (through_json(settings.portable()), effort):
         raise FczooError(f"{out / TUNED_FILE} was found with other settings; give another --out")
     other_methods = {
         name: method for name, method in earlier.methods.items() if name not in methods

@@ -1,10 +1,10 @@
-"""``tuned.json``: what ``fczoo tune`` found for each method, and with how much effort."""
+"""``tuned.json``: the values that ``fczoo tune`` found for each method, and the effort."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import msgspec
 
@@ -30,13 +30,15 @@ RUN_KEYS = ("methods", "other_settings")
 log = logging.getLogger("fczoo")
 
 
-class Spent(TypedDict):
-    """``Effort``, as it is in a file."""
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """Effort of the search per method."""
 
     trials: Count
-    tasks: Count
-    held_out: Number
-    score_per_class: NotRequired[Count | None]
+    tasks: Count  # first tasks of the stream that a trial runs
+    held_out: Number  # part of each class's training images on which a trial is scored
+    # this many instead, next to those that ``train_per_class`` keeps
+    score_per_class: Count | None = None
     seed: Count
 
 
@@ -58,7 +60,7 @@ class TunedFile(msgspec.Struct, frozen=True, kw_only=True):
     """``tuned.json``."""
 
     settings: dict[str, Any]
-    effort: Spent
+    effort: Effort
     image_steps: (
         Count  # images of a trial's tasks, times rounds and epochs; a mean where clients are drawn.
     )
@@ -197,7 +199,7 @@ def read_tuned_values(path: Path) -> TunedValues:
         settings=current_settings(search_result.settings),
         effort={
             "dataset": search_result.settings["dataset"],
-            **search_result.effort,
+            **asdict(search_result.effort),
             "image_steps": search_result.image_steps,
             "scored": search_result.scored,
             **({"weights": search_result.weights} if search_result.weights else {}),

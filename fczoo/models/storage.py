@@ -1,0 +1,277 @@
+"""Storage of models: saving during and after runs, size on disk, loading."""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fczoo.backbones.load import load_backbone
+from fczoo.backbones.weights import split_spec
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError, first_line, use_python_names
+from fczoo.core.files import home, read_json, write_json, write_safely
+from fczoo.core.method import Method
+from fczoo.core.options import build
+from fczoo.core.registry import METHODS
+from fczoo.core.tree import Tree
+from fczoo.core.vit_config import ViTConfig
+from fczoo.federation.run import FederatedRun
+from fczoo.models.card import model_card
+from fczoo.models.classifier import Classifier, prediction_tensors
+from fczoo.models.record import (
+    CARD,
+    RECORD,
+    SERVER_STATE,
+    TENSORS,
+    ModelRecord,
+    find_model,
+    read_checked,
+    read_model_record,
+    write_model_record,
+)
+
+
+def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True) -> Path:
+    """Save the model of a run as it is after the last evaluated task.
+
+    ``model.safetensors`` holds the tensors that prediction reads, ``server_state.safetensors``
+    (only its owner can read it) the rest of the server's state, ``model.json`` all else, and
+    ``README.md`` describes them.
+    What clients keep is never saved, and neither are the weights of the backbone.
+
+    Args:
+        folder: Folder of the model; it is created.
+        run: Run with at least one evaluated task, such as ``Benchmark.start`` returns.
+        server_state: Whether to save the rest of the server's state, from which learning could
+            continue.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OSError: Writing fails.
+    """
+    folder, result, world = Path(folder), run.result, run.world
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = run.stream.tasks[: len(result.accuracy)]
+    task = tasks[-1]
+    tensors = prediction_tensors(run.method, run.backbone, run.state, task)
+    rest = {name: value for name, value in run.state.items() if name not in tensors}
+    (folder / RECORD).unlink(missing_ok=True)  # until the new one is written, there is no model
+    files = {TENSORS: _write(folder / TENSORS, tensors)}
+    (folder / SERVER_STATE).unlink(missing_ok=True)
+    if server_state and rest:
+        files[SERVER_STATE] = _write(folder / SERVER_STATE, rest, mode=0o600)
+    record = ModelRecord(
+        method=run.method.name,
+        options=result.options,
+        classes=list(run.stream.classes[: task.stop]),
+        has_images=world.classes_with_images(task).tolist(),
+        tasks=[asdict(learned) for learned in tasks],
+        dataset=run.settings.dataset,
+        settings=result.settings,
+        seed=run.seed,
+        backbone=result.backbone,
+        precision=str(run.backbone.dtype).removeprefix("torch."),
+        stored_size=world.test.pixels.shape[-1],
+        test_crop=run.settings.test_crop,
+        accuracy=result.accuracy,
+        metrics=result.metrics,
+        test_counts=result.test_counts[: len(tasks)],
+        partition=result.partition,
+        device=run.backbone.device.type,
+        tensors=list(tensors),
+        files=files,
+        versions=result.versions,
+    )
+    write_safely(folder / CARD, model_card(record, type(run.method)).encode())
+    store_weights_path(run.settings.backbone, run.backbone.sha256)
+    write_model_record(folder, record)
+    return folder
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor], mode: int = 0o666) -> str:
+    """Write tensors as safetensors; return the SHA-256 of the file."""
+    tree: Tree = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
+    content = save(tree)
+    write_safely(path, content, mode)
+    return hashlib.sha256(content).hexdigest()
+
+
+def store_weights_path(spec: str, sha256: str) -> None:
+    """Store where a weight file is on this machine; a model names it by its last name only.
+
+    Args:
+        spec: Backbone of the run, ``NAME:FILE`` or a file.
+        sha256: SHA-256 of its weights.
+    """
+    _, path = split_spec(spec)
+    if path is None or not sha256:
+        return
+    note = weights_note(sha256)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_json(note, {"path": str(path.resolve())})
+
+
+def weights_note(sha256: str) -> Path:
+    """Return the file that has the path of a weight file on this machine.
+
+    Args:
+        sha256: SHA-256 of the weights.
+    """
+    return home() / "begun" / f"weights-{sha256[:24]}.json"
+
+
+log = logging.getLogger("fczoo")
+
+KeepModel = Literal["final", "tasks", "none"]
+"""Models that a run keeps: the final one, one after each task, or none."""
+
+
+def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: bool) -> None:
+    """Keep the model of the task that a run has just evaluated, if it is asked for.
+
+    The final model is in the run's folder, and that of an earlier task t in ``task{t}`` below it.
+    A run whose model cannot be saved continues with a warning, since its numbers took longer.
+
+    Args:
+        folder: Folder of the run.
+        run: The run.
+        keep: Models that are kept.
+        server_state: Whether to keep the rest of the server's state as well.
+    """
+    is_final = run.result.is_finished
+    if keep == "none" or not (is_final or keep == "tasks"):
+        return
+    place = folder if is_final else folder / f"task{len(run.result.accuracy)}"
+    try:
+        save_model(place, run, server_state)
+    except Exception as error:  # of a disk, or of a method that reads more than an image
+        log.warning(
+            "the model of %s is not kept: %s: %s",
+            run.method.name,
+            type(error).__name__,
+            first_line(error),
+        )
+
+
+def models_in(folders: Iterable[Path]) -> tuple[list[Path], int]:
+    """Return the folders of the models below some folders, and their size on disk in bytes.
+
+    Args:
+        folders: Folders, such as run folders.
+    """
+    places = sorted({path.parent for folder in folders for path in folder.rglob(RECORD)})
+    files = [place / name for place in places for name in (RECORD, TENSORS, SERVER_STATE)]
+    return places, sum(path.stat().st_size for path in files if path.is_file())
+
+
+@use_python_names
+def load_model(
+    folder: str | Path,
+    *,
+    backbone: str | Backbone | None = None,
+    device: str | torch.device | None = None,
+) -> Classifier:
+    """Load the model that a run has kept.
+
+    Example: ``model = fczoo.load_model("results/run-1/hgp/seed0")``, then
+    ``model(model.transform(image)[None])``.
+
+    Args:
+        folder: ``METHOD/seedN`` of a run folder, or a run folder with only one model.
+        backbone: Name, file or ``NAME:FILE`` of the frozen weights, or the backbone itself.
+            Default: that of the run.
+        device: Device of the model. Default: the CPU.
+
+    Returns:
+        A ``torch.nn.Module``: images [B, 3, S, S] -> logits [B, classes], as in the run's last
+        evaluation.
+
+    Raises:
+        FczooError: A file is missing, damaged or of a newer format, the weights of the backbone
+            are others, or the method is not installed.
+    """
+    place = find_model(folder)
+    record = read_model_record(place)
+    method = _method(place, record)
+    tree = _tensors(place, record)
+    frozen = _backbone(place, record, backbone)
+    model = Classifier(record, method, frozen.to(dtype=getattr(torch, record.precision)), tree)
+    return model if device is None else model.to(device)
+
+
+def _method(place: Path, record: ModelRecord) -> Method:
+    if METHODS.find(record.method) is None:
+        raise FczooError(
+            f"the model in {place} is of method {record.method!r}, which is not installed; install "
+            "the package that defines it"
+        )
+    method: Method = build(METHODS.get(record.method), record.method, record.options)
+    return method
+
+
+def _tensors(place: Path, record: ModelRecord) -> Tree:
+    content = read_checked(place, TENSORS, record)
+    try:
+        tensors = load(content)
+        # in memory of its own, and in the state's order: sums depend on both in their last bit
+        return {name: tensors[name].clone() for name in record.tensors}
+    except (SafetensorError, KeyError, RuntimeError) as error:
+        raise FczooError(
+            f"{place / TENSORS} is not a valid model: {first_line(error)}; copy the folder again"
+        ) from error
+
+
+def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -> Backbone:
+    """Load the backbone and compare it with that of the run."""
+    if isinstance(choice, Backbone):
+        backbone = choice
+    else:
+        names = {f.name for f in fields(ViTConfig)}
+        try:
+            config = msgspec.convert(
+                {k: v for k, v in record.backbone.items() if k in names}, ViTConfig
+            )
+        except msgspec.ValidationError as error:
+            raise FczooError(f"the backbone in {place} is not valid: {error}") from error
+        backbone = load_backbone(
+            choice or backbone_spec(record),
+            image_size=config.image_size,
+            mean=config.mean,
+            std=config.std,
+            pool=config.pool,
+        )
+    expected: Any = record.backbone.get("sha256")
+    if backbone.sha256 != expected:
+        raise FczooError(
+            f"the model in {place} was trained on {record.backbone.get('name')} with SHA-256 "
+            f"{str(expected)[:12]}, and these weights have {backbone.sha256[:12]}; give the same "
+            "weights with --backbone NAME:FILE"
+        )
+    return backbone
+
+
+def backbone_spec(record: ModelRecord) -> str:
+    """Return the spec of a run's backbone, with the path of its file on this machine.
+
+    Args:
+        record: Description of the model.
+    """
+    spec = str(record.settings.get("backbone"))
+    name, path = split_spec(spec)
+    note = weights_note(str(record.backbone.get("sha256")))
+    if path is None or path.is_file() or not note.is_file():
+        return spec
+    stored = str(read_json(note, "note").get("path"))
+    return f"{name}:{stored}" if name else stored

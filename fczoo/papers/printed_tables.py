@@ -1,0 +1,122 @@
+"""Runs of whole printed tables: their list, one settings file with all cells, and the verdicts."""
+
+import json
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tabulate import tabulate
+
+from fczoo.core.errors import FczooError
+from fczoo.core.options import plural
+from fczoo.papers.reproduce import Target, card_name, cards, concerns, verdict
+from fczoo.papers.tables import Paper, choose_numbers, get_paper, papers
+from fczoo.reports.runs import read_experiments
+
+
+def list_tables(name: str) -> str:
+    """List the printed tables of a paper, with the cells that a run can follow.
+
+    Args:
+        name: Name of the paper.
+
+    Raises:
+        FczooError: The paper is unknown.
+    """
+    paper, rows = get_paper(name), []
+    for table in dict.fromkeys(n.table for n in paper.numbers):
+        numbers = [n for n in paper.numbers if n.table == table]
+        datasets = dict.fromkeys(paper.row(n).dataset for n in numbers)
+        methods = dict.fromkeys(n.method for n in numbers)
+        table_cards = _cards_of(paper, table)
+        command = f"fczoo reproduce {paper.key}/{table}" if table_cards else "-"
+        rows.append((table, ", ".join(datasets), len(methods), len(table_cards), command))
+    return tabulate(rows, ["table", "data sets", "rows", "cells that run", "command"])
+
+
+def find_table(name: str) -> tuple[Paper, str] | None:
+    """Return the paper and the table of ``PAPER/TABLE``; None if it names no table.
+
+    Args:
+        name: Name of a table or of a card.
+    """
+    key, _, table_name = name.partition("/")
+    for paper in papers().values():
+        if paper.key == key.casefold():
+            for table in dict.fromkeys(n.table for n in paper.numbers):
+                if table.casefold() == table_name.casefold():
+                    return paper, table
+    return None
+
+
+def choose_cells(
+    paper: Paper, table: str, rows: Sequence[str] = (), patterns: Sequence[str] = ()
+) -> list[Target]:
+    """Return the cards of a table that a run can follow.
+
+    Args:
+        paper: Paper of the table.
+        table: Printed name of the table.
+        rows: Printed names of rows, or parts of them; empty: all.
+        patterns: Patterns of card names, such as ``*dirichlet:0.05*``; empty: all.
+
+    Raises:
+        FczooError: A row is unknown, a pattern fits no card, or no card is left.
+    """
+    all_cards = _cards_of(paper, table, rows)
+    if not all_cards:
+        raise FczooError(
+            f"no run can follow these rows of {paper.key}/{table}; see fczoo papers --missing"
+        )
+    for pattern in patterns:
+        if not any(fnmatchcase(card.name, pattern) for card in all_cards):
+            names = ", ".join(card.name for card in all_cards[:8])
+            raise FczooError(f"--cells {pattern} fits no cell of {paper.key}/{table}: {names}, ...")
+    return [
+        card
+        for card in all_cards
+        if not patterns or any(fnmatchcase(card.name, pattern) for pattern in patterns)
+    ]
+
+
+def _cards_of(paper: Paper, table: str, rows: Sequence[str] = ()) -> list[Target]:
+    numbers = choose_numbers([n for n in paper.numbers if n.table == table], rows=rows)
+    names = dict.fromkeys(card_name(paper, paper.row(n), n) for n in numbers if n.metric_here)
+    all_cards = cards()
+    return [all_cards[name] for name in names if name in all_cards]
+
+
+def settings_file(name: str, chosen: Sequence[Target], reading: str) -> str:
+    """Return the settings file of ``fczoo bench`` that runs some cells of a table.
+
+    Args:
+        name: Name of the table, ``PAPER/TABLE``.
+        chosen: Cells of the table.
+        reading: Variant of the numbers: ``print`` or ``released``.
+
+    Raises:
+        FczooError: The variant is ``released`` and a cell has none.
+    """
+    lines = [f"# {plural(len(chosen), 'cell')} of {name}, by `fczoo reproduce {name}`."]
+    for card in chosen:
+        cell = {"name": card.folder(reading), **card.cell(reading)}
+        lines += ["", f"[[cells]]  # {card.name}"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in cell.items() if value]
+    return "\n".join(lines) + "\n"
+
+
+def judge_cells(chosen: Sequence[Target], out: Path) -> str:
+    """Return one line per cell: reproduced, or not and why.
+
+    Args:
+        chosen: Cells of a table.
+        out: Folder of their runs.
+    """
+    experiments = read_experiments([out])
+    return "\n".join(
+        f"{card.name}: {verdict(card, experiment, line)}"
+        for card in chosen
+        for experiment in experiments
+        for line in experiment.lines
+        if concerns(card, experiment, line)
+    )

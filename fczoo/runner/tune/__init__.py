@@ -1,1 +1,0 @@
-"""Search of hyper-parameters with equal effort for every method."""
