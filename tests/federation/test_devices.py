@@ -24,9 +24,10 @@ from fczoo.federation.local_trainer import LocalTrainer
 from fczoo.federation.uplink import Uplink
 from fczoo.testing.world import small_method, toy_bench
 from helpers_device import PRETEND, PretendDevice, pretend_device, to_pretend_device
+from helpers_methods import FEW_INVERSIONS
 from helpers_warm import warm_python
 
-REBUILT = {"inversion_steps": 1, "inversion_inner": 2, "detector": "oracle"}
+REBUILT = {**FEW_INVERSIONS, "detector": "oracle"}
 SHORT: dict[str, dict[str, Any]] = {"glfc": REBUILT, "lga": REBUILT}
 PROTECTION: tuple[dict[str, Any], ...] = (
     {"outliers": 3.0},

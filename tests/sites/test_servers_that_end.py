@@ -97,8 +97,8 @@ def test_noise_is_drawn_once_for_each_question(make_bench, small_method, tmp_pat
 
     A second draw would disclose more than was promised.
     """
-    noisy = {"dp_clip": 0.1, "dp_noise": 1.0, "dp_secure": True, "epochs": 1}
-    method, bench = small_method("fedavg"), make_bench(**noisy)
+    noisy = {"dp_clip": 0.1, "dp_noise": 1.0, "dp_secure": True, "epochs": 1, "batch_size": 8}
+    method, bench = small_method("fedavg", tune="head"), make_bench(**noisy)
     way = FailingConnection(site_starter(bench, method, tmp_path))
     run, _ = run_until_done(bench, method, way, tmp_path)
     answers_by_question = defaultdict(set)
