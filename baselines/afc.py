@@ -33,7 +33,10 @@ class AFC(ProxyHead):
     teacher, one copy of what is trained beneath the head; exemplars at the client.
     """
 
-    paper = "Kang et al., AFC, CVPR 2022"
+    paper = (
+        'Kang et al., "Class-Incremental Learning by Knowledge Distillation with Adaptive '
+        'Feature Consolidation", CVPR 2022'
+    )
     formulas = r"""
     $$L = L_{nca} + \lambda \sqrt{C_{seen} / C_{new}}\;
     \operatorname{mean}_{l,c}\; I_{l,c} \lVert a_{l,c} - b_{l,c} \rVert$$

@@ -98,7 +98,7 @@ class BiC(TunedLinearHead, Rehearsal):
     the model: the teacher, one copy of what is trained; exemplars at the client.
     """
 
-    paper = "Wu et al., Large Scale Incremental Learning, CVPR 2019"
+    paper = 'Wu et al., "Large Scale Incremental Learning", CVPR 2019'
     formulas = r"""
     $$L = (1 - \lambda) L_{ce} - \lambda T^2 \sum_{c \in old} q_c \log p_c$$
 

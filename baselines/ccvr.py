@@ -34,8 +34,9 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     """
 
     paper = (
-        "Luo et al., NeurIPS 2021; mixture, current task and normalised logits as in HGP's "
-        "comparison"
+        'Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated '
+        'Learning with Non-IID Data", NeurIPS 2021; mixture, current task and normalised '
+        "logits as in HGP's comparison"
     )
     formulas = r"""
     Each round the server trains the head on features drawn for the task's classes:

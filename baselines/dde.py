@@ -102,7 +102,7 @@ class DDE(LUCIR):
     the client exemplars, and numbers of neighbours and their answers.
     """
 
-    paper = "Hu et al., DDE, CVPR 2021"
+    paper = 'Hu et al., "Distilling Causal Effect of Data in Class-Incremental Learning", CVPR 2021'
     formulas = r"""
     In place of LUCIR's cross-entropy, with the $K$ nearest new images $j$:
 

@@ -33,7 +33,10 @@ class DualPrompt(PromptedHead):
     the linear head. Those of finished tasks are frozen.
     """
 
-    paper = "Wang et al., ECCV 2022"
+    paper = (
+        'Wang et al., "DualPrompt: Complementary Prompting for Rehearsal-free Continual '
+        'Learning", ECCV 2022'
+    )
     formulas = r"""
     $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; G, E_t)) \bigr)_y
     - \lambda \cos(q, k_t)$$

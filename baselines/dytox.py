@@ -49,7 +49,10 @@ class DyTox(TunedBackbone, Rehearsal):
     exemplars at the client.
     """
 
-    paper = "Douillard et al., DyTox, CVPR 2022"
+    paper = (
+        'Douillard et al., "DyTox: Transformers for Continual Learning with DYnamic TOken '
+        'eXpansion", CVPR 2022'
+    )
     formulas = r"""
     $$z_c = w_c^\top \operatorname{norm}_i(e_i) + b_c, \quad
     e_i = \operatorname{TAB}(\theta_i, x), \quad c \in C_i$$

@@ -34,7 +34,10 @@ class EWC(TunedLinearHead):
     trained, on server and clients.
     """
 
-    paper = "Kirkpatrick et al., PNAS 2017; online form: Schwarz et al., ICML 2018"
+    paper = (
+        'Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS '
+        "2017; online form: Schwarz et al., ICML 2018"
+    )
     supports_recurring_classes = True
     formulas = r"""
     $$L = L_{ce} + \lambda \sum_i F_i (\theta_i - \theta^*_i)^2$$

@@ -18,7 +18,10 @@ class FedAvg(TunedLinearHead):
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs.
     """
 
-    paper = "McMahan et al., AISTATS 2017"
+    paper = (
+        'McMahan et al., "Communication-Efficient Learning of Deep Networks from '
+        'Decentralized Data", AISTATS 2017'
+    )
     supports_recurring_classes = True
     formulas = r"""
     $$w \leftarrow \sum_k \frac{n_k}{n} w_k$$

@@ -29,7 +29,10 @@ class FedCPrompt(CODAPrompt):
     components (prompt, key, attention) in each prompted block, and the linear head.
     """
 
-    paper = "Bagwe et al., Fed-CPrompt, FL-ICML 2023"
+    paper = (
+        'Bagwe et al., "Fed-CPrompt: Contrastive Prompt for Rehearsal-Free Federated '
+        'Continual Learning", FL-ICML 2023'
+    )
     formulas = r"""
     $$L = L_{coda} + \max\Bigl( 0,\; \lambda_n \sum_x \lVert f - f_{global} \rVert^2
     - \lambda_f \sum_x \lVert f - f_{last} \rVert^2 + m \Bigr)$$

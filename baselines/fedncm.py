@@ -33,7 +33,10 @@ class FedNCM(Method):
     head_init=means.
     """
 
-    paper = "Legate et al., NeurIPS 2023"
+    paper = (
+        'Legate et al., "Guiding The Last Layer in Federated Learning with Pre-Trained '
+        'Models", NeurIPS 2023'
+    )
     supports_recurring_classes = True
     formulas = r"""
     $$\mu_c = \frac{\sum_k \sum_{x \in D_{k,c}} f(x)}{\sum_k n_{k,c}}$$

@@ -38,7 +38,10 @@ class FedProto(TunedWithStatistics):
     task's prototypes are used.
     """
 
-    paper = "Tan et al., AAAI 2022; centralised form as in HGP's comparison"
+    paper = (
+        'Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", '
+        "AAAI 2022; centralised form as in HGP's comparison"
+    )
     formulas = r"""
     $$L = L_{ce} + \frac{\lambda}{D} \sum_c \lVert \bar f_c - G_c \rVert^2$$
 

@@ -34,7 +34,10 @@ class FFALoRA(LinearHead):
     share an A.
     """
 
-    paper = "Sun et al., ICLR 2024; form of fed-mammoth (Salami et al.)"
+    paper = (
+        'Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024; '
+        "form of fed-mammoth (Salami et al.)"
+    )
     formulas = r"""
     $$B = \sum_k \frac{n_k}{n} B_k$$
 

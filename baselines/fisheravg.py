@@ -28,7 +28,10 @@ class FisherAvg(TunedWithStatistics):
     no one's images depend on a parameter it is the plain mean.
     """
 
-    paper = "Matena and Raffel, NeurIPS 2022; form of fed-mammoth"
+    paper = (
+        'Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022; '
+        "form of fed-mammoth"
+    )
     formulas = r"""
     $$\theta = \frac{\sum_k F_k \odot \theta_k}{\sum_k F_k}$$
 

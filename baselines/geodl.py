@@ -106,7 +106,7 @@ class GeoDL(CosineHead):
     one copy of what is trained; exemplars at the client.
     """
 
-    paper = "Simon et al., GeoDL, CVPR 2021"
+    paper = 'Simon et al., "On Learning the Geodesic Path for Incremental Learning", CVPR 2021'
     formulas = r"""
     $$L = -\log \operatorname{softmax}_c\bigl( \sigma \cos(f, w_c) \bigr)_y
     + \lambda \sqrt{C_{old} / C_{new}}\;

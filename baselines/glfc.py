@@ -34,7 +34,7 @@ class GLFC(TunedLinearHead, BestOldModel):
     model: old and best model, two copies of what is trained; exemplars at the client.
     """
 
-    paper = "Dong et al., Federated Class-Incremental Learning, CVPR 2022"
+    paper = 'Dong et al., "Federated Class-Incremental Learning", CVPR 2022'
     formulas = r"""
     $$L = (1 - \lambda) w L_{bce}(z, y) + \lambda L_{bce}(z, q), \quad
     w = (1 - \sigma(z_y)) / \operatorname{mean}_g (1 - \sigma(z_y))$$

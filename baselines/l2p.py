@@ -34,7 +34,7 @@ class L2P(PromptPool):
     chooses stays as it is.
     """
 
-    paper = "Wang et al., CVPR 2022"
+    paper = 'Wang et al., "Learning to Prompt for Continual Learning", CVPR 2022'
     formulas = r"""
     $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P_{K(x)})) \bigr)_y
     - \lambda \sum_{i \in K(x)} \cos(q, k_i)$$

@@ -31,7 +31,10 @@ class LGA(GLFC):
     training images themselves.
     """
 
-    paper = "Dong et al., No One Left Behind, TPAMI 2023"
+    paper = (
+        'Dong et al., "No One Left Behind: Real-World Federated Class-Incremental '
+        'Learning", TPAMI 2023'
+    )
     formulas = r"""
     $$L = \lambda w \bigl( L_{bce}(z, y) + L_{bce}(z, q) \bigr)$$
 

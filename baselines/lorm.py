@@ -50,7 +50,10 @@ class LoRM(LinearHead):
     task starts a new pair on the pre-trained weights. ``--aggregator`` merges only the head's bias.
     """
 
-    paper = "Salami et al., ICLR 2025, arXiv 2410.17961"
+    paper = (
+        'Salami et al., "Closed-form Merging of Parameter-Efficient Modules for Federated '
+        'Continual Learning", ICLR 2025, arXiv 2410.17961'
+    )
     formulas = r"""
     $$B = \Bigl( \sum_k B_k A G_k \Bigr) A^\top (A G A^\top)^+, \quad G = \sum_k G_k$$
 
@@ -87,6 +90,7 @@ class LoRM(LinearHead):
             collect_at={"after_training", "task_end"},
             collect_view=self.view,
             active_prefixes=alternate_factors,
+            averages_trained=False,
         )
         return self.with_head_means(training)
 

@@ -29,7 +29,7 @@ class LUCIR(CosineHead):
     copy of what is trained; exemplars at the client.
     """
 
-    paper = "Hou et al., LUCIR, CVPR 2019"
+    paper = 'Hou et al., "Learning a Unified Classifier Incrementally via Rebalancing", CVPR 2019'
     formulas = r"""
     $$L = -\log \operatorname{softmax}_c\bigl( \sigma \cos(f, w_c) \bigr)_y
     + \lambda \sqrt{C_{old} / C_{new}}\; (1 - \cos(f, f_{old})) + \rho L_{mr}$$

@@ -23,7 +23,7 @@ class LwF(TunedLinearHead):
     model: the teacher, one copy of what is trained, sent to each client once a task.
     """
 
-    paper = "Li and Hoiem, ECCV 2016"
+    paper = 'Li and Hoiem, "Learning without Forgetting", ECCV 2016'
     formulas = r"""
     $$L = L_{ce} - \lambda \sum_{c < C} q_c \log p_c$$
 

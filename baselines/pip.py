@@ -39,7 +39,10 @@ class PIP(DualPrompt):
     s join every batch at the head, s the standard deviation and u from U(0, 1/3).
     """
 
-    paper = "Ma'sum et al., PIP, CIKM 2024"
+    paper = (
+        "Ma'sum et al., \"PIP: Prototypes-Injected Prompt for Federated Class Incremental "
+        'Learning", CIKM 2024'
+    )
     formulas = r"""
     From a task's second round on, over the batch $X$ and the $C$ classes that have a mean:
 

@@ -30,7 +30,10 @@ class PODNet(ProxyHead):
     one copy of what is trained beneath the head; exemplars at the client.
     """
 
-    paper = "Douillard et al., PODNet, ECCV 2020"
+    paper = (
+        'Douillard et al., "PODNet: Pooled Outputs Distillation for Small-Tasks Incremental '
+        'Learning", ECCV 2020'
+    )
     formulas = r"""
     $$L = L_{nca} + \sqrt{C_{seen} / C_{new}}\;
     \Bigl( \lambda_c \operatorname{mean}_l \lVert a_l - b_l \rVert

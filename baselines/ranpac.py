@@ -34,7 +34,10 @@ class RanPAC(AdaptableAnalytic):
     those of the pre-trained one.
     """
 
-    paper = "McDonnell et al., NeurIPS 2023; federated by sums"
+    paper = (
+        'McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continual '
+        'Learning", NeurIPS 2023; federated by sums'
+    )
     formulas = r"""
     $$\varphi(x) = \max(0,\; R^\top f(x))$$
 
@@ -69,7 +72,8 @@ class RanPAC(AdaptableAnalytic):
         base = super().training()
         if self.ridge is not None:
             return base
-        judge = {"judge.": per_class("count", "sum"), "judge_gram": whole_tensors("second moments")}
+        gram = whole_tensors("second moments", symmetric=True)
+        judge = {"judge.": per_class("count", "sum"), "judge_gram": gram}
         return replace(base, uploads={**base.uploads, **judge}, draws=1)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

@@ -33,7 +33,10 @@ class RegMean(TunedLinearHead):
     acts on nothing else. Of the head only the task's rows change.
     """
 
-    paper = "Jin et al., ICLR 2023; form of fed-mammoth"
+    paper = (
+        'Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", '
+        "ICLR 2023; form of fed-mammoth"
+    )
     formulas = r"""
     For a linear layer with weights $W_k$ of client $k$ and its inputs $x$:
 

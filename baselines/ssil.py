@@ -32,7 +32,7 @@ class SSIL(TunedLinearHead, Rehearsal):
     client.
     """
 
-    paper = "Ahn et al., SS-IL, ICCV 2021"
+    paper = 'Ahn et al., "SS-IL: Separated Softmax for Incremental Learning", ICCV 2021'
     formulas = r"""
     $$L = -\log \operatorname{softmax}_{c \in S(y)}(z)_y
     + T^2 \sum_{i<t} \operatorname{KL}(q_i \,\Vert\, p_i)$$

@@ -39,7 +39,10 @@ class TARGET(TunedLinearHead):
     a transformer learns nothing from scratch here.
     """
 
-    paper = "Zhang et al., TARGET, ICCV 2023"
+    paper = (
+        'Zhang et al., "TARGET: Federated Class-Continual Learning via Exemplar-Free '
+        'Distillation", ICCV 2023'
+    )
     formulas = r"""
     $$L = L_{ce}(x) - \lambda \sum_{c \in old} q_c(\tilde x) \log p_c(\tilde x)$$
 

@@ -41,7 +41,9 @@ def facts_of(name: str) -> Facts:
         key=lambda kind: FAMILIES.index(kind) if kind in FAMILIES else len(FAMILIES),
     )
     trained_words = [SHORT.get(kind, kind) for kind in kinds]
-    sent_kinds = contents(training.uploads) | ({"parameters"} if kinds else set())
+    sent_kinds = contents(training.uploads)
+    if kinds and not training.own_models:
+        sent_kinds |= {"parameters"}
     return Facts(
         name,
         group_of(method),

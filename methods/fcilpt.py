@@ -40,7 +40,7 @@ class FCILPT(PromptPool):
     themselves.)
     """
 
-    paper = "Liu et al., Federated Class-Incremental Learning with Prompting (arXiv 2310.08948)"
+    paper = 'Liu et al., "Federated Class-Incremental Learning with Prompting", arXiv 2310.08948'
     formulas = r"""
     $$L = -\log \operatorname{softmax}_{c \in C_t}\bigl( h(f(x; P_{K(x)}, P_0)) \bigr)_y
     + \frac{1}{\lambda} \sum_{i \in K(x)} \bigl( 1 - \cos(q, k_i) \bigr)$$
@@ -99,6 +99,7 @@ class FCILPT(PromptPool):
             inputs=["images", "query"],
             uploads={"usage": whole_tensors("counts")},
             averaging="uniform",
+            averages_trained=not self.sort,
             data_scope="task" if idle else "latest",
             table_note="" if idle else "clients without new images train again on their last ones",
         )

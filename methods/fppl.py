@@ -39,7 +39,10 @@ class FPPL(PromptedHead):
     these means after each round.
     """
 
-    paper = "He et al., FPPL (arXiv 2411.01904)"
+    paper = (
+        'He et al., "FPPL: An Efficient and Non-IID Robust Federated Continual Learning '
+        'Framework", arXiv 2411.01904'
+    )
     formulas = r"""
     An image's prompt, from its frozen feature $q$ and a key $\psi_i$ per task:
 

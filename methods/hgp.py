@@ -48,8 +48,8 @@ class HGP(CalibratedHead, PromptedHead):
     """
 
     paper = (
-        "Salami et al., Federated Class-Incremental Learning with Hierarchical Generative "
-        "Prototypes (arXiv 2406.02447)"
+        'Salami et al., "Federated Class-Incremental Learning with Hierarchical Generative '
+        'Prototypes", arXiv 2406.02447'
     )
     formulas = r"""
     Clients minimise cross-entropy over the classes of the task, $h$ being the head and $P$ the

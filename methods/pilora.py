@@ -50,7 +50,10 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
     Old LoRA pairs and prototypes are frozen.
     """
 
-    paper = "Guo et al., PILoRA, ECCV 2024"
+    paper = (
+        'Guo et al., "PILoRA: Prototype Guided Incremental LoRA for Federated '
+        'Class-Incremental Learning", ECCV 2024'
+    )
     formulas = r"""
     $$\hat f_t(x) = f\Bigl(x;\; W + \sum_{i \le t} B_i A_i\Bigr)$$
 

@@ -1,11 +1,15 @@
-"""A toy method whose training can be worked out by hand."""
+"""A toy method whose training can be worked out by hand, and whole runs."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Context, Method, Optim, Task, Training, Tree, whole_tensors
+from fczoo import Batch, Benchmark, Context, Method, Optim, Task, Training, Tree, whole_tensors
+from fczoo.federation.callbacks import Callback
+from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.run import FederatedRun
 
 TASK = Task(0, 0, 2, 2, 1)
 DESCENT = Optim("sgd", lr=0.1)
@@ -39,3 +43,18 @@ class Toy(Method):
         return (batch.query[:, :1] - batch.query[:, :1]).expand(-1, task.stop) + torch.arange(
             task.stop
         )
+
+
+def run_to_end(
+    bench: Benchmark, method: Method, checkpoint: Checkpoint | None = None
+) -> FederatedRun:
+    """Return a run that has ended."""
+    run = FederatedRun(bench, method, 0, Callback(), checkpoint, None)
+    run.run()
+    return run
+
+
+def same(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float = 0.0) -> bool:
+    """Return whether two trees have the same names and close values."""
+    close = [torch.allclose(v, theirs[k], rtol=tolerance, atol=tolerance) for k, v in ours.items()]
+    return all(close) and ours.keys() == theirs.keys()

@@ -1,12 +1,26 @@
-"""Tools of the tests of methods: tolerance, width of the test backbone, batches."""
+"""Tools of the tests of methods: tolerance, width of the test backbone, quick methods, batches."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fczoo import Batch
+from fczoo import Batch, Method
+from fczoo.testing.world import small_method
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64
 DIM = 32
+FEW_INVERSIONS = {"inversion_steps": 1, "inversion_inner": 2}
+QUICK: dict[str, dict[str, Any]] = {"glfc": FEW_INVERSIONS, "lga": FEW_INVERSIONS}
+"""Options of methods most of whose time is one loop, for tests of every method.
+
+More steps of the loop are those of test_glfc.py, test_options.py and the recorded outputs.
+"""
+
+
+def quick_method(name: str) -> Method:
+    """Create a small method without long loops."""
+    return small_method(name, **QUICK.get(name, {}))
 
 
 def batch(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def _mean(payloads: Sequence[Payload], weights: Tensor) -> Tree:
     """
     means: Tree = {}
     for name, first in payloads[0].items():
-        mean_type = mean_dtype(first.dtype)
+        mean_type = mean_dtype(*(payload[name].dtype for payload in payloads))
         exact = torch.promote_types(mean_type, torch.float32)
         start = first.to(exact)
         gap = torch.zeros_like(start)
@@ -73,13 +74,14 @@ def _mean(payloads: Sequence[Payload], weights: Tensor) -> Tree:
     return means
 
 
-def mean_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of a mean of tensors: float64 for integers, else their own type.
+def mean_dtype(*dtypes: torch.dtype) -> torch.dtype:
+    """Return the type of a mean of tensors: float64 for integers, else the widest of their own.
 
     Args:
-        dtype: Type of the tensors.
+        *dtypes: Types of the tensors.
     """
-    return dtype if dtype.is_floating_point or dtype.is_complex else torch.float64
+    widest = reduce(torch.promote_types, dtypes)
+    return widest if widest.is_floating_point or widest.is_complex else torch.float64
 
 
 @register_merge("sort_by_usage")

@@ -128,9 +128,9 @@ def _by_coordinate(payloads: Sequence[Payload], merge: Callable[[Tensor], Tensor
     """
     by_client = _sort_by_client(payloads)
     result: Tree = {}
-    for name, first in by_client[0].items():
+    for name in by_client[0]:
         rows = torch.stack([p[name].double() for p in by_client])
-        result[name] = merge(rows).to(mean_dtype(first.dtype))
+        result[name] = merge(rows).to(mean_dtype(*(p[name].dtype for p in by_client)))
     return result
 
 

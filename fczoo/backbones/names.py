@@ -109,10 +109,21 @@ def unknown_name(name: str) -> FczooError:
     architecture = name.rpartition("/")[2].partition(".")[0].replace("-", "_")
     known_names = list(dict.fromkeys(n.partition(".")[0] for n in backbone_names()))
     close = difflib.get_close_matches(architecture, known_names, 3, CLOSE)
-    if not close and len(architecture) >= SHORTEST_PART:  # such as dinov2, of a longer name
-        close = sorted((n for n in spellings() if architecture in n), key=len)[:3]
+    close = close or names_with(architecture)
     advice = f"did you mean {', '.join(close)}?" if close else f"{UNSUPPORTED}; {EXAMPLES}"
     return FczooError(f"no backbone is called {name!r}; {advice} (see 'fczoo list backbones')")
+
+
+def names_with(part: str) -> list[str]:
+    """Return the three shortest names of backbones with a part such as ``dinov2``.
+
+    Args:
+        part: Part of a name; fewer than ``SHORTEST_PART`` letters are in too many names.
+    """
+    word = part.lower().replace("-", "_")
+    return sorted((n for n in spellings() if word in n), key=len)[
+        : 3 if len(word) >= SHORTEST_PART else 0
+    ]
 
 
 def _name_of_hub_model(spec: str) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fczoo.board.charts import chart, download
@@ -20,6 +20,7 @@ from fczoo.core.registry import METHODS
 from fczoo.federation.environment import digest
 from fczoo.reports.captions import conditions, describe, notes, schedule_sources
 from fczoo.reports.detail_figures import confusion_map, insights
+from fczoo.reports.figure import Figure
 from fczoo.reports.figures import accuracy_matrix, overview
 from fczoo.reports.formats import number, sign, to_csv
 from fczoo.reports.run_folder import About
@@ -145,19 +146,22 @@ MAIN = ("A_N", "Avg", "forgetting", "MB sent", "seconds")
 """Columns of the first table; all others are below it."""
 
 
-def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> dict[str, Any]:
+def benchmark(
+    experiment: Experiment, index: int, order: Mapping[str, int], more: Sequence[Figure] = ()
+) -> dict[str, Any]:
     """Return the template data of one experiment of a page.
 
     Args:
         experiment: Runs with the same data, split, backbone and schedule.
         index: Index of the experiment on its page, from 0.
         order: Row label -> number of its colour.
+        more: Figures of features.
 
     Returns:
         Template name -> value.
     """
     lines = sort_lines(experiment)
-    experiment = Experiment(tuple(lines), experiment.unfinished_runs, experiment.runs)
+    experiment = replace(experiment, lines=tuple(lines))
     tags = [tags_of(line) for line in lines]
     charts = [chart(figure) for figure in overview(experiment)]
     names = {
@@ -183,6 +187,7 @@ def benchmark(experiment: Experiment, index: int, order: Mapping[str, int]) -> d
         "charts": [f for f in charts if f["kind"] in ("curves", "points")],
         "others": [f for f in charts if f["kind"] not in ("curves", "points")],
         "confusion": [chart(figure) for figure in map(confusion_map, lines) if figure],
+        "features": [chart(figure) for figure in more],
         "diagnostics": [chart(figure) for line in lines for figure in insights(line)],
         "notes": notes(experiment),
         "settings": [(k, setting_word(k, v)) for k, v in experiment.settings.items()],

@@ -16,6 +16,7 @@ from fczoo.board.charts import as_csv
 from fczoo.board.ranks import MIN_METHODS, RankEntry, borda, critical, shortage
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, write_safely
+from fczoo.reports.figure import Figure
 from fczoo.reports.figures import colour_order
 from fczoo.reports.formats import TEST, UNTESTED_NOTE
 from fczoo.reports.run_config import count_changes
@@ -71,18 +72,19 @@ def as_data(content: Any) -> Markup:
 INDEX = "index.html"
 
 
-def write_page(places: Sequence[Path], out: Path) -> None:
+def write_page(places: Sequence[Path], out: Path, more: Sequence[Sequence[Figure]] = ()) -> None:
     """Write one page with all experiments of the runs at or below some places.
 
     Args:
         places: Run folders, archives, or folders that contain them.
         out: HTML file to write; its folder is created if needed.
+        more: Further figures of each experiment, in the order of ``read_experiments``.
 
     Raises:
         FczooError: A place has no finished run.
     """
     experiments = read_experiments(places)
-    text = _benchmarks(experiments, home="", order=colour_order(experiments))
+    text = _benchmarks(experiments, home="", order=colour_order(experiments), more=more)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_safely(out, text.encode())
 
@@ -148,8 +150,16 @@ def _ours(path: Path) -> bool:
     return f'content="{GENERATOR}"' in path.read_text(encoding="utf-8", errors="replace")[:2000]
 
 
-def _benchmarks(experiments: Sequence[Experiment], home: str, order: Mapping[str, int]) -> str:
-    benchmark_data = [benchmark(experiment, i, order) for i, experiment in enumerate(experiments)]
+def _benchmarks(
+    experiments: Sequence[Experiment],
+    home: str,
+    order: Mapping[str, int],
+    more: Sequence[Sequence[Figure]] = (),
+) -> str:
+    benchmark_data = [
+        benchmark(experiment, i, order, more[i] if more else ())
+        for i, experiment in enumerate(experiments)
+    ]
     return render(
         "benchmarks.html", benchmarks=benchmark_data, home=home, test=TEST, untested=UNTESTED_NOTE
     )

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, spellings
+from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, names_with, spellings
 from fczoo.cli.listing import KINDS, PARTS, SOURCES, complete_names, kinds, listing, value_words
 from fczoo.cli.options import GroupedCommand, Name
 from fczoo.cli.pointers import first_few, option_owners, option_pointer
 from fczoo.core.errors import FczooError
-from fczoo.core.names import match
+from fczoo.core.names import fold, match
 from fczoo.core.options import flag, nearest, plural
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.data.dataset import domains_of
@@ -117,6 +117,12 @@ def show_any(word: str, dataset: str | None) -> str:
     options = {name for method in METHODS.names() for name in METHODS.options(method)}
     settings = {field.name for field in fields(Settings)}
     known_names = {"settings", BUNDLED_NAME} | names | options | settings
+    is_known_part = any(fold(word) in fold(name) for name in known_names)
+    if not is_known_part and (backbones := names_with(word)):
+        raise FczooError(
+            f"nothing is called {word!r} alone; backbones have it in their names: fczoo show "
+            f"backbone {backbones[0]}, or {', '.join(backbones[1:]) or 'fczoo list backbones'}"
+        )
     raise FczooError(f"nothing is called {word!r}; {nearest(word, known_names)}")
 
 

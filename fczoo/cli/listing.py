@@ -20,11 +20,13 @@ from fczoo.core.options import OptionDeclaration, dataclass_options, quirks
 from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
+    COMPRESSIONS,
     DATASETS,
     LOCAL_TRAINING,
     MERGES,
     METHODS,
     PARTITIONERS,
+    SERVER_OPTIMIZERS,
     Registry,
 )
 from fczoo.federation.settings import Settings
@@ -41,6 +43,8 @@ KINDS = {
     "merges": "how the server of one method merges tensors that it does not average",
     "attacks": "what hostile clients do",
     "local": "how clients train, whatever the method (--local)",
+    "server_optimizers": "how the server steps along averages (--server-optimizer)",
+    "compressions": "codes of uploads (--compress)",
     "protocols": "how papers run their experiments",
     "releases": "what released code does, all options at once (--as-released)",
     "backbones": "pre-trained vision transformers",
@@ -53,11 +57,16 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "merges": MERGES,
     "attacks": ATTACKS,
     "local": LOCAL_TRAINING,
+    "server_optimizers": SERVER_OPTIMIZERS,
+    "compressions": COMPRESSIONS,
     "protocols": PROTOCOLS,
     "releases": RELEASES,
 }
 
-PARTS = (METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS, LOCAL_TRAINING)
+PARTS = (
+    *(METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS),
+    *(LOCAL_TRAINING, SERVER_OPTIMIZERS, COMPRESSIONS),
+)
 """Registries for which ``fczoo show NAME`` has pages, in the order in which a name is searched."""
 
 SOURCES = {"protocol": PROTOCOLS, "release": RELEASES}

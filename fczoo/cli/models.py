@@ -12,6 +12,9 @@ from fczoo.core.files import encode_json
 from fczoo.core.registry import DATASETS, METHODS
 
 if TYPE_CHECKING:
+    from fczoo.data.partition import Partition
+    from fczoo.data.stream import Stream
+    from fczoo.federation.benchmark import Benchmark
     from fczoo.models.classifier import Classifier
     from fczoo.models.export_checks import ExportFormat
     from fczoo.models.predict import Prediction
@@ -79,15 +82,23 @@ def predict(
 ) -> None:
     """Classify IMAGES (files, folders, patterns) by the model in FOLDER.
 
-    FOLDER is METHOD/seedN of a run folder, or a run folder with one model.
+    FOLDER is METHOD/seedN of a run folder, or a run folder with one model. Files that cannot be
+    read are named on stderr; the others are classified, and the command ends with an error.
     """
-    from fczoo.models.predict import find_images, predict_files
+    from fczoo.models.predict import Prediction, find_images, predict_files
 
     files = find_images(images)
     model = _load(folder, backbone, device)
     value = "probability" if model.method.training().gives_logits else "score"
-    predictions = list(predict_files(model, files, top))
-    click.echo(_predictions(predictions, value, style), nl=style != "csv")
+    results = list(predict_files(model, files, top))
+    predictions = [result for result in results if isinstance(result, Prediction)]
+    if predictions:
+        click.echo(_predictions(predictions, value, style), nl=style != "csv")
+    errors = [result for result in results if not isinstance(result, Prediction)]
+    for error in errors:
+        click.ClickException(str(error)).show()
+    if errors:
+        click.get_current_context().exit(FczooError.exit_code)
 
 
 def _load(folder: Path, backbone: str | None, device: str) -> "Classifier":
@@ -163,6 +174,14 @@ def evaluate(
     other images, whose classes must have the names of the model's.
     """
     model = _load(folder, backbone, device)
+    is_bundled = dataset is not None and not (
+        DATASETS.get(dataset).source or DATASETS.get(dataset).folder
+    )
+    if data_root is not None and is_bundled:
+        raise FczooError(
+            f"{dataset} comes with its package, so --data-root {data_root} has nothing to name; "
+            "leave out one of the two"
+        )
     if data_root is None and dataset is None:
         click.echo(_own_evaluation(folder, model, style, backbone, device), nl=style != "csv")
         return
@@ -191,20 +210,40 @@ def evaluate(
         click.echo("\nThe confusion matrix is in --format csv and json.")
 
 
-def _own_evaluation(
-    folder: Path, model: "Classifier", style: str, backbone: str | None, device: str
-) -> str:
-    """Repeat the last evaluation of a run on its own data and test selection."""
+def own_benchmark(
+    folder: Path, model: "Classifier", backbone: str | None = None, device: str = "auto"
+) -> "Benchmark":
+    """Return the benchmark of a model's run, with the run's own data and test selection.
+
+    Args:
+        folder: Folder of the model, or a folder above it.
+        model: The model.
+        backbone: Weights of the backbone; None: those of the run.
+        device: Device to compute on.
+    """
+    from fczoo.core.errors import quiet
     from fczoo.core.options import build, flag
     from fczoo.federation.benchmark import Benchmark
     from fczoo.federation.model_record import find_model, settings_at_hand
     from fczoo.federation.settings import Settings
-    from fczoo.models.predict import own_accuracy
+    from fczoo.federation.stream import open_stream
+
+    def open_quietly(settings: Settings) -> "tuple[Stream, Partition]":
+        with quiet():  # the run itself has given the warnings on its data and partition
+            return open_stream(settings)
 
     values = {**settings_at_hand(find_model(folder), model.record), "device": device}
     values["backbone"] = backbone or values["backbone"]
-    settings = build(Settings, "bench", values, flag)
-    accuracy, row = own_accuracy(model, Benchmark.open(settings))
+    return Benchmark.open(build(Settings, "bench", values, flag), open_quietly)
+
+
+def _own_evaluation(
+    folder: Path, model: "Classifier", style: str, backbone: str | None, device: str
+) -> str:
+    """Repeat the last evaluation of a run on its own data and test selection."""
+    from fczoo.models.predict import own_accuracy
+
+    accuracy, row = own_accuracy(model, own_benchmark(folder, model, backbone, device))
     kept = model.record.metrics["A_N"]
     if style == "json":
         return encode_json({"A_N": accuracy, "A_N of the run": kept, "accuracy": row}, indent=1)

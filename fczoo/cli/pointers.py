@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
-from fczoo.core.registry import AGGREGATORS, LOCAL_TRAINING, METHODS, PARTITIONERS
+from fczoo.core.registry import METHODS, PARTITIONERS, SPECS
 
 RATE = (
     "the learning rate is an option of each method: --set METHOD.lr=VALUE, e.g. --set hgp.lr=0.001"
@@ -25,6 +25,15 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "mu": ("local", "it is the weight of FedProx: --local fedprox:MU"),
     "fedprox": ("local", "give --local fedprox:MU"),
     "scaffold": ("local", "give --local scaffold"),
+    "fednova": ("local", "give --local fednova"),
+    "feddyn": ("local", "give --local feddyn:ALPHA"),
+    "moon": ("local", "give --local moon:MU"),
+    "server-lr": (
+        "server_optimizer",
+        "give --server-optimizer fedadam:LR, or fedavgm:MOMENTUM,lr=LR",
+    ),
+    "server-momentum": ("server_optimizer", "give --server-optimizer fedavgm:MOMENTUM"),
+    "compression": ("compress", "give --compress int8, fp16, topk:PART or lowrank:RANK"),
     "model": ("backbone", "give --backbone NAME or --backbone FILE; for methods, --methods NAMES"),
     "arch": ("backbone", "give --backbone NAME or --backbone FILE"),
     "net": ("backbone", "give --backbone NAME or --backbone FILE"),
@@ -228,7 +237,7 @@ def command_pointer(command: str, kinds: Iterable[str]) -> str:
 
 
 def check_methods(names: Iterable[str]) -> None:
-    """Raise FczooError for a name of a rule of local training or an aggregator.
+    """Raise FczooError for the name of a local rule, an aggregator or another part of a round.
 
     Args:
         names: Names that should be methods.
@@ -237,10 +246,11 @@ def check_methods(names: Iterable[str]) -> None:
         FczooError: A name is not a method's; the message has the right option.
     """
     for name in names:
-        for option, registry in (("local", LOCAL_TRAINING), ("aggregator", AGGREGATORS)):
-            registered_name = registry.find(name)
+        for option in ("local", "aggregator", "server_optimizer", "compress"):
+            registered_name = SPECS[option].find(name)
             if registered_name and METHODS.find(name) is None:
-                advice = f"{registered_name} works with any method: --{option} {registered_name}"
+                words = f"--{option.replace('_', '-')} {registered_name}"
+                advice = f"{registered_name} works with any method: {words}"
                 raise FczooError(f"no method is called {name!r}; {advice}")
 
 

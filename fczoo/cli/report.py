@@ -1,12 +1,18 @@
 """``fczoo report``, ``leaderboard`` and ``submit``: tables and pages of runs, and their archive."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
 from fczoo.core.options import plural
+
+if TYPE_CHECKING:
+    from fczoo.board.feature_maps import ColourBy
+    from fczoo.reports.figure import Points
 
 ARCHIVE = Path("results") / "results.csv"
 
@@ -42,6 +48,15 @@ ARCHIVE = Path("results") / "results.csv"
     help="Write the figures of --html also as PNG and PDF files to this folder.",
 )
 @click.option(
+    "--tsne",
+    type=Name(["class", "task"]),
+    metavar="COLOUR",
+    help=(
+        "Add t-SNE of the features of up to 500 test images under the kept model of each method "
+        "to --html, in colours of their class or task; reads the data set."
+    ),
+)
+@click.option(
     "--archive",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
@@ -56,11 +71,14 @@ def report(
     metrics: str | None,
     html: Path | None,
     figures: Path | None,
+    tsne: "ColourBy | None",
     archive: Path | None,
 ) -> None:
     """Print tables of run folders and archives, or of all runs below a folder."""
     if figures and not html:
         raise FczooError("--figures needs --html FILE; add it")
+    if tsne and not html:
+        raise FczooError("--tsne needs --html FILE; add it")
     if archive and html:
         raise FczooError("--archive and --html each write their own file; give one of them")
     if metrics is not None and (html or archive):
@@ -77,11 +95,12 @@ def report(
     elif html:
         from fczoo.board.pages import write_page
 
-        write_page(folders, html)
+        feature_figures = _feature_figures(folders, tsne) if tsne else ()
+        write_page(folders, html, feature_figures)
         if figures:
             from fczoo.reports.drawing import write_all_figures
 
-            write_all_figures(folders, figures)
+            write_all_figures(folders, figures, feature_figures)
         click.echo(f"Written to {html}{f' and {figures}' if figures else ''}")
     else:
         from fczoo.cli.arguments import wrap_to_terminal
@@ -92,6 +111,15 @@ def report(
             raise FczooError("--metrics names no metric; give one or more, such as A_N,ECE")
         text = tables(folders, style, names)
         click.echo(wrap_to_terminal(text) if style == "text" else text)
+
+
+def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Points"]]:
+    """Return the t-SNE figures of each experiment."""
+    from fczoo.board.feature_maps import feature_maps
+    from fczoo.cli.models import own_benchmark
+    from fczoo.reports.runs import read_experiments
+
+    return [feature_maps(e, tsne, own_benchmark) for e in read_experiments(folders)]
 
 
 @click.command(cls=GroupedCommand)

@@ -118,6 +118,8 @@ def exchange(method: Method, dataset: str) -> list[str]:
     measurement = measure(method, Settings.for_dataset(dataset))
     server_groups = ", ".join(p.rstrip(".") for p in method.server_only) or "nothing"
     parts = [f"Averaged by: {training.averaging}. Kept on the server: {server_groups}."]
+    if training.own_models:
+        parts = ["Every client keeps a model of its own: nothing is sent or averaged."]
     parts.append(
         f"Measured in the first two tasks of {dataset} on {measurement.backbone}, a client with "
         f"every class. Its uploads, MB:\n{_moments_table(measurement)}"
@@ -145,8 +147,11 @@ def exchange(method: Method, dataset: str) -> list[str]:
     ]
     if measurement.client_memory:
         parts.append(
-            f"Remembered by a client from the first task: {', '.join(measurement.client_memory)}."
+            "Remembered by a client from the first task: "
+            f"{', '.join(dict.fromkeys(map(_group, measurement.client_memory)))}."
         )
+    if training.own_models:
+        return parts
     all_uploads = [
         upload for uploads in (measurement.sent, measurement.later) for upload in uploads.values()
     ]

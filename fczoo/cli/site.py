@@ -80,7 +80,25 @@ def job(out: Path, agreed: Path, patience: float) -> None:
     help="Folder of class folders: a site's own images, or the server's test images.",
 )
 @PATIENCE_OPTION
-def start(folder: Path, images: Path, patience: float) -> None:
+@click.option(
+    "--epsilon-budget",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Largest epsilon of all uploads of this institution, over all its runs; the site refuses "
+    "what would exceed it, and runs without noise. Default: no limit.",
+)
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File that counts the protected uploads of this institution. Default: one per user, "
+    "which stays when folders are deleted.",
+)
+def start(
+    folder: Path,
+    images: Path,
+    patience: float,
+    epsilon_budget: float | None,
+    ledger: Path | None,
+) -> None:
     """Run the server or the site of FOLDER until the run has ended.
 
     The server writes result.json and the final model, and a site fetches the model. A run that
@@ -89,9 +107,11 @@ def start(folder: Path, images: Path, patience: float) -> None:
     _need_cryptography()
     from fczoo.federation.result import read_result
     from fczoo.sites import node
+    from fczoo.sites.ledger import PrivacyLedger, default_ledger
 
     click.echo(f"Started; Ctrl-C stops it, and its log is {folder / node.LOG}")
-    outcome = node.start(folder, images, patience)
+    ledger_file = PrivacyLedger(ledger or default_ledger(), epsilon_budget)
+    outcome = node.start(folder, images, patience, ledger_file)
     if outcome.is_dir():
         click.echo(f"The run has ended; its model is in {outcome}. Next:")
         click.echo(f"  fczoo predict {outcome} IMAGES")

@@ -24,6 +24,7 @@ A method may also ask for what is inside (``Backbone.features_and_taps``): ``blo
 layers, ``blocks.{i}`` the block's output.
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping
 
@@ -163,6 +164,21 @@ class Backbone:
                 torch.promote_types(weight.dtype, torch.float32), copy=True
             )
         return plugs
+
+    @property
+    def largest_norm(self) -> float:
+        """Return a bound of the Euclidean norm of every feature of the frozen weights.
+
+        A normalised vector [d] is at most sqrt(d) long, and the final norm scales and shifts it.
+        Means of such vectors are no longer. The bound is infinite with attention pooling, which
+        comes after the norm.
+        """
+        if self.config.pool == "attention":
+            return math.inf
+        scale, shift = (self.weights[f"norm.{part}"].cpu().double() for part in ("weight", "bias"))
+        parts = self.dim // len(scale)  # two with ``cls+mean``
+        bound = math.sqrt(len(scale)) * float(scale.abs().max()) + float(shift.norm())
+        return math.sqrt(parts) * bound
 
     def lora_shape(self, part: str) -> tuple[int, int]:
         """Return the (in, out) dimensions of a part that takes a LoRA pair.

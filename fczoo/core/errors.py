@@ -1,5 +1,6 @@
 """Errors for people, and the place in a run that log messages name."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,29 @@ OPTION = re.compile(r"(`[^`]*`|fczoo [a-z]+ [^;]*)|(?<![\w'\"-])--(set )?([a-z][
 _OPTIONS = ContextVar("_OPTIONS", default=False)
 """Whether messages name options: in the command line, and inside a function that renames them."""
 MAX_MESSAGE_CHARACTERS = 160  # characters of another error's message that are repeated
+MAX_ERROR_CHARACTERS = 2000  # characters of a whole message: names in it may come from outside
+
+
+def printable(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
+    """Return text from outside as one line that is safe to print, store and encode.
+
+    Line breaks and tabs become spaces, lone surrogates become replacement characters. Characters
+    that control a terminal or the direction of text are removed. A longer line is cut after a word.
+
+    Args:
+        text: Text of another party, such as a file's name or the reason of a refusal.
+        limit: Largest number of characters that are kept.
+    """
+    line = "".join(map(_printable_character, text[: limit + 1]))
+    return line if len(text) <= limit else f"{line[:limit].rpartition(' ')[0] or line[:limit]} ..."
+
+
+def _printable_character(character: str) -> str:
+    if character.isprintable():
+        return character
+    if character.isspace():
+        return " "
+    return "\ufffd" if "\ud800" <= character <= "\udfff" else ""
 
 
 class FczooError(Exception):
@@ -24,6 +48,9 @@ class FczooError(Exception):
     """
 
     exit_code = 1  # of the command line
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message), MAX_ERROR_CHARACTERS))
 
 
 class InterruptedCommandError(FczooError):
@@ -42,12 +69,7 @@ def first_line(error: BaseException) -> str:
     Args:
         error: Any exception; if its message is empty, the name of its type is the line.
     """
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return (
-        line
-        if len(line) <= MAX_MESSAGE_CHARACTERS
-        else f"{line[:MAX_MESSAGE_CHARACTERS].rpartition(' ')[0] or line[:MAX_MESSAGE_CHARACTERS]} ..."
-    )
+    return printable((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 @contextmanager
@@ -111,3 +133,15 @@ def log_place(place: str) -> Iterator[None]:
 def current_place() -> str:
     """Return the place of the innermost ``log_place``; empty outside."""
     return _place.get()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence fczoo's warnings inside, where they repeat what was said or concern random cases."""
+    log = logging.getLogger("fczoo")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import secrets
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,9 +19,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import platformdirs
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, first_line, printable
 
 T = TypeVar("T")
+MAX_TEXT_CHARACTERS = 2000  # of a text in a record, such as a remark
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # in a file
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  # in a file; neither infinite nor NaN
 
@@ -37,7 +39,11 @@ def write_safely(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666
         OSError: Writing fails, for example because the disk is full; the error names the file.
     """
     draft = path.with_name(path.name + ".tmp")
+    if draft.is_dir():  # of someone else
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        with contextlib.suppress(OSError):
+            draft.unlink()  # of a process that was killed, perhaps of another user
         with naming(path), open(draft, "wb", opener=partial(os.open, mode=mode)) as file:
             file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
@@ -184,7 +190,7 @@ def read_json_value(path: Path, what: str) -> Any:
     except FileNotFoundError:
         raise FczooError(f"no {what} at {path}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise FczooError(f"{path} is not a valid {what}: {error}") from error
+        raise FczooError(f"{path} is not a valid {what}: {first_line(error)}") from error
 
 
 def read_record(
@@ -207,8 +213,8 @@ def read_record(
     has_checksum = "format" in content or "sha256" in content
     if has_checksum and content.get("format") != version:
         raise FczooError(
-            f"{path} is not a valid {what}: format is {content.get('format')!r}, expected "
-            f"{version!r}"
+            f"{path} is not a valid {what}: format is "
+            f"{printable(repr(content.get('format')))}, expected {version!r}"
         )
     if has_checksum and content.get("sha256") != content_sha256(content):
         raise FczooError(
@@ -216,9 +222,21 @@ def read_record(
             "or is damaged"
         )
     try:
-        return convert_json(restore_nan(content, measured), kind)
+        return convert_json(restore_nan(_printable_texts(content), measured), kind)
     except ValueError as error:
-        raise FczooError(f"{path} is not a valid {what}: {error}") from error
+        raise FczooError(f"{path} is not a valid {what}: {first_line(error)}") from error
+
+
+def _printable_texts(content: Any) -> Any:
+    """Return content from JSON with all its text printable: tables and pages show it."""
+    if isinstance(content, str):
+        return printable(content, MAX_TEXT_CHARACTERS)
+    if isinstance(content, Mapping):
+        return {
+            printable(key, MAX_TEXT_CHARACTERS): _printable_texts(value)
+            for key, value in content.items()
+        }
+    return [_printable_texts(value) for value in content] if isinstance(content, list) else content
 
 
 def write_record(path: Path, version: str, content: Mapping[str, Any]) -> None:
@@ -280,7 +298,7 @@ def read_toml(path: Traversable, what: str, kind: type[T]) -> T:
     try:
         return convert_json(tomllib.loads(path.read_text(encoding="utf-8")), kind)
     except (OSError, ValueError, RecursionError) as error:
-        raise FczooError(f"{path} is not a valid {what}: {error}") from error
+        raise FczooError(f"{path} is not a valid {what}: {first_line(error)}") from error
 
 
 def read_lines(path: Path, what: str) -> list[dict[str, Any]]:
@@ -301,7 +319,7 @@ def read_lines(path: Path, what: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (ValueError, RecursionError) as error:
-        raise FczooError(f"{path} is not a valid {what}: {error}") from error
+        raise FczooError(f"{path} is not a valid {what}: {first_line(error)}") from error
     if not all(isinstance(line, dict) for line in content):
         raise FczooError(f"{path} is not a valid {what}: it holds no JSON object in every line")
     return content
@@ -312,15 +330,6 @@ def home() -> Path:
     return Path(os.environ.get("FCZOO_HOME") or platformdirs.user_cache_dir("fczoo"))
 
 
-def printable(name: str) -> str:
-    """Return a file's name as text: bytes that are not UTF-8 become replacement characters.
-
-    Args:
-        name: Name as Python reads it, with surrogate escapes.
-    """
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
 def shorten(text: str | None) -> str | None:
     """Shorten ``NAME:FOLDER/FILE`` to ``NAME:FILE``; keep text without a folder.
 
@@ -329,7 +338,7 @@ def shorten(text: str | None) -> str | None:
     """
     if text is None:
         return None
-    text = printable(text)
+    text = printable(text, len(text))
     if "/" not in text:
         return text
     parent, _, last = text.rstrip("/").rpartition("/")

@@ -22,6 +22,7 @@ nothing else. A tensor that is not declared is refused, so that no statistics tr
 protection.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -71,6 +72,7 @@ class Group:
     layout: Literal["whole", "classes", "seen classes", "rows", "samples"]
     content: Content | None = None  # of every tensor; None: by the name of the statistic
     statistics: tuple[str, ...] = ()
+    symmetric: bool = False  # matrices, of which the lower triangle is sent
 
     def __post_init__(self) -> None:
         unknown = set(self.statistics) - STATISTICS.keys()
@@ -93,15 +95,17 @@ class Group:
         return STATISTICS[name] if name in self.statistics else None
 
 
-def whole_tensors(content: Content) -> Group:
+def whole_tensors(content: Content, symmetric: bool = False) -> Group:
     """Declare tensors of one shape from every client, merged as a whole.
 
     The key is a name, or a prefix and a dot.
 
     Args:
         content: Content that the tensors disclose.
+        symmetric: The tensors are symmetric matrices [M, M]. At a task boundary clients send their
+            lower triangles, half of the bytes, and ``update_from`` gets the matrices.
     """
-    return Group("whole", content)
+    return Group("whole", content, symmetric=symmetric)
 
 
 def per_class(*statistics: str) -> Group:
@@ -206,6 +210,43 @@ def group_of(name: str, uploads: Uploads) -> tuple[str, Group] | None:
         if name == prefix or (prefix.endswith(".") and name.startswith(prefix)):
             return (prefix, group) if group.tells(name.removeprefix(prefix)) else None
     return None
+
+
+def pack_symmetric(tree: Tree, uploads: Uploads) -> Tree:
+    """Replace symmetric matrices [M, M] by their lower triangles [M (M + 1) / 2], row by row.
+
+    Args:
+        tree: Sums of a client.
+        uploads: Groups that the method declares.
+    """
+    packed = dict(tree)
+    for name in _symmetric_names(tree, uploads):
+        i, j = torch.tril_indices(*tree[name].shape, device=tree[name].device)
+        packed[name] = tree[name][i, j]
+    return packed
+
+
+def unpack_symmetric(tree: Tree, uploads: Uploads) -> Tree:
+    """Replace the triangles of ``pack_symmetric`` by the matrices.
+
+    Args:
+        tree: Sums [M (M + 1) / 2] over clients, or stacked [K, M (M + 1) / 2].
+        uploads: Groups that the method declares.
+    """
+    matrices = dict(tree)
+    for name in _symmetric_names(tree, uploads):
+        triangle = tree[name]
+        size = (math.isqrt(8 * triangle.shape[-1] + 1) - 1) // 2
+        i, j = torch.tril_indices(size, size, device=triangle.device)
+        matrices[name] = triangle.new_empty(*triangle.shape[:-1], size, size)
+        matrices[name][..., i, j] = triangle
+        matrices[name][..., j, i] = triangle
+    return matrices
+
+
+def _symmetric_names(tree: Tree, uploads: Uploads) -> list[str]:
+    declarations = {name: group_of(name, uploads) for name in tree}
+    return [name for name, declared in declarations.items() if declared and declared[1].symmetric]
 
 
 def content_of(name: str, trained: Sequence[str], uploads: Uploads) -> Content | None:

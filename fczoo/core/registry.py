@@ -1,4 +1,4 @@
-"""Registries of methods, data sets, partitioners, aggregators, attacks and local training.
+"""Registries of methods, data sets, partitioners, aggregators and what else a name can select.
 
 A file in the right folder registers itself, as does a plug-in (entry point ``fczoo.plugins``).
 """
@@ -307,12 +307,18 @@ ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
 LOCAL_TRAINING: Registry[Any] = Registry(
     "local training", "register_local_training", "fczoo.federation"
 )
+SERVER_OPTIMIZERS: Registry[Any] = Registry(
+    "server optimizer", "register_server_optimizer", "fczoo.federation"
+)
+COMPRESSIONS: Registry[Any] = Registry("compression", "register_compression", "fczoo.federation")
 
 SPECS = {
     "partition": PARTITIONERS,
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,
     "local": LOCAL_TRAINING,
+    "server_optimizer": SERVER_OPTIMIZERS,
+    "compress": COMPRESSIONS,
 }
 """Settings that name a registered object with its options, and its registry."""
 
@@ -323,6 +329,8 @@ register_aggregator = AGGREGATORS.register
 register_merge = MERGES.register
 register_attack = ATTACKS.register
 register_local_training = LOCAL_TRAINING.register
+register_server_optimizer = SERVER_OPTIMIZERS.register
+register_compression = COMPRESSIONS.register
 
 
 def make_aggregator(spec: str) -> "ServerAggregator":

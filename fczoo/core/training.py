@@ -133,6 +133,9 @@ class Training:
     # declared groups next to what is trained; see core/payload.py
     uploads: Uploads = field(default_factory=dict)
     averaging: str = "fedavg"  # registered aggregator for the part that is averaged
+    # whether ``aggregate`` returns each trained tensor as an average of the clients' own, from which
+    # a server optimizer can continue
+    averages_trained: bool = True
     # largest norm of one client's gradient, over all tensors that it trains
     clip_norm: float | None = None
     # ``seen`` and ``pooled`` keep old images: upper bounds, not competitors
@@ -162,6 +165,9 @@ class Training:
     # whether the softmax of ``predict`` estimates probabilities; distances and least-squares scores
     # only order the classes
     gives_logits: bool = True
+    # whether every client has a model of its own, which its memory keeps from round to round:
+    # nothing is sent, clients start from their memory, and evaluation averages over the models
+    own_models: bool = False
     # note under every table of the method's results, such as an upper bound
     table_note: str = ""
     # (task, round) -> prefixes trained in that round; None: all of optims

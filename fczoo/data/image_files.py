@@ -7,14 +7,14 @@ import stat
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from fczoo.core.errors import FczooError
-from fczoo.core.files import printable
+from fczoo.core.errors import FczooError, printable
 from fczoo.data.dataset import ImageData, Images, rows
 from fczoo.data.folder_scan import (
     FORMATS,
@@ -32,6 +32,8 @@ DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of more than 8 bits, which Pillow would clip to white silently."""
 PREPARATION = "RGB as Pillow converts it; the largest centred square, bicubic"
 """Part of the cache key. Change the words when ``prepare`` changes what it returns."""
+UPRIGHT = "; turned by its orientation tag"
+"""The rest of it, for images of users."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ImageFiles:
     labels: np.ndarray  # int64 [N]
     size: int  # side in pixels at which they are kept
     domains: np.ndarray | None = None  # int64 [N], where the data set has several
+    upright: bool = False  # whether orientation tags turn the images
 
     def take(self, index: np.ndarray, size: int | None = None, cache: Path | None = None) -> Images:
         """Return some of the images as a memory-mapped array.
@@ -58,9 +61,11 @@ class ImageFiles:
         """
         files = [self.root / self.names[i] for i in index]
         try:
-            side = size or self.size
+            side, preparation, prepare_one = size or self.size, PREPARATION, prepare
+            if self.upright:
+                preparation, prepare_one = PREPARATION + UPRIGHT, partial(prepare, upright=True)
             pixels = cached_pixels(
-                self.dataset, self.root, files, side, PREPARATION, prepare, cache
+                self.dataset, self.root, files, side, preparation, prepare_one, cache
             )
         except (UnreadableImage, OSError) as error:
             broken = (
@@ -68,54 +73,73 @@ class ImageFiles:
                 if isinstance(error, UnreadableImage)
                 else unreadable(Path(error.filename), error)
             )
-            advice = f"get it again, or see `fczoo data check {self.dataset}` for all such files"
-            raise FczooError(f"{broken}; {advice}") from error
+            advice = f"or see `fczoo data check {self.dataset}` for all such files"
+            raise FczooError(f"{broken}, {advice}") from error
         return Images(pixels, self.labels[index], rows(self.domains, index))
 
 
 class UnreadableImage(FczooError):
-    """A file that is not an image, or a damaged one."""
+    """A file that is not an image, a damaged one, or one with too many bits.
+
+    Args:
+        problem: What is wrong with it.
+        advice: What to do.
+    """
+
+    def __init__(self, problem: str, advice: str = "get it again"):
+        super().__init__(f"{problem}; {advice}")
+        self.problem, self.advice = problem, advice
 
 
-def prepare(path: Path, size: int) -> np.ndarray:
+def prepare(path: Path, size: int, upright: bool = False) -> np.ndarray:
     """Return the largest centred square of an image, resized (bicubic).
 
-    Grey, palette and CMYK become RGB; transparency is dropped, and orientation tags are ignored, as
-    torchvision's loader does. The square is cut first, so that a long thin image does not grow
-    without bound.
+    Grey, palette and CMYK become RGB; transparency is dropped, and orientation tags are ignored by
+    default, as torchvision's loader does. The square is cut first, so that a long thin image does
+    not grow without bound.
 
     Args:
         path: Image file.
         size: Side of the result in pixels.
+        upright: Whether to turn the image by its orientation tag, as viewers show it.
 
     Returns:
         Pixels, uint8 [size, size, 3].
 
     Raises:
-        UnreadableImage: The file is damaged, or none of ``FORMATS`` reads it.
+        UnreadableImage: The file is damaged, none of ``FORMATS`` reads it, or it has more than 8
+            bits per channel.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("it is not an ordinary file")
         with warnings.catch_warnings(), Image.open(path, formats=FORMATS) as image:
             warnings.simplefilter("ignore")  # about tags and palettes that do not matter here
-            return np.asarray(to_square(image, size))
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+            return np.asarray(to_square(image, size, upright))
+    except (
+        *(OSError, ValueError, SyntaxError, EOFError),
+        *(Image.DecompressionBombError, UnreadableImage),
+    ) as error:
         raise unreadable(path, error) from error
 
 
-def to_square(image: Image.Image, size: int) -> Image.Image:
+def to_square(image: Image.Image, size: int, upright: bool = False) -> Image.Image:
     """Return the largest centred square of an image in RGB, resized (bicubic).
 
     Args:
         image: Image of any size.
         size: Side of the result in pixels.
+        upright: Whether to turn the image by its orientation tag.
 
     Raises:
-        ValueError: The image has more than 8 bits per channel.
+        UnreadableImage: The image has more than 8 bits per channel.
     """
     if image.mode in DEEP:
-        raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it")
+        raise UnreadableImage(
+            f"mode {image.mode} has more than 8 bits a channel", "convert it to 8 bits"
+        )
+    if upright:
+        image = ImageOps.exif_transpose(image)
     rgb = image.convert("RGB")
     width, height = rgb.size
     if (width, height) == (size, size):
@@ -233,7 +257,8 @@ def display_names(folders: Iterable[str]) -> tuple[str, ...]:
     Args:
         folders: Names of class folders.
     """
-    pairs = [(printable(folder), raw_name(folder)) for folder in folders]
+    longest = 255  # characters of a name on any file system
+    pairs = [(printable(folder, longest), raw_name(folder)) for folder in folders]
     count = Counter(name for name, _ in pairs)
     return tuple(f"{name} ({raw.hex()})" if count[name] > 1 else name for name, raw in pairs)
 
@@ -250,6 +275,21 @@ def make_part(dataset: str, root: Path, folders: dict[str, list[str]], size: int
     labels = np.repeat(np.arange(len(folders)), [len(images) for images in folders.values()])
     names = tuple(itertools.chain.from_iterable(folders.values()))
     return ImageFiles(dataset, root, names, labels, size)
+
+
+def turned_upright(data: ImageData) -> ImageData:
+    """Return a data set whose files are turned by their orientation tags, as viewers show them.
+
+    Published data sets are read without: their tables come from pixels as they are stored.
+
+    Args:
+        data: Data set of a user.
+    """
+    train, test = (
+        replace(part, upright=True) if isinstance(part, ImageFiles) else part
+        for part in (data.train, data.test)
+    )
+    return data._replace(train=train, test=test)
 
 
 def two_folders(
@@ -341,6 +381,8 @@ def unreadable(path: Path, error: Exception) -> UnreadableImage:
         return UnreadableImage(
             f"cannot read image {path}: broken symbolic link to {os.readlink(path)}"
         )
+    if isinstance(error, UnreadableImage):
+        return UnreadableImage(f"cannot read image {path}: {error.problem}", error.advice)
     text = (
         getattr(error, "strerror", None)
         or str(error).replace(f" '{path}'", "")

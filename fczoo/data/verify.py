@@ -136,7 +136,7 @@ def read_images(split: Split) -> list[bytes | str]:
 
     def read(name: str) -> bytes | str:
         try:
-            return pixels_digest(prepare(split.root / name, split.size))
+            return pixels_digest(prepare(split.root / name, split.size, split.upright))
         except UnreadableImage as error:
             return str(error)
 

@@ -22,12 +22,13 @@ from fczoo.core.options import build, quote
 from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.core.seeds import check_seed
 from fczoo.core.training import Training
-from fczoo.core.tree import sha256_of
+from fczoo.core.tree import Tree, select, sha256_of
 from fczoo.data.dataset import Dataset, Images
 from fczoo.data.feature_cache import FeatureFile, pixels_sha256
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import QUERY_BLOCK, ImageStore
+from fczoo.federation.batches import view_batches
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import (
@@ -39,9 +40,11 @@ from fczoo.federation.device import (
 )
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.environment import digest_of, hardware
+from fczoo.federation.local_rules import frozen_features
 from fczoo.federation.remote import Transport
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
+from fczoo.federation.server import broadcast, on_device
 from fczoo.federation.settings import Settings
 from fczoo.federation.start import load_start, start_options
 from fczoo.federation.stream import open_stream
@@ -214,9 +217,21 @@ class Benchmark(World):
         uplink = self.uplink(method, 0)
         uplink.check()
         uplink.attackers.check(self.partition)
-        method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
+        state = method.begin_task({}, self.stream.tasks[0], self.backbone, torch.Generator())
+        if uplink.rule.reads_features:
+            self._check_features(method, state)
         if self.settings.start_from:
             load_start(self, method, seed)
+
+    def _check_features(self, method: Method, state: Tree) -> None:
+        """Raise FczooError where the features of an image do not depend on what clients train."""
+        (batch,) = view_batches(method, self.train, torch.zeros(1, dtype=torch.int64), 1)
+        optims = method.training().active_optims(self.stream.tasks[0], 0)
+        state = on_device(state, self.backbone)
+        leaves = {k: v.clone().requires_grad_() for k, v in select(state, *optims).items()}
+        tree = {**broadcast(method, state), **leaves}
+        if not method.features(self.backbone, tree, batch).requires_grad:
+            raise FczooError(frozen_features(self.settings.local or "", method.name))
 
     @use_python_names
     def run(

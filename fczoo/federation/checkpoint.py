@@ -169,7 +169,8 @@ class ClientState(NamedTuple):
     taught: dict[
         int, dict[int, Tensor]
     ]  # client -> position of an image -> output [C] of the task's teacher
-    controls: dict[int, Tree]  # client -> its control variates, see ControlVariates
+    controls: dict[int, Tree]  # client -> its tree of the local rule, see ControlVariates
+    residuals: dict[int, Tree]  # client -> what its codes of the task have lost, see compression
 
     def of(self, clients: Iterable[int]) -> "ClientState":
         """Select the state of some clients."""
@@ -178,6 +179,7 @@ class ClientState(NamedTuple):
             {k: self.memories[k] for k in numbers if k in self.memories},
             {k: self.taught[k] for k in numbers if k in self.taught},
             {k: self.controls[k] for k in numbers if k in self.controls},
+            {k: self.residuals[k] for k in numbers if k in self.residuals},
         )
 
     def take(self, later: "ClientState") -> None:
@@ -185,6 +187,7 @@ class ClientState(NamedTuple):
         self.memories.update(later.memories)
         self.taught.update(later.taught)
         self.controls.update(later.controls)
+        self.residuals.update(later.residuals)
 
 
 def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
@@ -197,6 +200,7 @@ def kept_trees(kept: ClientState) -> dict[str, Tree]:
     """Convert client state to trees, which ``kept_in`` reads."""
     trees = {f"memory.{client}": memory for client, memory in kept.memories.items()}
     trees |= {f"control.{client}": variates for client, variates in kept.controls.items()}
+    trees |= {f"residuals.{client}": residuals for client, residuals in kept.residuals.items()}
     for client, teacher_outputs in kept.taught.items():
         positions, outputs = list(teacher_outputs), list(teacher_outputs.values())
         trees[f"taught.{client}"] = {
@@ -212,7 +216,12 @@ def kept_in(trees: Mapping[str, Tree]) -> ClientState:
         client: dict(zip(tree["position"].tolist(), tree["output"], strict=True))
         for client, tree in _by_client(trees, "taught.").items()
     }
-    return ClientState(_by_client(trees, "memory."), teacher_outputs, _by_client(trees, "control."))
+    return ClientState(
+        _by_client(trees, "memory."),
+        teacher_outputs,
+        _by_client(trees, "control."),
+        _by_client(trees, "residuals."),
+    )
 
 
 def _by_client(trees: Mapping[str, Tree], prefix: str) -> dict[int, Tree]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.errors import log_place
-from fczoo.core.payload import Payload
+from fczoo.core.payload import Payload, pack_symmetric
 from fczoo.core.seeds import PHASE_KEYS
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Boundary, Context, EndsTasks, Exchange, HasClientMemory
@@ -66,13 +66,14 @@ class ClientRuntime(LocalTrainer):
         response = self._respond(request, clients, kept)
         if self.uplink is None:
             return response
-        sent = self.uplink.send(response.payloads, request.state, request.exchange)
-        return response._replace(payloads=sent)
+        residuals = dict(response.kept.residuals)
+        sent = self.uplink.send(response.payloads, request.state, request.exchange, residuals)
+        return response._replace(payloads=sent, kept=response.kept._replace(residuals=residuals))
 
     def _respond(
         self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
     ) -> ClientResponse:
-        """Answer a request with uploads that are neither protected nor forged."""
+        """Answer a request with uploads that are not yet protected, forged or encoded."""
         if request.boundary is None:
             return self._train(request, clients, kept)
         if request.boundary == "after_rounds":
@@ -88,7 +89,7 @@ class ClientRuntime(LocalTrainer):
         client_batch = self.batch([Rows(client.index[:1], method_draws=draws)])
         batch = Batch(*(v[0] for v in client_batch))._replace(w=torch.zeros_like(client_batch.w[0]))
         sums = method.collect(request.boundary, self.backbone, request.state, batch, request.ctx)
-        return Payload(sums, client.number)
+        return Payload(pack_symmetric(sums, method.training().uploads), client.number)
 
     def _survey(self, request: ClientRequest, client: Client) -> Payload:
         """Return the sums of the method's survey over one pass of a client's data."""
@@ -101,6 +102,7 @@ class ClientRuntime(LocalTrainer):
         key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, request.ctx.task.index
         draws = image_draws(method.training(), len(self.store.labels), client.index, *key)
         totals = self.one_pass(sums, [{}], [Rows(client.index, method_draws=draws)])[0]
+        totals = pack_symmetric(totals, method.training().uploads)
         return Payload(_contiguous_tree(totals), client.number, len(client.index))
 
     def _conclude(
@@ -137,9 +139,11 @@ class ClientRuntime(LocalTrainer):
             memories[clients[0].number] = ctx.memory
         learners = []
         for client in clients:
-            index = self.training_indices(client, memories.get(client.number, {}), ctx)
+            memory = memories.get(client.number, {})
+            index = self.training_indices(client, memory, ctx)
             teacher_outputs = dict(kept.taught.get(client.number, {}))
-            learners.append(self.learner(request.state, client, index, teacher_outputs, ctx))
+            start = self.start_of(request.state, memory)
+            learners.append(self.learner(start, client, index, teacher_outputs, ctx))
         self.steps(learners, controls, ctx)
         losses = {learner.client.number: self.mean_loss(learner) for learner in learners}
         sound = [o for o in learners if o.finite and math.isfinite(losses[o.client.number][0])]
@@ -160,7 +164,7 @@ class ClientRuntime(LocalTrainer):
         }
         return ClientResponse(
             list(payloads.values()),
-            ClientState(memories, outputs_by_client, controls.clients),
+            ClientState(memories, outputs_by_client, controls.clients, dict(kept.residuals)),
             losses,
         )
 

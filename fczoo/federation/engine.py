@@ -80,6 +80,7 @@ class ClientEngine:
     controls: ControlVariates = field(
         default_factory=ControlVariates
     )  # of the rule of local training, if any
+    residuals: dict[int, Tree] = field(default_factory=dict)  # see ClientState
     make_optimizers: MakeOptimizers = make_optimizers
     uplink: Uplink | None = None  # see ClientRuntime
 
@@ -92,7 +93,7 @@ class ClientEngine:
     @property
     def client_state(self) -> ClientState:
         """Return the state of all clients, for reading and writing."""
-        return ClientState(self.memories, self.taught, self.controls.clients)
+        return ClientState(self.memories, self.taught, self.controls.clients, self.residuals)
 
     def train(
         self, state: Tree, clients: Sequence[Client], ctx: Context, tick: Tick = lambda *_: None
@@ -102,7 +103,7 @@ class ClientEngine:
         A client whose loss or weights are not finite any more sends nothing: its payload is empty.
         """
         groups = self._groups(clients, ctx)
-        request = ClientRequest(None, state, self.controls.server, ctx)
+        request = ClientRequest(None, state, self.controls.shared, ctx)
         payloads: dict[int, Payload] = {}
         answers = self._answers(request, [[clients[i] for i in group] for group in groups])
         for group, answer in zip(groups, answers, strict=True):
@@ -129,6 +130,13 @@ class ClientEngine:
     def survey_form(self, phase: Boundary, state: Tree, client: Client, ctx: Context) -> Payload:
         """Return the shape of a statistics upload, computed from one image of weight 0."""
         return self.side.survey_form(self._surveying(phase, state, ctx), client)
+
+    def upload_form(self, request: ClientRequest) -> Payload | None:
+        """Return names, shapes and types of a valid upload, where the server cannot trust clients.
+
+        None: those of most uploads.
+        """
+        return None
 
     def end_task_client(self, clients: Sequence[Client], ctx: Context) -> list[Payload]:
         """Return the uploads of clients that settle what they keep of a task.

@@ -17,7 +17,7 @@ import torch
 from fczoo import __version__
 from fczoo.core.files import shorten
 from fczoo.core.method import Method
-from fczoo.core.registry import ATTACKS, DATASETS, LOCAL_TRAINING, PARTITIONERS, make_aggregator
+from fczoo.core.registry import DATASETS, SPECS, make_aggregator
 from fczoo.federation.settings import Settings
 
 RESET_PEAK = Path("/proc/self/clear_refs")  # 5, written there, resets VmHWM; see proc(5)
@@ -89,13 +89,8 @@ def code_of(settings: Settings, method: Method) -> dict[str, str]:
     ]
     if settings.dataset in DATASETS.names():  # else the images were handed over
         used.append(DATASETS.get(settings.dataset))
-    specs = (
-        (PARTITIONERS, settings.partition),
-        (ATTACKS, settings.attack or ""),
-        (LOCAL_TRAINING, settings.local or ""),
-    )
-    for registry, spec in specs:
-        name = spec.partition(":")[0]
+    for setting, registry in SPECS.items():
+        name = (getattr(settings, setting) or "").partition(":")[0]
         if name and name != "file":
             used.append(registry.get(name))
     hashes: dict[str, str] = {}

@@ -5,8 +5,11 @@ Personal models are the global model after a few epochs of fine-tuning at each c
 never the answer.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -106,16 +109,25 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> 
 
 @torch.inference_mode()
 def masked_logits(
-    method: Method, world: World, state: Tree, index: Tensor, task: Task, batch_size: int
+    method: Method,
+    world: World,
+    state: Tree,
+    index: Tensor,
+    task: Task,
+    batch_size: int,
+    client: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield logits [B, task.stop] and labels [B] of some test images, in one forward per image.
 
-    A class without images at any client has a logit of -infinity, whatever the method gives:
-    nothing has been learned of it, and a head that starts at zero would have it beat negative
-    logits. Raises TypeError when the method's logits do not cover exactly the classes seen so far,
+    A class without images at any client, or at ``client``, has a logit of -infinity, whatever the
+    method gives: nothing has been learned of it, and a head that starts at zero would have it beat
+    negative logits. Raises TypeError when the method's logits do not cover exactly the classes seen so far,
     and FczooError when a logit of a class with images at a client is NaN.
     """
-    store, has_images = world.test, world.classes_with_images(task)
+    store = world.test
+    has_images = (
+        world.classes_with_images(task) if client is None else world.classes_of(client, task)
+    )
     for batch in view_batches(method, store, index, batch_size):
         logits = method.predict(store.backbone, state, batch, task)
         if logits.shape != (len(batch.y), task.stop):
@@ -134,54 +146,111 @@ def masked_logits(
 
 
 def predictions(
-    method: Method, world: World, state: Tree, index: Tensor, task: Task, batch_size: int
+    method: Method,
+    world: World,
+    state: Tree,
+    index: Tensor,
+    task: Task,
+    batch_size: int,
+    client: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return predictions over all classes seen by ``task``, and labels [n], on the CPU."""
     answers, labels = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
-    for logits, y in masked_logits(method, world, state, index, task, batch_size):
+    for logits, y in masked_logits(method, world, state, index, task, batch_size, client):
         answers.append(logits.argmax(1).cpu())
         labels.append(y.cpu())
     return torch.cat(answers), torch.cat(labels)
 
 
-def evaluate(method: Method, world: World, state: Tree, task: Task, batch_size: int) -> Evaluation:
-    """Evaluate a state after ``task``, in one forward per test image of the tasks up to it."""
+def evaluate(
+    method: Method,
+    world: World,
+    state: Tree,
+    task: Task,
+    batch_size: int,
+    own_models: Mapping[int, Tree] = MappingProxyType({}),
+) -> Evaluation:
+    """Evaluate a state after ``task``, in one forward per test image of the tasks up to it.
+
+    ``own_models`` of clients take its place: each is tested on all images with an answer among the
+    client's classes. Accuracies are the means over these models.
+    """
     gives_logits = method.training().gives_logits
-    by_task, top, confident = [], [], []
-    for test_task in world.stream.tasks[: task.index + 1]:
-        index, rows = _test_index(world, test_task), []
-        for logits, y in masked_logits(method, world, state, index, task, batch_size):
-            rows.append(torch.stack([y, logits.argmax(1), task_answers(logits, test_task)]).cpu())
-            top.append(in_top(logits, y).cpu())
-            if gives_logits:
-                confident.append(confidences(logits).cpu())
-        by_task.append(torch.cat(rows, 1) if rows else torch.empty(3, 0, dtype=torch.int64))
-    labels, answers, _ = torch.cat(by_task, 1)
-    correct = answers == labels
-    triples = confusion_triples(labels.numpy(), answers.numpy(), task.stop)
+    top, confident, of_model = [], [], dict[int | None, list[Tensor]]()
+    models: Mapping[int | None, Tree] = dict(own_models.items()) or {None: state}
+    for client, model in models.items():
+        of_model[client] = []
+        for test_task in world.stream.tasks[: task.index + 1]:
+            index, rows = _test_index(world, test_task), [torch.empty(3, 0, dtype=torch.int64)]
+            for logits, y in masked_logits(method, world, model, index, task, batch_size, client):
+                answers = torch.stack([y, logits.argmax(1), task_answers(logits, test_task)])
+                rows.append(answers.cpu())
+                top.append(in_top(logits, y).cpu())
+                if gives_logits:
+                    confident.append(confidences(logits).cpu())
+            of_model[client].append(torch.cat(rows, 1))
+    by_task = [torch.cat(parts, 1) for parts in zip(*of_model.values(), strict=True)]
+    triples = _confusion(list(chain(*of_model.values())), task)
+    labels, answers, _ = torch.cat([*chain(*of_model.values())], 1)
     class_accuracy = class_accuracies(confusion_matrix(triples, task.stop))
     return Evaluation(
         accuracy=[percent_correct(answers == y) for y, answers, _ in by_task],
         task_aware=[percent_correct(answers == y) for y, _, answers in by_task],
         top5=percent_correct(torch.cat(top)) if top else NAN,
-        calibration=_calibration(confident, correct) if gives_logits else None,
+        calibration=_calibration(confident, answers == labels) if gives_logits else None,
         confusion=triples,
         class_accuracy=class_accuracy,
-        client_accuracy=_client_accuracies(world, task, class_accuracy),
-        next_accuracy=_next_accuracy(method, world, state, task, batch_size),
+        client_accuracy=_client_accuracies(
+            world,
+            task,
+            {
+                client: class_accuracies(confusion_matrix(_confusion(parts, task), task.stop))
+                for client, parts in of_model.items()
+            },
+        ),
+        next_accuracy=_next_accuracy(method, world, models, task, batch_size),
     )
 
 
+def _confusion(parts: Sequence[Tensor], task: Task) -> list[list[int]]:
+    """Return the confusion of labels and answers, the first two rows of each part [3, n]."""
+    labels, answers, _ = torch.cat([*parts], 1)
+    return confusion_triples(labels.numpy(), answers.numpy(), task.stop)
+
+
 def accuracy_row(
-    method: Method, world: World, state: Tree, task: Task, batch_size: int
+    method: Method,
+    world: World,
+    state: Tree,
+    task: Task,
+    batch_size: int,
+    own_models: Mapping[int, Tree] = MappingProxyType({}),
 ) -> list[float]:
-    """Return the accuracy in percent on each task up to ``task``; NaN without test images."""
-    row = []
-    for test_task in world.stream.tasks[: task.index + 1]:
-        index = _test_index(world, test_task)
-        answers, labels = predictions(method, world, state, index, task, batch_size)
-        row.append(percent_correct(answers == labels))
-    return row
+    """Return the accuracy in percent on each task up to ``task``; NaN without test images.
+
+    ``own_models`` of clients take the place of the state, as in ``evaluate``.
+    """
+    models: Mapping[int | None, Tree] = dict(own_models.items()) or {None: state}
+    return [
+        _mean_accuracy(method, world, models, _test_index(world, test_task), task, batch_size)
+        for test_task in world.stream.tasks[: task.index + 1]
+    ]
+
+
+def _mean_accuracy(
+    method: Method,
+    world: World,
+    models: Mapping[int | None, Tree],
+    index: Tensor,
+    task: Task,
+    batch_size: int,
+) -> float:
+    """Return the share of right answers of all models on some images, in percent."""
+    correct = []
+    for client, model in models.items():
+        answers, labels = predictions(method, world, model, index, task, batch_size, client)
+        correct.append(answers == labels)
+    return percent_correct(torch.cat(correct))
 
 
 def percent_correct(correct: Tensor) -> float:
@@ -189,12 +258,23 @@ def percent_correct(correct: Tensor) -> float:
     return 100 * int(correct.sum()) / len(correct) if len(correct) else NAN
 
 
-def _client_accuracies(world: World, task: Task, class_accuracy: list[float]) -> list[float | None]:
-    """Return the accuracy per client; empty where the server does not know the clients' classes."""
+def _client_accuracies(
+    world: World, task: Task, class_accuracy: Mapping[int | None, list[float]]
+) -> list[float | None]:
+    """Return the accuracy per client, of the global model (None) or of its own.
+
+    It is empty where the server does not know the clients' classes.
+    """
     if not world.sees_clients:
         return []
-    owners, labels = world.images_by_client(task)
-    return client_accuracies(class_accuracy, owners, labels, world.partition.clients)
+    (owners, labels), clients = world.images_by_client(task), world.partition.clients
+    of_model = {
+        client: client_accuracies(accuracy, owners, labels, clients)
+        for client, accuracy in class_accuracy.items()
+    }
+    if None in of_model:
+        return of_model[None]
+    return [of_model[client][client] if client in of_model else None for client in range(clients)]
 
 
 def _calibration(confident: list[Tensor], correct: Tensor) -> float:
@@ -202,7 +282,11 @@ def _calibration(confident: list[Tensor], correct: Tensor) -> float:
 
 
 def _next_accuracy(
-    method: Method, world: World, state: Tree, task: Task, batch_size: int
+    method: Method,
+    world: World,
+    models: Mapping[int | None, Tree],
+    task: Task,
+    batch_size: int,
 ) -> float | None:
     """Return the accuracy on the task after ``task``; None if one of its classes is new."""
     following = world.stream.tasks[task.index + 1 : task.index + 2]
@@ -212,8 +296,8 @@ def _next_accuracy(
     classes_seen = world.classes_with_images(task)
     if not classes_seen[world.test.labels[index.to(world.test.labels.device)].cpu()].all():
         return None
-    answers, labels = predictions(method, world, state, index, task, batch_size)
-    return percent_correct(answers == labels) if len(labels) else None
+    accuracy = _mean_accuracy(method, world, models, index, task, batch_size)
+    return None if math.isnan(accuracy) else accuracy
 
 
 def _test_index(world: World, task: Task) -> Tensor:
@@ -242,7 +326,8 @@ def trained_copy(runtime: ClientRuntime, client: Client, state: ClientState, ctx
         ctx = replace(ctx, memory=memory)
     index = runtime.training_indices(client, memory, ctx)
     teacher_outputs = dict(state.taught.get(client.number, {}))
-    learner = runtime.learner(ctx.shared, client, index, teacher_outputs, ctx)
+    start = runtime.start_of(ctx.shared, memory)
+    learner = runtime.learner(start, client, index, teacher_outputs, ctx)
     if learner.leaves and learner.queue:
         runtime.steps([learner], ControlVariates(), ctx)
     return learner.trained_tensors
@@ -275,7 +360,9 @@ def personal_accuracies(
     for number, labels in _labels_by_client(world, ctx):
         if number in clients and before[number] is not None:
             copy = trained_copy(runtime, clients[number], client_state, ctx)
-            accuracies[number] = _accuracy(world, runtime, {**server_state, **copy}, labels, ctx)
+            model = {**server_state, **copy}
+            own = number if runtime.method.training().own_models else None
+            accuracies[number] = _accuracy(world, runtime, model, labels, ctx, own)
     return accuracies
 
 
@@ -287,12 +374,20 @@ def _labels_by_client(world: World, ctx: Context) -> Iterator[tuple[int, np.ndar
 
 
 def _accuracy(
-    world: World, runtime: ClientRuntime, state: Tree, labels: np.ndarray, ctx: Context
+    world: World,
+    runtime: ClientRuntime,
+    state: Tree,
+    labels: np.ndarray,
+    ctx: Context,
+    client: int | None,
 ) -> float | None:
-    """Return the accuracy of a state with a class mix; only images of its classes are tested."""
+    """Return the accuracy of a state with a class mix; only images of its classes are tested.
+
+    With ``client`` the answer is one of that client's classes.
+    """
     task, pass_size = ctx.task, runtime.plan.pass_size
     index = torch.from_numpy(np.flatnonzero(np.isin(world.stream.test.labels, labels)))
-    answers, truth = predictions(runtime.method, world, state, index, task, pass_size)
+    answers, truth = predictions(runtime.method, world, state, index, task, pass_size, client)
     triples = confusion_triples(truth.numpy(), answers.numpy(), task.stop)
     accuracy = class_accuracies(confusion_matrix(triples, task.stop))
     return client_accuracies(accuracy, np.zeros_like(labels), labels, 1)[0]

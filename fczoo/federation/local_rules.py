@@ -1,36 +1,54 @@
-"""Rules of local training, which add a term to the gradients of every step."""
+"""Rules of local training: terms of gradients or loss, client states, and parts of the merge."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from fczoo.core.options import check_options, option
 from fczoo.core.payload import Payload, Uploads, whole_tensors
 from fczoo.core.registry import LOCAL_TRAINING, register_local_training
 from fczoo.core.training import Optim, Training
 from fczoo.core.tree import Tree
-from fczoo.core.types import ServerAggregator
+from fczoo.core.types import Batch, ServerAggregator
 from fczoo.federation.batches import LocalTrainState
 
 CONTROL = "control_variate."
 """Prefix of what clients and the server send of control variates, before the name of a trained
 tensor.
 """
+STEPS = "local_steps"
+"""Name of the number of a client's local steps in its upload."""
+RULE_UPLOADS = CONTROL, STEPS
+"""Prefixes of what rules add to uploads; no method sees them."""
 
 
 @dataclass(frozen=True)
 class LocalRule:
-    """Rule of local training: a term of the gradients, and a client state for the next round.
+    """Rule of local training: a term of the gradients or the loss, and a state of each client.
 
-    A client may keep control variates c_i, one for each tensor that it trains, zero at a task's
-    beginning, and the server c, their mean over all clients; a client uploads the change of its
-    variates in every round.
+    With ``keeps`` each client has a tree of the tensors that it trains, empty at a task's
+    beginning, and the server one of the same names. With ``shares`` these are control variates c_i
+    and c: a client uploads the change of its own in every round, and the server sends c, their mean
+    over all clients.
     """
 
     name: ClassVar[str] = ""
-    keeps: ClassVar[bool] = False  # true: there are control variates
+    keeps: ClassVar[bool] = False
+    shares: ClassVar[bool] = False
+    reads_features: ClassVar[bool] = False  # true: ``loss_term`` compares features
+    corrects_model: ClassVar[bool] = False  # true: the server moves the averaged model further
+
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for the old name of a function."""
+        super().__init_subclass__()
+        if "new_control_variates" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__}.new_control_variates is now new_client_tree, with shares = True"
+            )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -40,16 +58,43 @@ class LocalRule:
 
         They were ``start`` at the beginning of the round.
 
-        ``own`` and ``server``: control variates of the same names and shapes; empty without them.
+        ``own`` and ``server``: trees of the client and of the server, zero where they have nothing;
+        empty for a rule that keeps nothing.
         """
         return {}
 
-    def new_control_variates(self, gradient: Tree, own: Tree, server: Tree) -> Tree:
-        """Return a client's control variates after a round.
+    def loss_term(
+        self, features: Callable[[Tree], Tensor], train: Tree, previous: Tree, batch: Batch
+    ) -> Tensor:
+        """Return the term added to the loss, with ``reads_features``.
 
-        ``gradient`` is the mean over its steps.
+        ``features`` gives those of the batch [B, D] under trained tensors, without any under the
+        broadcast. ``previous`` are the client's tensors after its last round of the task.
+        """
+        raise TypeError(f"{self.name} reads features but does not define loss_term()")
+
+    def new_client_tree(
+        self, now: Tree, start: Tree, gradient: Tree, own: Tree, server: Tree
+    ) -> Tree:
+        """Return a client's tree after a round that took its tensors from ``start`` to ``now``.
+
+        ``gradient`` is the mean over its steps; empty unless the rule ``shares``.
         """
         return own
+
+    def change_of(self, upload: Payload, start: Tree) -> Tree:
+        """Return the change of a client's tree, as the server reads it from the upload."""
+        return {}
+
+    def adapt_uploads(
+        self, payloads: Sequence[Payload], start: Tree, average: ServerAggregator
+    ) -> list[Payload]:
+        """Return the uploads as the method merges them; clients started from ``start``."""
+        return [payload.drop(*RULE_UPLOADS) for payload in payloads]
+
+    def correct_merged(self, merged: Tree, server: Tree) -> Tree:
+        """Return the merged tensors, moved further with ``corrects_model``."""
+        return merged
 
     def table_note(self, training: Training) -> str:
         """Return the note below tables for a method that declares ``training``."""
@@ -58,7 +103,7 @@ class LocalRule:
     @property
     def uploads(self) -> Uploads:
         """Return the uploads of clients that the rule adds to those of the method."""
-        return {CONTROL: whole_tensors("parameters")} if self.keeps else {}
+        return {CONTROL: whole_tensors("parameters")} if self.shares else {}
 
 
 @register_local_training("fedprox")
@@ -90,27 +135,143 @@ class Scaffold(LocalRule):
     """
 
     keeps = True
+    shares = True
 
     def gradient_term(self, now: Tree, start: Tree, own: Tree, server: Tree) -> Tree:
         return {name: server[name] - own[name] for name in now}
 
-    def new_control_variates(self, gradient: Tree, own: Tree, server: Tree) -> Tree:
+    def new_client_tree(
+        self, now: Tree, start: Tree, gradient: Tree, own: Tree, server: Tree
+    ) -> Tree:
         return gradient
 
+    def change_of(self, upload: Payload, start: Tree) -> Tree:
+        return {k.removeprefix(CONTROL): v for k, v in upload.only(CONTROL).items()}
+
     def table_note(self, training: Training) -> str:
-        others = {
-            o.name for o in (*training.optims.values(), *training.balanced.values()) if not plain(o)
+        others = _other_optimizers(training)
+        return f"control variates with {others}, made for plain descent" if others else ""
+
+
+@register_local_training("fednova")
+@dataclass(frozen=True)
+class FedNova(LocalRule):
+    """FedNova (Wang et al., NeurIPS 2020): the change of each client counts per local step.
+
+    The change d_k of a client with tau_k steps is merged as tau_eff / tau_k d_k. tau_eff is the
+    mean of tau_k, with the weights by which the method averages. So clients with more steps no
+    longer pull the model to their own optimum; with equal steps nothing changes. A client uploads
+    the number of its steps.
+    """
+
+    def adapt_uploads(
+        self, payloads: Sequence[Payload], start: Tree, average: ServerAggregator
+    ) -> list[Payload]:
+        mean_steps = average([payload.only(STEPS) for payload in payloads])[STEPS]
+        uploads = []
+        for payload in payloads:
+            factor = float(mean_steps.clamp(min=1) / payload[STEPS].clamp(min=1))
+            changes = {
+                name: start[name].to(value) + factor * (value - start[name].to(value))
+                for name, value in payload.items()
+                if name in start and factor != 1
+            }
+            uploads.append(payload.holding({**payload.drop(STEPS).tensors, **changes}))
+        return uploads
+
+    def table_note(self, training: Training) -> str:
+        others = _other_optimizers(training)
+        return f"normalised by steps, with {others} as with plain descent" if others else ""
+
+    @property
+    def uploads(self) -> Uploads:
+        return {STEPS: whole_tensors("counts")}
+
+
+@register_local_training("feddyn")
+@dataclass(frozen=True)
+class FedDyn(LocalRule):
+    """FedDyn (Acar et al., ICLR 2021): local losses that have the global optimum in common.
+
+    - <h_k, y> + alpha/2 |y - x|^2 is added to the loss of client k; x is what the server sent.
+    After a round h_k falls by alpha (y - x). The server's h falls by alpha/N times the sum of y - x
+    over the responding clients of N, and its model is the method's average minus h / alpha. All h
+    begin at zero in each task. No more bytes are sent.
+    """
+
+    keeps = True
+    corrects_model = True
+
+    alpha: float = option(0.01, "alpha, weight of the squared distance", low=1e-12)
+
+    def gradient_term(self, now: Tree, start: Tree, own: Tree, server: Tree) -> Tree:
+        return {k: self.alpha * (value - start[k]) - own[k] for k, value in now.items()}
+
+    def new_client_tree(
+        self, now: Tree, start: Tree, gradient: Tree, own: Tree, server: Tree
+    ) -> Tree:
+        return {k: own[k] - self.alpha * (value - start[k]) for k, value in now.items()}
+
+    def change_of(self, upload: Payload, start: Tree) -> Tree:
+        return {
+            k: -self.alpha * (upload[k] - v.to(upload[k])) for k, v in start.items() if k in upload
         }
-        return (
-            f"control variates with {', '.join(sorted(others))}, made for plain descent"
-            if others
-            else ""
-        )
+
+    def correct_merged(self, merged: Tree, server: Tree) -> Tree:
+        correction = {k: h / self.alpha for k, h in server.items() if k in merged}
+        return {**merged, **{k: merged[k] - v.to(merged[k]) for k, v in correction.items()}}
+
+
+@register_local_training("moon")
+@dataclass(frozen=True)
+class Moon(LocalRule):
+    """MOON (Li et al., CVPR 2021): features like the global model's, unlike the client's last.
+
+    mu times -log(e^(s_glob/tau) / (e^(s_glob/tau) + e^(s_prev/tau))) is added to the loss of each
+    image. s_glob and s_prev are cosines of its feature to those under the server's model and under
+    the client's own model after its last round of the task. In a client's first round both are the
+    server's model, and nothing is added to the gradient. The features are the method's, without
+    the paper's projection head. The loss that is shown is the method's own.
+    """
+
+    keeps = True
+    reads_features = True
+
+    mu: float = option(1.0, "mu, weight of the contrastive loss; 0 changes nothing", low=0)
+    temperature: float = option(0.5, "tau, temperature of the cosines", low=1e-6)
+
+    def loss_term(
+        self, features: Callable[[Tree], Tensor], train: Tree, previous: Tree, batch: Batch
+    ) -> Tensor:
+        with torch.no_grad():
+            z_global, z_previous = features({}), features(previous)
+        z = features(train)
+        gap = F.cosine_similarity(z, z_previous) - F.cosine_similarity(z, z_global)
+        return self.mu * batch.mean(F.softplus(gap / self.temperature))
+
+    def new_client_tree(
+        self, now: Tree, start: Tree, gradient: Tree, own: Tree, server: Tree
+    ) -> Tree:
+        return dict(now)
+
+
+def _other_optimizers(training: Training) -> str:
+    """Return the names of a method's optimizers that are not plain gradient descent."""
+    optims = (*training.optims.values(), *training.balanced.values())
+    return ", ".join(sorted({optim.name for optim in optims if not plain(optim)}))
 
 
 def plain(optim: Optim) -> bool:
     """Return whether the rule is gradient descent without momentum."""
     return optim.name == "sgd" and not optim.momentum
+
+
+def frozen_features(rule: str, method: str) -> str:
+    """Return why a rule that reads features does not go with a method."""
+    return (
+        f"--local {rule} compares features that clients train, and those of {method} are frozen; "
+        "leave it out"
+    )
 
 
 def make_local_training(spec: str | None) -> LocalRule:
@@ -124,7 +285,7 @@ def make_local_training(spec: str | None) -> LocalRule:
 
 @dataclass
 class ControlVariates:
-    """A rule of local training with the control variates of the server and of each client.
+    """A rule of local training with the trees of the server and of each client.
 
     They are kept by the names of trained tensors; one that is not there is zero.
     """
@@ -134,13 +295,24 @@ class ControlVariates:
     clients: dict[int, Tree] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Set all control variates to zero at the start of a task."""
+        """Set all trees to zero at the start of a task."""
         self.server, self.clients = {}, {}
+
+    @property
+    def shared(self) -> Tree:
+        """Return the server's tree where clients receive it, by names of trained tensors."""
+        return self.server if self.rule.shares else {}
 
     @property
     def broadcast(self) -> Tree:
         """Return the control variates that the server sends; empty while all are zero."""
-        return {f"{CONTROL}{name}": value for name, value in self.server.items()}
+        return {f"{CONTROL}{name}": value for name, value in self.shared.items()}
+
+    def previous(self, learner: LocalTrainState) -> Tree:
+        """Return the tensors that ``loss_term`` contrasts; at first what the server sent."""
+        if not self.rule.reads_features:
+            return {}
+        return {**learner.start, **self.clients.get(learner.client.number, {})}
 
     @torch.no_grad()
     def correct(self, learner: LocalTrainState) -> None:
@@ -151,66 +323,72 @@ class ControlVariates:
         gradients = {
             name: leaf.grad for name, leaf in learner.leaves.items() if leaf.grad is not None
         }
-        if self.rule.keeps:
+        if self.rule.shares:
             for name, gradient in gradients.items():
                 total = learner.gradients.get(name)
                 learner.gradients[name] = gradient.clone() if total is None else total + gradient
         tensors = {name: learner.leaves[name].detach() for name in gradients}
         for name, value in self.rule.gradient_term(
-            tensors, learner.start, *self._variates(learner, tensors)
+            tensors, learner.start, *self._trees(learner, tensors)
         ).items():
             gradients[name].add_(value)
 
     @torch.no_grad()
     def renew(self, learner: LocalTrainState) -> Tree:
-        """Update the variates of a trained client and return the change, which it uploads."""
+        """Update the tree of a trained client and return what the rule adds to its upload."""
+        steps, number = len(learner.queue), learner.client.number
+        upload: Tree = {}
+        if STEPS in self.rule.uploads:
+            upload[STEPS] = torch.tensor(float(steps), device=_device(learner.start))
         if not self.rule.keeps:
-            return {}
-        steps = len(learner.queue)
-        gradient = {
-            name: learner.gradients[name] / steps
-            if name in learner.gradients
-            else torch.zeros_like(value)
-            for name, value in learner.trained_tensors.items()
-        }
-        client_variates, server = self._variates(learner, gradient)
-        changes = {
-            name: new - client_variates[name]
-            for name, new in self.rule.new_control_variates(
-                gradient, client_variates, server
-            ).items()
-        }
-        variates = {
-            name: client_variates[name] + change for name, change in changes.items()
-        }  # as the server adds them up
-        number = learner.client.number
-        self.clients[number] = {**self.clients.get(number, {}), **variates}
-        return {f"{CONTROL}{name}": change for name, change in changes.items()}
+            return upload
+        now, gradient = learner.trained_tensors, Tree()
+        if self.rule.shares:
+            gradient = {
+                name: learner.gradients[name] / steps
+                if name in learner.gradients
+                else torch.zeros_like(value)
+                for name, value in now.items()
+            }
+        own, server = self._trees(learner, now)
+        new = self.rule.new_client_tree(now, learner.start, gradient, own, server)
+        if self.rule.shares:
+            changes = {name: value - own[name] for name, value in new.items()}
+            upload |= {f"{CONTROL}{name}": change for name, change in changes.items()}
+            new = {k: own[k] + change for k, change in changes.items()}  # as the server adds them
+        self.clients[number] = {**self.clients.get(number, {}), **new}
+        return upload
 
-    def absorb(self, payloads: Sequence[Payload], clients: int, average: ServerAggregator) -> None:
-        """Add the clients' changes at the server: |S|/N of their mean over the |S| uploads."""
-        changes = [
-            Payload(p.only(CONTROL).tensors, p.client) for p in payloads
-        ]  # each counts as one
-        if not self.rule.keeps or not payloads:
+    def absorb(
+        self, payloads: Sequence[Payload], start: Tree, clients: int, average: ServerAggregator
+    ) -> None:
+        """Add the clients' changes at the server: |S|/N of their mean over the |S| uploads.
+
+        ``start`` are the tensors from which the clients trained. Each client counts as one.
+        """
+        changes = [Payload(self.rule.change_of(p, start), p.client) for p in payloads]
+        if not changes or not changes[0]:
             return
         server = dict(self.server)
         for name, change in average(changes).items():
-            name, part = name.removeprefix(CONTROL), len(payloads) / clients * change
+            part = len(payloads) / clients * change
             server[name] = server[name] + part.to(server[name]) if name in server else part
         self.server = server
 
-    def _variates(self, learner: LocalTrainState, like: Tree) -> tuple[Tree, Tree]:
-        """Return the client's and the server's variates for some tensors."""
+    def _trees(self, learner: LocalTrainState, like: Tree) -> tuple[Tree, Tree]:
+        """Return the client's and the server's tree for some tensors."""
         if not self.rule.keeps:
             return {}, {}
-        client_variates = self.clients.get(learner.client.number, {})
         pair = [
             {k: _or_zero(tree.get(k), v) for k, v in like.items()}
-            for tree in (client_variates, self.server)
+            for tree in (self.clients.get(learner.client.number, {}), self.server)
         ]
         return pair[0], pair[1]
 
 
-def _or_zero(variate: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(like) if variate is None else variate.to(like)
+def _device(tree: Tree) -> torch.device:
+    return next(iter(tree.values())).device
+
+
+def _or_zero(value: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if value is None else value.to(like)

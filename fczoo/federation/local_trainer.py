@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.seeds import torch_stream
 from fczoo.core.training import LOCAL, SCHEDULES, Optim
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, HasTeacher
 from fczoo.data.views import DRAWS, ImageStore
 from fczoo.federation.batches import (
@@ -32,7 +33,7 @@ from fczoo.federation.batches import (
     stacked_batch,
 )
 from fczoo.federation.device import Plan, flushed_denormals
-from fczoo.federation.local_rules import ControlVariates, LocalRule
+from fczoo.federation.local_rules import ControlVariates, LocalRule, frozen_features
 
 OptimizerStep = Callable[[list[float], float | None], None]
 """One step of the clients that still train.
@@ -127,7 +128,8 @@ def accumulate(sums: list[Tree], new: Tree) -> None:
             tree[name] = tree[name] + value if name in tree else value
 
 
-LOSS = "loss of the step"  # a name that no method gives to a sum
+# names that no method gives to a sum or a tensor
+LOSS, TERM, PREVIOUS = "loss of the step", "term of the local rule", "previous round: "
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,10 @@ class LocalTrainer:
             return torch.cat([client.index, exemplars])
         return trains_on(self.images_of(client), exemplars)
 
+    def start_of(self, state: Tree, memory: Tree) -> Tree:
+        """Return the tensors from which a client starts: the broadcast, or its own model."""
+        return {**state, **memory} if self.method.training().own_models else state
+
     def batch(self, rows: Sequence[Rows]) -> Batch:
         """Load the images of some clients, stacked [k, B, ...]."""
         return stacked_batch(
@@ -198,25 +204,42 @@ class LocalTrainer:
             self._optims(ctx), [learner.leaves for learner in learners], ctx
         )
         counts = torch.stack([learner.counts for learner in learners])
+        previous = [
+            {f"{PREVIOUS}{name}": value for name, value in controls.previous(learner).items()}
+            for learner in learners
+        ]
 
-        def loss(train: Tree, batch: Batch) -> Tree:
+        def loss(tree: Tree, batch: Batch) -> Tree:
+            train = drop(tree, PREVIOUS)
             value, extra = loss_and_sums(
                 self.method.loss(self.backbone, train, batch, ctx), self.method.name
             )
-            return {**extra, LOSS: value}
+            if not controls.rule.reads_features:
+                return {**extra, LOSS: value}
+
+            def features(tensors: Tree) -> Tensor:
+                return self.method.features(self.backbone, {**ctx.shared, **tensors}, batch)
+
+            past = {k.removeprefix(PREVIOUS): v for k, v in select(tree, PREVIOUS).items()}
+            term = controls.rule.loss_term(features, train, past, batch)
+            return {**extra, LOSS: value, TERM: term}
 
         for step in range(len(learners[0].queue)):
             active = [learner for learner in learners if step < len(learner.queue)]
             rows = [learner.queue[step] for learner in active]
             batch = self._with_teacher(self.batch(rows), active, rows, ctx)
             batch = batch._replace(class_count=counts[: len(rows)])
-            out = over_clients(loss, [learner.leaves for learner in active], batch)
+            trees = [o.leaves | past for o, past in zip(active, previous, strict=False)]
+            out = over_clients(loss, trees, batch)
+            term = out.pop(TERM, None)
             if not out[LOSS].requires_grad:
                 name = self.method.name
                 raise TypeError(
                     f"{name}.loss does not depend on what it trains; look for a detach()"
                 )
-            out[LOSS].sum().backward()
+            if term is not None and not term.requires_grad:
+                raise FczooError(frozen_features(controls.rule.name, self.method.name))
+            (out[LOSS] if term is None else out[LOSS] + term).sum().backward()
             for learner, of_step in zip(active, out[LOSS].detach(), strict=True):
                 learner.losses.append(of_step)
             for learner in active:

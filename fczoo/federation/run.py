@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fczoo.core.errors import FczooError
 from fczoo.core.files import restore_nan
 from fczoo.core.method import Method
 from fczoo.core.metrics import pooled_accuracy
@@ -25,16 +26,17 @@ from fczoo.federation.checkpoint import (
     kept_in,
     kept_trees,
 )
+from fczoo.federation.client import ClientRequest
 from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row, evaluate, personal_accuracies
-from fczoo.federation.local_rules import CONTROL
+from fczoo.federation.local_rules import RULE_UPLOADS
 from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
 from fczoo.federation.server import Server, broadcast
-from fczoo.federation.start import keeps_client_memory, load_start
+from fczoo.federation.start import start_from_model
 from fczoo.federation.world import World
 
 log = logging.getLogger("fczoo")
@@ -66,6 +68,11 @@ class FederatedRun:
         self.world, self.method, self.seed = world, method, seed
         self.callback, self.checkpoint, self.probe = callback, checkpoint, probe
         self.elsewhere = elsewhere
+        if probe and method.training().own_models:
+            raise FczooError(
+                f"--diagnostics is about uploads and the global model, and {method.name} has "
+                "neither; leave one of the two out"
+            )
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.server = Server(world, method, seed)
         attackers = self.server.uplink.attackers
@@ -73,11 +80,19 @@ class FederatedRun:
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         # client -> outputs of the task's teacher for its images, see ClientState
         self.teacher_cache: dict[int, dict[int, Tensor]] = {}
+        self.residuals: dict[int, Tree] = {}  # client -> what its codes have lost, see compression
 
     @property
     def state(self) -> Tree:
         """Return the server's state."""
         return self.server.state
+
+    @property
+    def own_models(self) -> dict[int, Tree]:
+        """Return the clients' models by number, where each client has its own; else none."""
+        if not self.server.training.own_models:
+            return {}
+        return {c: {**self.state, **memory} for c, memory in sorted(self.memories.items())}
 
     @property
     def result(self) -> Result:
@@ -112,7 +127,8 @@ class FederatedRun:
             rounds_done = 0
             with self.result.phase("evaluation"):
                 batch = self._plan().pass_size
-                self.result.add(evaluate(self.method, self.world, self.state, task, batch))
+                models = self.own_models
+                self.result.add(evaluate(self.method, self.world, self.state, task, batch, models))
                 self.result.add_to_curve(task, self.server.rounds[task.index])
             if self.settings.personal_epochs and task.index + 1 == len(self.stream.tasks):
                 self._personalise(task)
@@ -135,6 +151,11 @@ class FederatedRun:
         Returns:
             Features [N, D] and labels [N], both on the CPU.
         """
+        if self.server.training.own_models:
+            raise FczooError(
+                f"{self.method.name} has a model at each client; give one of run.own_models to "
+                "its features"
+            )
         images, store = {
             "train": (self.stream.train, self.world.train),
             "test": (self.stream.test, self.world.test),
@@ -156,6 +177,7 @@ class FederatedRun:
         holders = [client for client in members if len(client.index)]
         if not first_round:
             self.teacher_cache.clear()
+            self.residuals.clear()
             self.server.begin_task(task)
         trained_tensors = select(self.state, *training.optims)
         self.result.trained_scalars = sum(value.numel() for value in trained_tensors.values())
@@ -202,15 +224,18 @@ class FederatedRun:
             self.callback.steps(task.index, number, client, steps.tolist())
 
         responding = server.participation.responding(present, exchange)
+        ctx = Context(task, number, rounds, shared)
         with self.result.phase("training"):
-            client_uploads = engine.train(
-                shared, responding, Context(task, number, rounds, shared), tick
-            )
-        arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses)
+            client_uploads = engine.train(shared, responding, ctx, tick)
+        if server.training.own_models:
+            arrival = server.uplink.without_uploads(exchange, losses)
+        else:
+            form = engine.upload_form(ClientRequest(None, shared, server.controls.shared, ctx))
+            arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses, form)
         uploads = server.receive(arrival)
-        server.note_storage(shared, responding, self.memories)
+        server.note_storage(shared, responding, engine.client_state)
         if self.probe and uploads and number == rounds - 1:
-            payloads = [upload.drop(CONTROL) for upload in uploads]
+            payloads = [upload.drop(*RULE_UPLOADS) for upload in uploads]
             self.probe.on_last_round(self.world, self.method, self.state, payloads, task)
         if uploads:  # without any, the state stays
             with self.result.phase("server"):
@@ -218,7 +243,8 @@ class FederatedRun:
         seconds = time.perf_counter() - start_time
         measured = self._evaluate_round(exchange)
         # real sites may keep their losses back
-        reported_losses = [losses[upload.client] for upload in uploads if upload.client in losses]
+        senders = [*losses] if server.training.own_models else [u.client for u in uploads]
+        reported_losses = [losses[client] for client in senders if client in losses]
         self.callback.round(
             {
                 "task": task.index,
@@ -240,7 +266,8 @@ class FederatedRun:
             return {}
         with self.result.phase("evaluation"):
             task, batch = exchange.task, self._plan().pass_size
-            row = accuracy_row(self.method, self.world, self.state, task, batch)
+            models = self.own_models
+            row = accuracy_row(self.method, self.world, self.state, task, batch, models)
         accuracy = pooled_accuracy(row, self.result.test_counts)
         self.result.add_to_curve(task, number, accuracy)
         return {"accuracy": accuracy}
@@ -254,7 +281,7 @@ class FederatedRun:
             plan = replace(self._plan(), epochs=self.settings.personal_epochs)
             runtime = self._engine(plan).side
             ctx = Context(task, rounds - 1, rounds, broadcast(self.method, self.state))
-            state = ClientState(self.memories, self.teacher_cache, {})
+            state = ClientState(self.memories, self.teacher_cache, {}, {})
             clients = {c.number: c for c in self.world.clients(task, training.data_scope)}
             before = self.result.client_accuracy
             self.result.personal_accuracy = personal_accuracies(
@@ -287,8 +314,10 @@ class FederatedRun:
                     client_uploads, clients, exchange, form
                 )
             else:
-                arrival = server.uplink.arrive(list(client_uploads), clients, shared, exchange)
-        server.note_storage(shared, clients, self.memories)
+                expected = engine.upload_form(ClientRequest(phase, shared, {}, ctx))
+                uploads = list(client_uploads)
+                arrival = server.uplink.arrive(uploads, clients, shared, exchange, form=expected)
+        server.note_storage(shared, clients, engine.client_state)
         server.update_from(phase, server.receive(arrival), task, folded_sums)
 
     def _end_task(
@@ -301,16 +330,18 @@ class FederatedRun:
         server, rounds = self.server, self.server.rounds[task.index]
         clients = [c for c in clients if len(c.index) + len(engine.exemplars(c))]
         shared, _ = server.send(clients)
+        ctx = Context(task, rounds, rounds, shared)
         with self.result.phase("surveys"):
-            client_uploads = engine.end_task_client(clients, Context(task, rounds, rounds, shared))
-        server.note_storage(shared, clients, self.memories)
+            client_uploads = engine.end_task_client(clients, ctx)
+        server.note_storage(shared, clients, engine.client_state)
         holders = [engine.with_exemplars(client) for client in clients]
         pairs = [(upload, c) for upload, c in zip(client_uploads, holders, strict=True) if upload]
         if pairs:
             uploads: list[Payload] = [upload for upload, _ in pairs]
             senders = [client for _, client in pairs]
             exchange = Exchange(task, boundary="after_rounds")
-            arrival = server.uplink.arrive(uploads, senders, shared, exchange)
+            form = engine.upload_form(ClientRequest("after_rounds", shared, {}, ctx))
+            arrival = server.uplink.arrive(uploads, senders, shared, exchange, form=form)
             server.update_from("after_rounds", server.receive(arrival), task, {})
         return holders
 
@@ -323,12 +354,12 @@ class FederatedRun:
         controls = self.server.controls
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         if self.elsewhere:
-            return RemoteEngine(*parts, controls, transport=self.elsewhere)
-        return ClientEngine(*parts, controls, uplink=self.server.uplink)
+            return RemoteEngine(*parts, controls, self.residuals, transport=self.elsewhere)
+        return ClientEngine(*parts, controls, self.residuals, uplink=self.server.uplink)
 
     def _plan(self) -> Plan:
-        clients, scalars = self.world.partition.clients, self.result.trained_scalars
-        return plan_of(self.settings, self.seed, self.backbone.device, clients, scalars)
+        sizes = self.world.partition.clients, self.result.trained_scalars
+        return plan_of(self.settings, self.seed, self.backbone.device, *sizes)
 
     def _save(self, tasks: int, rounds: int) -> None:
         """Save the run as it is after ``tasks`` tasks and ``rounds`` rounds of the next one."""
@@ -343,45 +374,27 @@ class FederatedRun:
         if self.probe:
             notes["diagnostics"], begin = self.probe.size(), self.probe.begin
         controls = self.server.controls
-        clients = ClientState(self.memories, self.teacher_cache, controls.clients)
-        server_trees = {"state": self.state, "control": controls.server, "begin": begin}
-        trees = {**server_trees, **kept_trees(clients)}
+        clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.residuals)
+        trees = {"state": self.state, "control": controls.server, "begin": begin}
+        trees |= {"moments": self.server.steps.moments, **kept_trees(clients)}
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
         """Resume the run from its checkpoint, or start it from a kept model or from nothing.
 
-        Returns:
-            The number of finished tasks, and of finished rounds of the next one.
+        Return the number of finished tasks, and of finished rounds of the next one.
         """
         snapshot = self.checkpoint.load(self.backbone.device) if self.checkpoint else None
         if snapshot is None:
             if self.probe:
                 self.probe.resume(0, {})
-            return self._start(), 0
+            return start_from_model(self.server, self.seed), 0
         notes, trees, server = snapshot.notes, snapshot.trees, self.server
         server.state, server.controls.server = trees["state"], trees["control"]
-        self.memories, self.teacher_cache, server.controls.clients = kept_in(trees)
+        server.steps.moments = trees.get("moments", {})  # not in older files
+        self.memories, self.teacher_cache, server.controls.clients, self.residuals = kept_in(trees)
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), trees["begin"])
         server.tracker.restore(notes["ledger"])
         server.result = replace(server.result, **restore_nan(notes["result"], METRIC_FIELDS))
         return snapshot.task, snapshot.round
-
-    def _start(self) -> int:
-        """Load the model from which the run starts, if any; return its number of tasks."""
-        if not self.settings.start_from:
-            return 0
-        start, server = load_start(self.world, self.method, self.seed), self.server
-        if keeps_client_memory(self.method):
-            log.warning(
-                "%s continues without what its clients have kept, such as exemplars, and may "
-                "forget more: a kept model has none",
-                self.method.name,
-            )
-        server.replace_state(start.state)
-        server.controls.server = start.control
-        progress = start.progress(server.training.gives_logits)
-        server.result = replace(server.result, **progress)
-        server.result.metrics = metrics_of(server.result)
-        return len(start.record.tasks)

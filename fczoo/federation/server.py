@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 
 from fczoo.aggregators.merge import check_stateless, sound
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, table_note, task_exchanges
-from fczoo.core.payload import Payload
+from fczoo.core.payload import Payload, unpack_symmetric
 from fczoo.core.registry import make_aggregator
 from fczoo.core.seeds import PHASE_KEYS, torch_stream
-from fczoo.core.tree import Tree, drop, nbytes
+from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Boundary, Exchange, ServerContext, Task
 from fczoo.federation.batches import Client
-from fczoo.federation.checkpoint import contiguous_copy, memory_bytes
+from fczoo.federation.checkpoint import ClientState, contiguous_copy, memory_bytes
 from fczoo.federation.environment import code_of, digest, versions
-from fczoo.federation.local_rules import CONTROL, ControlVariates
+from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.participation import Participation
 from fczoo.federation.result import Result
+from fczoo.federation.server_optimizers import ServerSteps, make_server_optimizer
 from fczoo.federation.uplink import Arrival, sum_or_stack
 from fczoo.federation.world import World
 
@@ -98,6 +100,17 @@ def broadcast(method: Method, state: Tree) -> Tree:
     return drop(state, *method.server_only) if method.server_only else dict(state)
 
 
+def on_device(state: Tree, backbone: Backbone) -> Tree:
+    """Return a state on the backbone's device, in its number type and at least in float32."""
+    least, tensors = torch.promote_types(backbone.dtype, torch.float32), {}
+    for name, value in state.items():
+        dtype = value.dtype
+        if value.is_floating_point():
+            dtype = torch.promote_types(dtype, least)
+        tensors[name] = contiguous_copy(value.detach().to(backbone.device, dtype))
+    return tensors
+
+
 class Server:
     """Server of one run.
 
@@ -120,6 +133,7 @@ class Server:
         self.average = sound(make_aggregator(averaging))
         self.average_controls = sound(make_aggregator(self.settings.aggregator or "uniform"))
         self.controls = ControlVariates(self.uplink.rule)
+        self.steps = ServerSteps(make_server_optimizer(self.settings.server_optimizer))
         self.tracker = BroadcastTracker()
         self.participation = Participation(world, seed, self.training.data_scope)
         tasks, rounds = world.stream.tasks, self.settings.rounds
@@ -156,8 +170,9 @@ class Server:
         return result
 
     def begin_task(self, task: Task) -> None:
-        """Start a task: the method's state for it, and control variates of zero."""
+        """Start a task: the method's state for it; control variates and moments of zero."""
         self.controls.clear()
+        self.steps.moments = {}
         rng = self.generator("begin", task, device="cpu")
         self.replace_state(self.method.begin_task(self.state, task, self.backbone, rng))
 
@@ -165,6 +180,8 @@ class Server:
         """Return the broadcast, and the bytes that the clients do not have yet."""
         shared = broadcast(self.method, self.state)
         tree = {**shared, **self.controls.broadcast}
+        if self.training.own_models:  # every client makes the start of its model by itself
+            return shared, 0
         total = self.tracker.send(tree, [client.number for client in clients])
         self.result.bytes_down += total
         return shared, total
@@ -181,12 +198,16 @@ class Server:
     def merge(self, uploads: Sequence[Payload], exchange: Exchange) -> None:
         """Merge the valid uploads of a round into the state."""
         broadcast_before = self.controls.broadcast
-        clients = self.world.partition.clients
-        self.controls.absorb(uploads, clients, self.average_controls)
+        clients, rule = self.world.partition.clients, self.controls.rule
+        optims = self.training.active_optims(exchange.task, exchange.round, exchange.balanced)
+        sent = select(self.state, *optims)
+        self.controls.absorb(uploads, sent, clients, self.average_controls)
         self.tracker.update(broadcast_before, self.controls.broadcast)
-        payloads = [upload.drop(CONTROL) for upload in uploads]
+        payloads = rule.adapt_uploads(uploads, sent, self.average)
         merged = self.method.aggregate(payloads, self.average)
         merged = {name: value.to(self.backbone.device) for name, value in merged.items()}
+        merged = rule.correct_merged(merged, self.controls.server)
+        merged = self.steps.apply(merged, sent, self.method.name)
         ctx = self._context("server", exchange.task, exchange.round, payloads)
         self.replace_state(self.method.server_update(self.state, merged, ctx))
 
@@ -202,6 +223,7 @@ class Server:
             folded: Statistics that were summed on arrival, see ``Uplink.folds``.
         """
         sums = sum_or_stack(uploads, self.training.per_client_statistics) | folded
+        sums = unpack_symmetric(sums, self.training.uploads)
         number = 0 if boundary == "task_start" else self.rounds[task.index]
         ctx = self._context(f"absorb {PHASE_KEYS[boundary]}", task, number, uploads)
         self.replace_state(self.method.update_from(boundary, self.state, sums, ctx))
@@ -220,19 +242,19 @@ class Server:
             self.generator(purpose, task, number),
         )
 
-    def note_storage(
-        self, shared: Tree, clients: Sequence[Client], memories: Mapping[int, Tree]
-    ) -> None:
+    def note_storage(self, shared: Tree, clients: Sequence[Client], kept: ClientState) -> None:
         """Record a client's storage in bytes: broadcast, memory and pixels of its exemplars."""
         if not self.world.sees_clients:
             return
         image, exemplars = self.world.train.pixels[0].numel(), self.training.exemplars
         local = [
-            memory_bytes(memories.get(client.number, {}), exemplars, image)
-            + nbytes(self.controls.clients.get(client.number, {}))
+            memory_bytes(kept.memories.get(client.number, {}), exemplars, image)
+            + nbytes(kept.controls.get(client.number, {}))
+            + nbytes(kept.residuals.get(client.number, {}))
             for client in clients
         ]
-        total = nbytes(shared) + nbytes(self.controls.server) + max(local, default=0)
+        sent = {} if self.training.own_models else shared
+        total = nbytes(sent) + nbytes(self.controls.shared) + max(local, default=0)
         self.result.client_storage = max(self.result.client_storage or 0, total)
 
     def replace_state(self, new: Tree) -> None:
@@ -240,19 +262,16 @@ class Server:
 
         Sums in float64 stay in float64. Raises FczooError if a value is not finite.
         """
-        least, tensors = torch.promote_types(self.backbone.dtype, torch.float32), {}
-        for name, value in new.items():
-            dtype = value.dtype
-            if value.is_floating_point():
-                dtype = torch.promote_types(dtype, least)
-            tensors[name] = contiguous_copy(value.detach().to(self.backbone.device, dtype))
-            if not tensors[name].isfinite().all():
+        tensors = on_device(new, self.backbone)
+        for name, value in tensors.items():
+            if not value.isfinite().all():
                 raise FczooError(
                     f"{self.method.name} diverged: {name} is not finite on the server; "
                     f"lower its learning rates with --set"
                 )
         self.tracker.update(self.state, tensors)
-        self.result.server_storage = max(self.result.server_storage or 0, nbytes(tensors))
+        size = nbytes(tensors) + nbytes(self.steps.moments)
+        self.result.server_storage = max(self.result.server_storage or 0, size)
         self.state = tensors
 
     def generator(

@@ -30,7 +30,9 @@ SEEDED_SETTINGS = {
 }
 """What the seed of a run may move, and the setting that says so."""
 MEASUREMENTS = ("eval_every", "personal_epochs")
-"""Settings that measure more of a run and change nothing else; 0 by default."""
+"""Settings that measure more of a run and change nothing else of it; 0 by default."""
+LATER_SETTINGS = (*MEASUREMENTS, "pool", "start_from", "server_optimizer", "compress")
+"""Settings that early versions did not have, and whose default leaves a run as it was."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Settings:
     )
     backbone: str = option(
         "vit_nano_32",
-        "Backbone: a name of `fczoo list backbones`, a weight file, or NAME:FILE",
+        "A name of `fczoo list backbones`, a weight file, or NAME:FILE",
         group=TRAINING,
     )
     image_size: int | None = option(
@@ -172,15 +174,16 @@ class Settings:
         group=TRAINING,
     )
     local: str | None = option(
-        None,
-        "Local training rule for any method: fedprox:MU or scaffold; none: plain training",
-        group=TRAINING,
+        None, "Rule of local training for any method; see `fczoo list local`", group=TRAINING
+    )
+    server_optimizer: str | None = option(
+        None, "Server's step along the average: fedavgm, fedadam, fedyogi, ...", group=TRAINING
+    )
+    compress: str | None = option(
+        None, "Code of uploaded changes: int8, fp16, topk:PART or lowrank:RANK", group=TRAINING
     )
     train_per_class: int | None = option(
-        None,
-        "Use only the first NUMBER training images of each class; none: all",
-        low=1,
-        group=DATA,
+        None, "Use only the first NUMBER training images per class; none: all", low=1, group=DATA
     )
     test_per_class: int | None = option(
         None, "Use only the first NUMBER test images of each class; none: all", low=1, group=DATA
@@ -290,9 +293,7 @@ class Settings:
         group=ROBUSTNESS,
     )
     dp_secure: bool = option(
-        False,
-        "Draw the noise from a cryptographic source; such a run cannot be repeated",
-        group=ROBUSTNESS,
+        False, "Draw noise from a cryptographic source; no run repeats it", group=ROBUSTNESS
     )
 
     @use_python_names
@@ -323,12 +324,12 @@ class Settings:
     def portable(self) -> dict[str, Any]:
         """Return plain values with files and folders reduced to their last name.
 
-        Without the defaults of settings that only measure more: they describe no run.
+        Without the defaults of later settings.
         """
         return {
             k: shorten(v) if k in PATH_SETTINGS else v
             for k, v in asdict(self).items()
-            if v or k not in (*MEASUREMENTS, "pool", "start_from")  # as in earlier records
+            if v or k not in LATER_SETTINGS  # records of earlier runs stay the same
         }
 
     @property
@@ -351,9 +352,8 @@ class Settings:
 
     def participant_count(self, candidates: int) -> int:
         """Return the number of participants per round among the candidates."""
-        if self.participation > 1:
-            return min(int(self.participation), candidates)
-        return max(1, round(self.participation * candidates))
+        share = self.participation
+        return min(int(share), candidates) if share > 1 else max(1, round(share * candidates))
 
     @staticmethod
     @use_python_names
@@ -367,10 +367,11 @@ class Settings:
         if (folder := overrides.get("start_from", "none")) != "none":
             overrides = {**start_values(folder, dataset, overrides.get("data_root")), **overrides}
         entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")
-        dataset = entry.name
-        defaults = {"dataset": dataset, **asdict(entry.defaults)}
+        defaults = {"dataset": entry.name, **asdict(entry.defaults)}
         origins = sources(overrides.get("protocol"), overrides.get("as_released")).values()
-        statements = {k: v for source in origins for k, v in source.settings_on(dataset).items()}
+        for source in origins:
+            source.check_names(frozenset(Settings.__dataclass_fields__))
+        statements = {k: v for source in origins for k, v in source.settings_on(entry.name).items()}
         if "class_order" in overrides:
             statements.pop("class_order_seed", None)
         plain = {k: v.value for k, v in statements.items() if not v.depends_on_tasks}
@@ -383,7 +384,6 @@ class Settings:
         """Return the partitioner, None with a saved partition. Raises FczooError."""
         return None if self.partition.startswith("file:") else PARTITIONERS.create(self.partition)
 
-    @use_python_names
     def check(self) -> None:
         """Raise FczooError for an unknown name or a wrong value, without loading data."""
         check_settings(self)
@@ -396,5 +396,5 @@ class Settings:
     def method_options(self, method: str) -> dict[str, Any]:
         """Return a method's options in protocol and release for this data set and partition."""
         beta, origins = getattr(self.partitioner, "beta", None), self.sources.values()
-        options = [source.options(method, self.dataset, beta) for source in origins]
+        options = (source.options(method, self.dataset, beta) for source in origins)
         return {name: value for part in options for name, value in part.items()}

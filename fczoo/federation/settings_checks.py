@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.options import flag
 from fczoo.core.registry import ATTACKS
 from fczoo.data.stream import DOMAINS
@@ -62,11 +62,14 @@ def check_start_settings(settings: Any) -> None:
             )
 
 
+@use_python_names
 def check_settings(settings: Any) -> None:
     """Raise FczooError for an unknown name or a wrong value in ``Settings``."""
     from fczoo.aggregators.merge import check_stateless
     from fczoo.data.views import get_augment  # imports torch
+    from fczoo.federation.compression import make_compression
     from fczoo.federation.local_rules import make_local_training
+    from fczoo.federation.server_optimizers import make_server_optimizer
 
     if settings.min_clients > settings.clients:
         clients = f"the {settings.clients} clients at the start"
@@ -79,5 +82,7 @@ def check_settings(settings: Any) -> None:
     if settings.attack is not None:
         ATTACKS.create(settings.attack)
     make_local_training(settings.local)
+    make_server_optimizer(settings.server_optimizer)
+    make_compression(settings.compress)
     if settings.start_from is not None:
         check_start_settings(settings)

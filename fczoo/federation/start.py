@@ -1,7 +1,8 @@
 """Start of a run from a kept model: what must be the same, and the state that it continues."""
 
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ from fczoo.federation.model_record import (
     read_checked,
     read_model_record,
 )
+from fczoo.federation.result import metrics_of
+from fczoo.federation.server import Server
 from fczoo.federation.world import World
+
+log = logging.getLogger("fczoo")
 
 NAN = float("nan")
 
@@ -194,6 +199,36 @@ def load_start(world: World, method: Method, seed: int) -> Start:
         "sha256": record.files[TENSORS],
     }
     return Start(record, state, control, about)
+
+
+def start_from_model(server: Server, seed: int) -> int:
+    """Load the model from which a run starts into its server.
+
+    Args:
+        server: Server of the run, whose settings name the model.
+        seed: Seed of the run.
+
+    Returns:
+        The number of tasks that the model has learned; 0 without a model.
+
+    Raises:
+        FczooError: The run cannot continue from the model.
+    """
+    if not server.world.settings.start_from:
+        return 0
+    method, start = server.method, load_start(server.world, server.method, seed)
+    if keeps_client_memory(method):
+        log.warning(
+            "%s continues without what its clients have kept, such as exemplars, and may "
+            "forget more: a kept model has none",
+            method.name,
+        )
+    server.replace_state(start.state)
+    server.controls.server = start.control
+    progress = start.progress(server.training.gives_logits)
+    server.result = replace(server.result, **progress)
+    server.result.metrics = metrics_of(server.result)
+    return len(start.record.tasks)
 
 
 def grow(method: str, state: Tree, small: Tree, large: Tree) -> Tree:

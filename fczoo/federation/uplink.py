@@ -3,6 +3,7 @@
 Clients protect or forge their uploads before they send them; the server validates them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload, content_of, contents
@@ -19,7 +21,13 @@ from fczoo.core.training import Training
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
-from fczoo.federation.local_rules import LocalRule, make_local_training
+from fczoo.federation.compression import (
+    Compression,
+    decode_upload,
+    encode_upload,
+    make_compression,
+)
+from fczoo.federation.local_rules import LocalRule, frozen_features, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
 from fczoo.security.outliers import (
@@ -48,6 +56,7 @@ class SumAccumulator:
         for name, value in tree.items():
             if name in self._sums:
                 self._sums[name] += value
+                self._dtypes[name] = torch.promote_types(self._dtypes[name], value.dtype)
             else:
                 wide = (
                     value.is_floating_point() and value.device.type != "mps"
@@ -94,31 +103,22 @@ class Arrival(NamedTuple):
 class Uplink:
     """The way up in one run with ``clients`` clients.
 
-    Clients ``send``: honest ones protect their uploads, hostile ones forge them as well. The server
-    validates what arrives (``arrive``, ``collect``).
+    Clients ``send``: honest ones protect their uploads, hostile ones forge them as well, and all
+    encode them. The server decodes and validates what arrives (``arrive``, ``collect``).
     """
 
     method: Method
     settings: Settings
     seed: int
     clients: int
+    backbone: Backbone | None = None  # bounds statistics of its features
 
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
-        uploads, rule = self.training.uploads, self.rule
-        if self.settings.local and not self.training.trained_prefixes:
-            raise FczooError(
-                f"--local {self.settings.local} is about training, and {self.method.name} trains "
-                "nothing; "
-                f"leave it out"
-            )
-        if self.settings.dp_clip is not None and rule.keeps:
-            raise FczooError(
-                f"--dp-clip covers updates of parameters, but --local {self.settings.local} also "
-                "uploads "
-                f"control variates; leave one out"
-            )
-        _ = self.attackers, self.privacy
+        self._check_own_models()
+        uploads = self.training.uploads
+        self._check_training()
+        _ = self.attackers, self.privacy, self.compression
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
                 "--outliers cannot look into the second moments over all classes that "
@@ -132,6 +132,57 @@ class Uplink:
             )
         if self.settings.merge_statistics is not None:
             check_centre(self.settings.merge_statistics, self.method.name, uploads)
+
+    def _check_own_models(self) -> None:
+        """Raise FczooError for settings about uploads where clients send nothing."""
+        s = self.settings
+        options = {
+            "--aggregator": s.aggregator,
+            "--local": s.local,
+            "--attack": s.attack,
+            "--outliers": s.outliers,
+            "--merge-statistics": s.merge_statistics,
+            "--min-clients": s.min_clients > 1,
+            "--min-class-count": s.min_class_count > 1,
+            "--dp-clip": s.dp_clip,
+            "--dp-noise": s.dp_noise,
+        }
+        chosen = [name for name, value in options.items() if value]
+        if self.method.training().own_models and chosen:
+            raise FczooError(
+                f"{chosen[0]} is about what clients send, and clients of {self.method.name} send "
+                "nothing; leave one of the two out"
+            )
+
+    def _check_training(self) -> None:
+        """Raise FczooError where what clients train does not fit rule, optimizer or compression."""
+        s, rule, method = self.settings, self.rule, self.method
+        for option in ("local", "server_optimizer", "compress"):
+            spec = getattr(s, option)
+            if spec and not self.training.trained_prefixes:
+                raise FczooError(
+                    f"--{option.replace('_', '-')} {spec} is about training, and {method.name} "
+                    "trains nothing; leave it out"
+                )
+        if s.dp_clip is not None and rule.uploads:
+            extra = "control variates" if rule.shares else "numbers of steps"
+            raise FczooError(
+                f"--dp-clip covers updates of parameters, but --local {s.local} also uploads "
+                f"{extra}; leave one out"
+            )
+        if rule.corrects_model and s.server_optimizer:
+            raise FczooError(
+                f"--local {s.local} moves the server's model itself, and so does "
+                f"--server-optimizer {s.server_optimizer}; leave one out"
+            )
+        if rule.reads_features and type(method).features is Method.features:
+            raise FczooError(frozen_features(rule.name, method.name))
+        if (rule.corrects_model or s.server_optimizer) and not self.training.averages_trained:
+            option = f"local {s.local}" if rule.corrects_model else "server-optimizer"
+            raise FczooError(
+                f"--{option} continues from averages of what clients train, and {method.name} "
+                "merges it in another way; leave it out"
+            )
 
     @cached_property
     def rule(self) -> LocalRule:
@@ -175,11 +226,39 @@ class Uplink:
         privacy.check(self.method)
         return privacy
 
-    def send(self, uploads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
-        """Return the uploads as they leave the clients; the server sent ``shared``."""
+    @cached_property
+    def compression(self) -> Compression | None:
+        """Return the code of trained tensors; None: they are sent as they are.
+
+        Raises FczooError for an unknown code.
+        """
+        return make_compression(self.settings.compress)
+
+    def send(
+        self,
+        uploads: Sequence[Payload],
+        shared: Tree,
+        exchange: Exchange,
+        residuals: dict[int, Tree] | None = None,
+    ) -> list[Payload]:
+        """Return the uploads as they leave the clients; the server sent ``shared``.
+
+        ``residuals`` are what earlier codes of each client have lost, and are updated. With
+        ``--dp-clip`` they stay empty: a later upload would exceed the clipping norm by them.
+        """
         start_tensors = _trained_tensors(self.training, shared, exchange)
         protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
-        return self.attackers.forge(protected, shared, exchange)
+        forged = self.attackers.forge(protected, shared, exchange)
+        if self.compression is None or not start_tensors:
+            return forged
+        residuals, encoded = {} if residuals is None else residuals, []
+        for upload in forged:
+            residual = residuals.get(upload.client, {})
+            code, residual = encode_upload(self.compression, upload, start_tensors, residual)
+            encoded.append(code)
+            if self.privacy.clip is None and residual:
+                residuals[upload.client] = residual
+        return encoded
 
     def arrive(
         self,
@@ -188,17 +267,22 @@ class Uplink:
         shared: Tree,
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
+        form: Payload | None = None,
     ) -> Arrival:
-        """Validate the uploads of a round or boundary.
+        """Validate the uploads of a round or boundary; ``form`` is as in ``UploadValidator.admit``.
 
         Raises FczooError if too few uploads are valid.
         """
         training = self.training
         start_tensors = _trained_tensors(training, shared, exchange)
-        guard = UploadValidator(self.method.name, training, self.settings.min_clients)
+        size, uploads = bytes_by_content(training, sent), sum(1 for p in sent if p)
+        if compression := self.compression:
+            sent = [decode_upload(compression, p, start_tensors) for p in sent]
+            form = form and decode_upload(compression, form, start_tensors)
+        guard = self._validator
         by_client = {payload.client: payload for payload in sent}
         images = {c.number: len(c.index) for c in asked}
-        sound, rejections = guard.admit(by_client, images, start_tensors, exchange, losses)
+        sound, rejections = guard.admit(by_client, images, start_tensors, exchange, losses, form)
         if self.settings.outliers is not None:
             sound, exclusions = leave_out(
                 sound, training.uploads, self.settings.outliers, exchange.task
@@ -216,10 +300,25 @@ class Uplink:
         return Arrival(
             sound,
             rejections,
-            bytes_by_content(training, sent),
-            sum(1 for p in sent if p),
+            size,
+            uploads,
             distant_clients,
         )
+
+    def without_uploads(self, exchange: Exchange, losses: Mapping[int, float]) -> Arrival:
+        """Return the outcome of a round in which clients keep their models, with who diverged."""
+        about = {"task": exchange.task.index, "moment": exchange.label}
+        diverged = [
+            {**about, "client": client, "reason": f"diverged, loss {loss:g}"}
+            for client, loss in losses.items()
+            if not math.isfinite(loss)
+        ]
+        return Arrival([], diverged, {}, 0, [])
+
+    @property
+    def _validator(self) -> UploadValidator:
+        least = self.settings.min_clients
+        return UploadValidator(self.method.name, self.training, least, self.backbone)
 
     @property
     def folds(self) -> bool:
@@ -243,10 +342,7 @@ class Uplink:
 
         Each upload is compared with ``form``, one that no one sends, and not with the others.
         """
-        training, guard = (
-            self.training,
-            UploadValidator(self.method.name, self.training, self.settings.min_clients),
-        )
+        training, guard = self.training, self._validator
         large = [
             n
             for n in form
@@ -255,13 +351,15 @@ class Uplink:
         images, total = {c.number: len(c.index) for c in asked}, SumAccumulator()
         size, sound, reasons = Counter[str](), list[Payload](), dict[int, str]()
         uploads = 0
-        for upload in sent:
+        arrivals = iter(sent)
+        for client in asked:
+            upload = next(arrivals)
             size.update(bytes_by_content(training, [upload]))
             uploads += bool(upload)
             if reason := guard.fault(
-                upload, upload.client, images[upload.client], form, exchange.task
+                upload, client.number, images[client.number], form, exchange.task
             ):
-                reasons[upload.client] = reason
+                reasons[client.number] = reason
             else:
                 total.add(upload.only(*large).tensors)
                 sound.append(upload.drop(*large))

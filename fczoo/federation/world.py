@@ -130,6 +130,11 @@ class World:
         """Return [task.stop] whether any client has had images of each class so far."""
         return self._classes_with_images[task.index, : task.stop]
 
+    def classes_of(self, client: int, task: Task) -> torch.Tensor:
+        """Return [task.stop] whether a client has had images of each class so far."""
+        owners, labels = self.images_by_client(task)
+        return torch.from_numpy(np.bincount(labels[owners == client], minlength=task.stop) > 0)
+
     @cached_property
     def _classes_with_images(self) -> torch.Tensor:
         """Return [T, C] whether any client has had images of each class by each task."""
@@ -168,7 +173,7 @@ class World:
 
     def uplink(self, method: Method, seed: int) -> Uplink:
         """Create the uplink of one run."""
-        return Uplink(method, self.settings, seed, self.partition.clients)
+        return Uplink(method, self.settings, seed, self.partition.clients, self.backbone)
 
 
 def _together(parts: Sequence[np.ndarray]) -> np.ndarray:

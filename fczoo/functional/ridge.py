@@ -20,7 +20,7 @@ from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.cosine import cosines
 from fczoo.functional.gaussians import class_sums
 
-WARN_FEATURES = 5000  # random features, above which an upload takes more than 200 MB
+WARN_FEATURES = 5000  # random features, above which an upload takes more than 100 MB
 Score = Literal["linear", "cosine"]
 
 log = logging.getLogger("fczoo")
@@ -63,9 +63,12 @@ class Analytic(Method):
         return "linear"
 
     def training(self) -> Training:
-        uploads = {"class.": per_class("count", "sum"), "gram": whole_tensors("second moments")}
+        gram = whole_tensors("second moments", symmetric=True)
         return Training(
-            inputs=["query"], uploads=uploads, collect_at={"task_start"}, gives_logits=False
+            inputs=["query"],
+            uploads={"class.": per_class("count", "sum"), "gram": gram},
+            collect_at={"task_start"},
+            gives_logits=False,
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
@@ -75,7 +78,7 @@ class Analytic(Method):
         if columns := self.random_features():
             if columns > WARN_FEATURES:
                 log.warning(
-                    "%s.width=%d: each upload holds %d^2 numbers", self.name, columns, columns
+                    "%s.width=%d: each upload holds %d^2 / 2 numbers", self.name, columns, columns
                 )
             start["projection"] = torch.randn(backbone.dim, columns, generator=rng)  # R
         size = self.lift_features(start, torch.zeros(1, backbone.dim)).shape[1]  # M

@@ -13,7 +13,9 @@ from fczoo.federation.model_record import ModelRecord
 
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 YEAR = re.compile(r"\b(19[3-9]\d|20\d\d)\b(?!\.)")
-AUTHORS = re.compile(r"^([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+)), ")
+AUTHORS = re.compile(r"(?:^|: )([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+)), ")
+TITLE = re.compile('"([^"]+)"')
+JOURNALS = ("PNAS", "TPAMI")
 PLACE = re.compile(r"\b([A-Z][\w-]*(?: [\w-]+)?) (?:19|20)\d\d\b")
 
 FCZOO = f"""@software{{fczoo,
@@ -29,8 +31,8 @@ FCZOO = f"""@software{{fczoo,
 def bibtex(methods: Iterable[str]) -> str:
     """Return BibTeX entries of methods and of fczoo.
 
-    An entry has what the method states of its paper: authors, venue, year and number at arXiv,
-    as far as it names them, and the whole statement as a note.
+    An entry has what the method states of its paper: authors, title, venue, year and number at
+    arXiv, as far as it names them; without a title, the whole statement as a note.
 
     Args:
         methods: Registered names.
@@ -58,23 +60,28 @@ def method_entries(method: type[Method]) -> list[str]:
 
 def _entry(method: type[Method], source: str, number: int) -> str:
     fields: dict[str, str] = {}
-    if authors := AUTHORS.match(source):
+    if authors := AUTHORS.search(source):
         fields["author"] = authors[1].replace(" et al.", " and others")
-    title = AUTHORS.sub("", source).partition(", ")[0].partition(" (arXiv")[0]
-    is_title = "author" in fields or " " not in title  # else it is a phrase, such as "form of X"
-    if is_title and not (YEAR.search(title) or ARXIV.search(title)):
-        fields["title"] = f"{{{title}}}"
-    if place := PLACE.search(source):
+    if title := TITLE.search(source):
+        fields["title"] = f"{{{title[1]}}}"
+    place, year, paper = PLACE.search(source), YEAR.search(source), ARXIV.search(source)
+    is_published = bool(title and place)
+    kind = "misc"
+    if place and is_published:
+        kind = "article" if place[1] in JOURNALS else "inproceedings"
+        fields["journal" if kind == "article" else "booktitle"] = place[1]
+    elif place:
         fields["howpublished"] = place[1]
-    if year := YEAR.search(source):
+    if year:
         fields["year"] = year[1]
-    if paper := ARXIV.search(source):
+    if paper:
         fields |= {"eprint": paper[1], "archiveprefix": "arXiv"}
         fields.setdefault("year", f"20{paper[1][:2]}")  # a number begins with year and month
-    fields["note"] = source
+    if not title:
+        fields["note"] = source
     key = method.name if number == 1 else f"{method.name}-{number}"
     lines = ",\n".join(f"  {name} = {{{_escape(value)}}}" for name, value in fields.items())
-    return f"@misc{{{key},\n{lines}\n}}"
+    return f"@{kind}{{{key},\n{lines}\n}}"
 
 
 def _escape(text: str) -> str:
@@ -84,6 +91,8 @@ def _escape(text: str) -> str:
 
 SETTINGS = ("clients", "rounds", "epochs", "batch_size", "augment", "protocol", "as_released")
 """Settings of the run that a card lists; ``model.json`` has all."""
+OF_TRAINING = ("rounds", "epochs", "batch_size", "augment")
+"""Those that a method which trains nothing does not read."""
 
 
 def model_card(record: ModelRecord, method: type[Method]) -> str:
@@ -95,7 +104,7 @@ def model_card(record: ModelRecord, method: type[Method]) -> str:
     """
     instance = build(method, record.method, record.options)
     sections = {
-        "Training": _table(_training(record, method)),
+        "Training": _table(_training(record, instance)),
         "Accuracy": f"{_table(_metrics(record))}\n\nAccuracy in percent on the test images of each "
         f"task, after the last one:\n\n{_table(_tasks(record))}",
         "Limits": "\n".join(f"- {line}" for line in _limits(record, instance)),
@@ -115,13 +124,14 @@ def _table(rows: Mapping[str, Any]) -> str:
     return "\n".join(["| | |", "| --- | --- |", *lines])
 
 
-def _training(record: ModelRecord, method: type[Method]) -> dict[str, Any]:
+def _training(record: ModelRecord, instance: Method) -> dict[str, Any]:
     backbone = record.backbone
     options = ", ".join(f"{name}={value}" for name, value in record.options.items())
     settings = {
         name.replace("_", " "): record.settings[name]
         for name in SETTINGS
         if record.settings.get(name) is not None
+        and (name not in OF_TRAINING or instance.training().trained_prefixes)
     }
     replaces_weights = any(name.startswith("full.") for name in record.tensors)
     place = (
@@ -130,7 +140,7 @@ def _training(record: ModelRecord, method: type[Method]) -> dict[str, Any]:
         else "frozen, not in this folder"
     )
     return {
-        "method": f"{record.method}: {method.paper}",
+        "method": f"{record.method}: {instance.paper}",
         "options": options or "none",
         "data set": record.dataset,
         "partition over clients": record.settings.get("partition"),

@@ -33,6 +33,8 @@ class EvaluationTransform:
     def __call__(self, image: Image.Image) -> Tensor:
         """Cut the largest centred square, resize it as data sets of files do, and normalise it.
 
+        An orientation tag turns the image first, as in a data set of users.
+
         Args:
             image: Image of any mode and size.
 
@@ -40,13 +42,13 @@ class EvaluationTransform:
             Input of the backbone, float32 [3, image_size, image_size].
 
         Raises:
-            FczooError: The argument is not an image of PIL.
+            FczooError: The argument is not an image of PIL, or has more than 8 bits per channel.
         """
         if not isinstance(image, Image.Image):
             raise FczooError(
                 f"the transform got {type(image).__name__}; give an image of PIL: Image.open(FILE)"
             )
-        square = np.array(to_square(image, self.stored_size))
+        square = np.array(to_square(image, self.stored_size, upright=True))
         return self.normalise(torch.from_numpy(square).permute(2, 0, 1))
 
     def normalise(self, pixels: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import glob
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,14 @@ from fczoo.core.tree import Tree
 from fczoo.data.dataset import ImageData, Images, Split
 from fczoo.data.folder_layout import find_parts
 from fczoo.data.folder_scan import scan
-from fczoo.data.image_files import class_folders, display_names, make_part, prepare, to_square
+from fczoo.data.image_files import (
+    UnreadableImage,
+    class_folders,
+    display_names,
+    make_part,
+    prepare,
+    to_square,
+)
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import plan_of, reproducible
 from fczoo.federation.evaluate import accuracy_row, calibration_error
@@ -73,8 +80,10 @@ def _images_of(path: Path) -> list[Path]:
     return [path / name for name in scan(path).images] if path.is_dir() else [path]
 
 
-def predict_files(model: Classifier, files: Sequence[Path], top: int) -> Iterator[Prediction]:
-    """Yield the best classes of each image.
+def predict_files(
+    model: Classifier, files: Sequence[Path], top: int
+) -> Iterator[Prediction | UnreadableImage]:
+    """Yield the best classes of each image, or the error of a file that cannot be read.
 
     Args:
         model: Kept model.
@@ -82,21 +91,40 @@ def predict_files(model: Classifier, files: Sequence[Path], top: int) -> Iterato
         top: Number of classes per image.
 
     Raises:
-        FczooError: A file is missing or not an image, or ``top`` is below 1.
+        FczooError: ``top`` is below 1.
     """
     if top < 1:
         raise FczooError(f"--top is {top}; it must be a whole number from 1 up")
     size = model.record.stored_size
     for start in range(0, len(files), BATCH):
         part = files[start : start + BATCH]
-        pixels = np.stack([prepare(path, size) for path in part])
-        values = class_values(model, predict_pixels(model, pixels))
-        count = min(top, int(model.get_buffer("has_images").sum()))
-        best = values.topk(count, dim=1)
-        for path, indices, scores in zip(
-            part, best.indices.tolist(), best.values.tolist(), strict=True
-        ):
-            yield Prediction(str(path), tuple(model.classes[i] for i in indices), tuple(scores))
+        squares = [_square(path, size) for path in part]
+        readable = [square for square in squares if isinstance(square, np.ndarray)]
+        best = iter(_best_classes(model, readable, top))
+        for path, square in zip(part, squares, strict=True):
+            yield (Prediction(str(path), *next(best)) if isinstance(square, np.ndarray) else square)
+
+
+def _square(path: Path, size: int) -> np.ndarray | UnreadableImage:
+    """Return the pixels of a file, or the error that it gives."""
+    try:
+        return prepare(path, size, upright=True)
+    except UnreadableImage as error:
+        return error
+
+
+def _best_classes(
+    model: Classifier, squares: Sequence[np.ndarray], top: int
+) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
+    """Return names and values of the best classes of each image, the best first."""
+    if not squares:
+        return []
+    values = class_values(model, predict_pixels(model, np.stack(squares)))
+    best = values.topk(min(top, int(model.get_buffer("has_images").sum())), dim=1)
+    return [
+        (tuple(model.classes[i] for i in indices), tuple(scores))
+        for indices, scores in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -238,7 +266,8 @@ def _class_folders(root: Path, size: int) -> tuple[Split, tuple[str, ...]]:
     parts = find_parts(root)
     place = root if parts is None else parts[1] or parts[0]
     folders = class_folders(place)
-    return make_part("imagefolder", place, folders, size), display_names(folders)
+    part = replace(make_part("imagefolder", place, folders, size), upright=True)
+    return part, display_names(folders)
 
 
 def evaluate(model: Classifier, pixels: np.ndarray, labels: np.ndarray) -> Evaluation:

@@ -34,6 +34,7 @@ from fczoo.federation.model_record import (
     write_model_record,
 )
 from fczoo.federation.run import FederatedRun
+from fczoo.federation.server_optimizers import MOMENTS
 from fczoo.federation.start import read_tensors
 from fczoo.models.card import model_card
 from fczoo.models.classifier import Classifier, prediction_tensors
@@ -57,8 +58,13 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
         The folder.
 
     Raises:
+        FczooError: The method has a model at each client, and none of the server.
         OSError: Writing fails.
     """
+    if run.method.training().own_models:
+        raise FczooError(
+            f"{run.method.name} has a model at each client and no global one that could be kept"
+        )
     folder, result, world = Path(folder), run.result, run.world
     folder.mkdir(parents=True, exist_ok=True)
     tasks = run.stream.tasks[: len(result.accuracy)]
@@ -66,6 +72,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     tensors = prediction_tensors(run.method, run.backbone, run.state, task)
     rest = {name: value for name, value in run.state.items() if name not in tensors}
     rest |= run.server.controls.broadcast
+    rest |= {f"{MOMENTS}{name}": value for name, value in run.server.steps.moments.items()}
     (folder / RECORD).unlink(missing_ok=True)  # until the new one is written, there is no model
     files = {TENSORS: _write(folder / TENSORS, tensors)}
     (folder / SERVER_STATE).unlink(missing_ok=True)
@@ -145,7 +152,8 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
         server_state: Whether to keep the rest of the server's state as well.
     """
     is_final = run.result.is_finished
-    if keep == "none" or not (is_final or keep == "tasks"):
+    has_none = run.method.training().own_models  # which the note under its tables says
+    if keep == "none" or has_none or not (is_final or keep == "tasks"):
         return
     place = folder if is_final else folder / f"task{len(run.result.accuracy)}"
     try:

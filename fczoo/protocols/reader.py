@@ -1,6 +1,7 @@
 """Reader of protocols and releases from TOML files (``fczoo/assets/protocols``, ``releases``)."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, NoReturn
 
@@ -103,7 +104,7 @@ def read_source(path: Traversable, kind: Kind, name: str, protocol: Callable[[st
     """
     file = read_toml(path, kind, _SourceFile)
     try:
-        return _Reader(file, kind, name, protocol).read()
+        return replace(_Reader(file, kind, name, protocol).read(), path=str(path))
     except ValueError as error:
         raise FczooError(f"{path} is not a valid {kind}: {error}") from error
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from fczoo.core.errors import FczooError
@@ -146,6 +147,31 @@ class Source:
     repository: str = ""  # owner/name, and the commit that was read where it is known
     # partitioner of the paper -> that of the code, where it differs
     splits: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""  # its file, for messages
+
+    @cache  # noqa: B019 - a source lives as long as the process
+    def check_names(self, settings: frozenset[str]) -> None:
+        """Check the names of settings, methods and their options; warn of unknown methods.
+
+        A method may belong to a plug-in that is not installed.
+
+        Args:
+            settings: Names of all settings.
+
+        Raises:
+            FczooError: A setting or an option of a method is unknown; the message names the file.
+        """
+        for owner, name in self.everything():
+            known = settings if owner == "bench" else METHODS.find(owner) and METHODS.options(owner)
+            if known is None:
+                log.warning(
+                    "%s has options of %s, which is not installed; %s",
+                    *(self.path, owner, nearest(owner, METHODS.names())),
+                )
+            elif name not in known:
+                full_name = name if owner == "bench" else f"{owner}.{name}"
+                advice = nearest(name, sorted(known))
+                raise FczooError(f"{self.path}: {full_name} is not an option; {advice}")
 
     def settings_on(self, dataset: str) -> dict[str, Statement]:
         """Return the settings on a data set.
@@ -228,7 +254,11 @@ class Source:
         return statements
 
     def _sections(self) -> Iterator[tuple[str, Statements]]:
-        for values in (self.settings, *self.datasets.values()):
+        for values in (
+            self.settings,
+            *self.datasets.values(),
+            *self.overlap_settings.values(),
+        ):
             yield "bench", values
         for methods in (self.methods, *self.dataset_options.values()):
             yield from methods.items()

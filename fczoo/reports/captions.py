@@ -140,6 +140,11 @@ def conditions(experiment: Experiment) -> list[str]:
         descriptions.append(f"aggregator {s['aggregator']}")
     if s["local"] is not None:
         descriptions.append(f"local training {s['local']}")
+    if s["server_optimizer"] is not None:
+        descriptions.append(f"server optimizer {s['server_optimizer']}")
+    if s["compress"] is not None:
+        feedback = "" if s["dp_clip"] is None else " without error feedback"
+        descriptions.append(f"uploads compressed by {s['compress']}{feedback}")
     if s["outliers"] is not None:
         descriptions.append(f"outliers beyond {s['outliers']:g} median distances left out")
     if s["merge_statistics"] is not None:

@@ -84,24 +84,31 @@ def picture_class() -> Any:
     return Picture
 
 
-def write_all_figures(places: Sequence[Path], folder: Path) -> None:
+def write_all_figures(
+    places: Sequence[Path], folder: Path, more: Sequence[Sequence[Figure]] = ()
+) -> None:
     """Write the figures of all experiments of some places; several get numbered folders.
 
     Args:
         places: Run folders, archives, or folders that contain them.
         folder: Folder of the figures; it is created if needed.
+        more: Further figures of each experiment, in the order of ``read_experiments``.
 
     Raises:
         FczooError: No run is finished, or matplotlib is not installed.
     """
     experiments = read_experiments(places)
     order = colour_order(experiments)
-    for i, experiment in enumerate(experiments, 1):
-        write_figures(experiment, folder / f"{i}" if len(experiments) > 1 else folder, order)
+    for i, experiment in enumerate(experiments):
+        place = folder / f"{i + 1}" if len(experiments) > 1 else folder
+        write_figures(experiment, place, order, more[i] if more else ())
 
 
 def write_figures(
-    experiment: Experiment, folder: Path, order: Mapping[str, int] | None = None
+    experiment: Experiment,
+    folder: Path,
+    order: Mapping[str, int] | None = None,
+    more: Sequence[Figure] = (),
 ) -> list[Path]:
     """Write every figure of an experiment as PNG and PDF.
 
@@ -109,6 +116,7 @@ def write_figures(
         experiment: Experiment to draw.
         folder: Folder of the figures; it is created if needed.
         order: Row label -> number of its colour in a whole report; None: that of this experiment.
+        more: Further figures.
 
     Returns:
         Files that were written.
@@ -119,7 +127,7 @@ def write_figures(
     folder.mkdir(parents=True, exist_ok=True)
     order = colour_order([experiment]) if order is None else order
     written = []
-    for figure in figures(experiment):
+    for figure in (*figures(experiment), *more):
         stem = re.sub(r"[^\w=.-]+", "-", figure.name).strip("-")
         picture = draw(figure, order)
         for end in ("png", "pdf"):

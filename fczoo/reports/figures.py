@@ -1,6 +1,6 @@
 """The figures of an experiment."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ def colour_order(experiments: Iterable[Experiment]) -> dict[str, int]:
     Returns:
         Row label -> number from 0.
     """
-    labels = (line.label for experiment in experiments for line in experiment.lines)
+    labels = (line.label for e in experiments for line in (*e.lines, *e.recoded))
     return {label: i for i, label in enumerate(dict.fromkeys(labels))}
 
 
@@ -129,10 +129,10 @@ def accuracy_against_bytes(experiment: Experiment) -> Points:
         experiment: Experiment to show.
 
     Returns:
-        Points of MB in the run and A_N in percent, one per run.
+        Points of MB in the run and A_N in percent, one per run; also of rows with other codes.
     """
     return _against(
-        experiment,
+        (*experiment.lines, *experiment.recoded),
         "bytes",
         "Final accuracy against all bytes sent",
         "MB sent in the run, all clients, up and down",
@@ -150,7 +150,7 @@ def accuracy_against_seconds(experiment: Experiment) -> Points:
         Points of seconds and A_N in percent, one per run.
     """
     return _against(
-        experiment,
+        experiment.lines,
         "seconds",
         "Final accuracy against the seconds of a run, which compare where hardware and load are "
         "the same",
@@ -160,18 +160,18 @@ def accuracy_against_seconds(experiment: Experiment) -> Points:
 
 
 def _against(
-    experiment: Experiment, name: str, caption: str, x: str, cost: Callable[[Result], float]
+    lines: Sequence[Line], name: str, caption: str, x: str, cost: Callable[[Result], float]
 ) -> Points:
     """Return final accuracy against a cost on a logarithmic axis; runs without cost are omitted."""
     points = {
         line.label: np.array(
             [[cost(r), r.metrics["A_N"]] for r in line.results if cost(r) > 0]
         ).reshape(-1, 2)
-        for line in experiment.lines
+        for line in lines
     }
     means = {
         line.label: points[line.label].mean(0)
-        for line in experiment.lines
+        for line in lines
         if line.competes and len(points[line.label])
     }
     return Points(

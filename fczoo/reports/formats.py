@@ -211,13 +211,13 @@ def report(places: Sequence[Path], style: str, names: Sequence[str] = ()) -> str
     Args:
         places: Run folders, archives, or folders that contain them.
         style: ``text``, ``markdown``, ``latex``, ``csv`` or ``json``.
-        names: Columns of one table. Default: the usual tables; CSV and JSON have all columns.
+        names: Columns of one table, each once. Default: the usual tables; CSV and JSON have all columns.
 
     Raises:
         FczooError: Nothing is finished, two folders hold the same run with other numbers, or no
             column has one of the names.
     """
-    names = [column_of(name).name for name in names]
+    names = list(dict.fromkeys(column_of(name).name for name in names))
     experiments = read_experiments(places)
     if style == "json":
         return encode_json([as_json(e, names or list(COLUMNS)) for e in experiments], indent=1)
@@ -242,7 +242,7 @@ def sections(experiments: Sequence[Experiment], style: str, groups: Sequence[Seq
         writers: dict[str, Callable[[Table], str]] = {
             "text": to_text,
             "markdown": to_markdown,
-            "latex": partial(to_latex, caption=about),
+            "latex": partial(to_latex, caption=about.replace("\n", ". ")),
         }
         tables = [make_table(experiment, names) for names in groups]
         parts.append("" if style == "latex" else about)  # LaTeX has it as the caption

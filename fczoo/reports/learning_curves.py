@@ -77,7 +77,9 @@ def accuracy_over_rounds(experiment: Experiment) -> Curves:
     Args:
         experiment: Experiment to show; methods without rounds are left out.
     """
-    by_line = {label: p for label, p in _points_by_line(experiment).items() if p[0][-1].rounds}
+    by_line = {
+        label: p for label, p in _points_by_line(experiment.lines).items() if p[0][-1].rounds
+    }
     return Curves(
         name="accuracy over rounds",
         caption=(
@@ -99,9 +101,9 @@ def accuracy_over_bytes(experiment: Experiment) -> Curves:
     """Return the accuracy over all classes seen against the bytes sent.
 
     Args:
-        experiment: Experiment to show.
+        experiment: Experiment to show, with its rows under other codes of uploads.
     """
-    by_line = _points_by_line(experiment)
+    by_line = _points_by_line((*experiment.lines, *experiment.recoded))
     return Curves(
         name="accuracy over bytes",
         caption=(
@@ -119,9 +121,9 @@ def accuracy_over_bytes(experiment: Experiment) -> Curves:
     )
 
 
-def _points_by_line(experiment: Experiment) -> dict[str, list[list[CurvePoint]]]:
+def _points_by_line(lines: Sequence[Line]) -> dict[str, list[list[CurvePoint]]]:
     """Return the curves of the runs of each line that has them."""
-    curves = {line.label: _shared_points(line) for line in experiment.lines}
+    curves = {line.label: _shared_points(line) for line in lines}
     return {label: runs for label, runs in curves.items() if runs}
 
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from fczoo.backbones.weights import contamination, identify_weights
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, printable
 from fczoo.core.files import Count, convert_json, read_json, read_record, through_json, write_record
 from fczoo.core.options import build
 from fczoo.core.registry import PARTITIONERS
@@ -329,7 +329,7 @@ def _problem(place: Path, result: Result | None) -> str:
     """Return why a run is not finished; empty if it is."""
     failure = place / FAILURE
     if failure.is_file():
-        error = read_json(failure, "failure record").get("error", "failed")
+        error = printable(str(read_json(failure, "failure record").get("error", "failed")), 2000)
         if not isinstance(error, str):
             raise FczooError(f"{failure} is not a valid failure record: its error is not a text")
         return error

@@ -68,6 +68,8 @@ class Experiment:
     lines: tuple[Line, ...]
     unfinished_runs: tuple[RunRecord, ...]
     runs: tuple[Runs, ...]  # the run folders that take part
+    # rows that differ in the code of uploads only (``compress``), for figures over bytes
+    recoded: tuple[Line, ...] = ()
 
     @property
     def about(self) -> About:
@@ -110,17 +112,18 @@ def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**{f.name: f.default for f in dataclasses.fields(Settings)}, **settings}
 
 
-def identity(about: About) -> tuple[str, ...]:
+def identity(about: About, *ignored: str) -> tuple[str, ...]:
     """Return a key that is equal for runs that may share a table.
 
     Args:
         about: Description of a run folder.
+        *ignored: Settings that may differ.
     """
     settings = with_defaults(about.settings)
     by_seed = {SEEDED_SETTINGS[source] for source in settings["vary"]} - {None}
     split = settings["partition"] if by_seed else about.partition["sha256"]
     by_split = () if by_seed else ("partition_seed",)  # other seeds may draw the same split
-    excluded_names = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed)
+    excluded_names = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed, *ignored)
     same = [encode_json(value) for name, value in settings.items() if name not in excluded_names]
     return (*same, about.backbone["sha256"], split)
 
@@ -223,7 +226,22 @@ def _group_runs(found: Iterable[Runs]) -> list[Experiment]:
         group[0].update(images)
         group[1].append(runs)
     experiments = [_experiment(runs) for alike in groups.values() for _, runs in alike]
-    return [experiment for experiment in experiments if experiment.lines]
+    return _with_recoded([experiment for experiment in experiments if experiment.lines])
+
+
+def _with_recoded(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """Add to each experiment the rows of others that differ in the code of uploads only."""
+    keys = [(identity(e.about, "compress"), _images(e.about)) for e in experiments]
+    recoded = [
+        tuple(
+            Line(f"{line.label}, {other.settings['compress'] or 'exact'}", line.records)
+            for other, other_key in zip(experiments, keys, strict=True)
+            if other_key == key and other is not experiment
+            for line in other.lines
+        )
+        for experiment, key in zip(experiments, keys, strict=True)
+    ]
+    return [dataclasses.replace(e, recoded=r) for e, r in zip(experiments, recoded, strict=True)]
 
 
 def _images(about: About) -> dict[int, str]:

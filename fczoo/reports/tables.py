@@ -229,7 +229,7 @@ def make_table(experiment: Experiment, names: Sequence[str]) -> Table:
 
 
 def column_of(name: str) -> Column:
-    """Return the column of a name, whatever its case.
+    """Return the column of a name, whatever its case, with ``_`` or ``-`` for blanks.
 
     Args:
         name: Key of ``COLUMNS``.
@@ -243,7 +243,7 @@ def column_of(name: str) -> Column:
         raise FczooError(
             f"{name!r} is not a metric; an accuracy from 0 to 100 follows: rounds@70, MB@70"
         )
-    known = match(name, COLUMNS)
+    known = match(name, COLUMNS) or match(re.sub("[_-]", " ", name), COLUMNS)
     if known is None:
         raise FczooError(f"no metric is called {name!r}; {nearest(name, COLUMNS)}")
     return COLUMNS[known]

@@ -12,7 +12,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, task_exchanges
 from fczoo.core.options import with_fewest_steps
-from fczoo.core.payload import Payload
+from fczoo.core.payload import Payload, unpack_symmetric
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Batch, Boundary, Context, EndsTasks, HasTeacher, ServerContext, Task
@@ -20,6 +20,7 @@ from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
+from fczoo.federation.compression import Compression, encoded_form, make_compression
 from fczoo.federation.device import Plan
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
@@ -41,26 +42,36 @@ MOMENTS = {
 
 
 def uploads(
-    engine: ClientEngine, client: Client, task: Task, state: Tree, rng: torch.Generator
+    engine: ClientEngine,
+    client: Client,
+    task: Task,
+    state: Tree,
+    rng: torch.Generator,
+    compression: Compression | None = None,
 ) -> tuple[dict[str, Payload], Tree]:
     """Return one client's uploads in a task of one round, by phase, and the server's final state.
 
     ``state`` is the server's as the task has begun. At a moment that a method uses only to update
-    its memory, the upload is empty.
+    its memory, the upload is empty. With ``compression`` the codes of an upload have no values.
     """
-    trial = _Trial(engine, client, task, state, rng)
+    trial = _Trial(engine, client, task, state, rng, compression)
     trial.run()
     return trial.sent, trial.state
 
 
 def first_uploads(
-    engine: ClientEngine, client: Client, task: Task, state: Tree, rng: torch.Generator
+    engine: ClientEngine,
+    client: Client,
+    task: Task,
+    state: Tree,
+    rng: torch.Generator,
+    compression: Compression | None = None,
 ) -> dict[str, Payload]:
     """Return the uploads of one client up to its first round, by moments.
 
     Uploads after the round are left out. A method without rounds sends at all its moments.
     """
-    trial = _Trial(engine, client, task, state, rng)
+    trial = _Trial(engine, client, task, state, rng, compression)
     trial.run(first_round_only=True)
     return trial.sent
 
@@ -72,6 +83,7 @@ class _Trial:
     task: Task
     state: Tree  # the server's, as it is now
     rng: torch.Generator
+    compression: Compression | None = None
     sent: dict[str, Payload] = field(default_factory=dict)  # moment -> upload
 
     def run(self, first_round_only: bool = False) -> None:
@@ -100,7 +112,11 @@ class _Trial:
 
     def _round(self, phase: str, number: int, client: Client) -> None:
         """Send an untrained upload, so the server has nothing to merge."""
-        (self.sent[phase],) = self.engine.train(self._broadcast, [client], self._context(number))
+        ctx = self._context(number)
+        (upload,) = self.engine.train(self._broadcast, [client], ctx)
+        optims = self.engine.method.training().active_optims(self.task, ctx.round, ctx.balanced)
+        start = select(self._broadcast, *optims)
+        self.sent[phase] = encoded_form(self.compression, upload, start)
 
     def _end_task(self) -> Client:
         """Return the client with its images of the task and its exemplars."""
@@ -118,7 +134,9 @@ class _Trial:
         return broadcast(self.engine.method, self.state)
 
     def _sums(self, upload: Payload) -> Tree:
-        return sum_or_stack([upload], self.engine.method.training().per_client_statistics)
+        training = self.engine.method.training()
+        sums = sum_or_stack([upload], training.per_client_statistics)
+        return unpack_symmetric(sums, training.uploads)
 
     def _context(self, number: int) -> Context:
         return Context(self.task, number, 1, self._broadcast)
@@ -162,7 +180,7 @@ class FirstRound:
 
     trained: Tree
     up: int  # bytes of its upload in the round; without rounds, of those at all moments
-    received: Tree  # the whole broadcast as the first task begins
+    received: Tree  # the whole broadcast as the first task begins; empty with own models
     weights: int  # bytes of the frozen backbone in float32
     step: Step
 
@@ -199,14 +217,16 @@ def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCos
     state = method.begin_task({}, task, backbone, rng)
     optims = method.training().optims
     trained_tensors, broadcast_tree = select(state, *optims), broadcast(method, state)
-    first_payloads, state = uploads(engine, Client(0, first), task, state, rng)
+    compression = make_compression(settings.compress)
+    first_payloads, state = uploads(engine, Client(0, first), task, state, rng, compression)
     memory, later, untrained_tensors = engine.memories.get(0, {}), dict[str, Payload](), Tree()
     if further:
         engine.taught.clear()
         controls.clear()
         state = method.begin_task(state, further[0], backbone, rng)
         untrained_tensors = drop(broadcast(method, state), *optims)
-        later, _ = uploads(engine, Client(0, second, lambda: first), further[0], state, rng)
+        client = Client(0, second, lambda: first)
+        later, _ = uploads(engine, client, further[0], state, rng, compression)
     return MeasuredCost(
         backbone.config.name,
         trained_tensors,
@@ -214,7 +234,12 @@ def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCos
         later,
         memory,
         untrained_tensors,
-        {**broadcast_tree, **select(first_payloads.get("round", Payload({})).tensors, CONTROL)},
+        {}
+        if method.training().own_models
+        else {
+            **broadcast_tree,
+            **select(first_payloads.get("round", Payload({})).tensors, CONTROL),
+        },
     )
 
 
@@ -255,6 +280,8 @@ def first_round(
             )
             step = _one_step(method, store, trained_tensors, context, settings, outlines)
     broadcast_tree = {**broadcast_tree, **select(in_round, CONTROL)}
+    if method.training().own_models:
+        broadcast_tree = {}
     return FirstRound(trained_tensors, up, broadcast_tree, nbytes(backbone.weights), step)
 
 
@@ -275,7 +302,8 @@ def _first_uploads(
         method, backbone, store, plan, controls=controls, make_optimizers=skip_steps
     )
     client, rng = Client(0, torch.arange(2 * classes)), torch.Generator().manual_seed(0)
-    return first_uploads(engine, client, task, state, rng)
+    compression = make_compression(settings.compress)
+    return first_uploads(engine, client, task, state, rng, compression)
 
 
 def _shapes(tree: Tree) -> dict[str, torch.Size]:

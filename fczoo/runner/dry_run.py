@@ -14,6 +14,7 @@ from fczoo.core.files import home
 from fczoo.core.method import Method
 from fczoo.core.options import plural, with_fewest_steps
 from fczoo.core.registry import DATASETS
+from fczoo.core.tasks import Task
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
@@ -38,19 +39,19 @@ from fczoo.federation.stream import open_stream, split_stream, tasks_of
 from fczoo.models.storage import KeepModel
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.text_format import option_word, word_table
-from fczoo.runner.cost import FirstRound, first_round, uploads
+from fczoo.runner.cost import EVERY, SOME, FirstRound, first_round, uploads
 from fczoo.runner.outline import Outlines, outline_backbone
 from fczoo.runner.progress import say
 from fczoo.runner.schedule import warn_of_short_schedules, warn_of_unused_settings
 from fczoo.runner.timing import StepTimer, duration_text
-
-CLASSES = 2  # of the client in each task: the state has rows for all of them anyway
 
 
 def state_sizes(method: Method, settings: Settings, classes: int, config: ViTConfig) -> list[int]:
     """Estimate the bytes of the server's state after each task, which a run may keep.
 
     The state after the first two tasks is known from shapes; it grows as much in each further one.
+    A client with two classes shows it, unless a method uploads statistics: then the state may have
+    rows for the classes with images only. Many classes are extrapolated from few.
 
     Args:
         method: Method of the run.
@@ -59,12 +60,31 @@ def state_sizes(method: Method, settings: Settings, classes: int, config: ViTCon
         config: Configuration of the backbone.
     """
     tasks = tasks_of(settings, classes)
+    if method.training().own_models:
+        return [0] * len(tasks)
+    few, many = SOME
+    most = max(task.size for task in tasks[:2]) if method.training().uploads else few
+    sizes = _measure(method, settings, tasks[:2], config, most if most <= EVERY else few)
+    if most > EVERY:
+        larger_sizes = _measure(method, settings, tasks[:2], config, many)
+        sizes = [
+            size + (larger - size) // (many - few) * (most - few)
+            for size, larger in zip(sizes, larger_sizes, strict=True)
+        ]
+    growth = sizes[-1] - sizes[0]
+    return [sizes[0] + growth * index for index in range(len(tasks))]
+
+
+def _measure(
+    method: Method, settings: Settings, tasks: Sequence[Task], config: ViTConfig, classes: int
+) -> list[int]:
+    """Return the bytes of the state after some tasks with one client that has a few classes."""
     fast, sizes = with_fewest_steps(method), list[int]()
     state: Tree = {}
     with Outlines():
         backbone, rng = outline_backbone(config), torch.Generator().manual_seed(0)
-        for task in tasks[:2]:
-            labels = np.arange(task.start, min(task.start + CLASSES, task.stop)).repeat(2)
+        for task in tasks:
+            labels = np.arange(task.start, min(task.start + classes, task.stop)).repeat(2)
             images = Images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels)
             engine = ClientEngine(
                 fast,
@@ -77,8 +97,7 @@ def state_sizes(method: Method, settings: Settings, classes: int, config: ViTCon
             state = fast.begin_task(state, task, backbone, rng)
             _, state = uploads(engine, Client(0, torch.arange(len(labels))), task, state, rng)
             sizes.append(nbytes(state))
-    growth = sizes[-1] - sizes[0]
-    return [sizes[0] + growth * index for index in range(len(tasks))]
+    return sizes
 
 
 COPIES = 4  # of what a client trains: value, gradient and two moments

@@ -80,8 +80,8 @@ def execute_run(
 
     A finished run is kept; an interrupted one resumes after its last saved round.
 
-    ``check_interrupt`` is called after every saved round and may raise Interrupted. Whatever else
-    is raised is also in ``failed.json``; with ``execution.skip_failed`` it is only reported.
+    ``check_interrupt`` is called after every saved round and may raise InterruptedCommandError.
+    Any other error is also in ``failed.json``; with ``execution.skip_failed`` it is only reported.
     ``progress`` is that of a sequential sweep. ``transport`` leads to clients on other machines.
     """
     with log_to_file(run.folder / LOG):

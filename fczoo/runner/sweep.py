@@ -229,7 +229,8 @@ def _check_free(folder: Path, run_folders: Iterable[Path]) -> None:
     if (folder / ABOUT).is_file() or not folder.exists():
         return
     if not folder.is_dir() or any(
-        p.name not in (LOCK, CLUSTER, f"{ABOUT}.tmp") and p not in inner for p in folder.iterdir()
+        p.name not in (LOCK, CLUSTER) and not p.name.endswith(".json.tmp") and p not in inner
+        for p in folder.iterdir()
     ):
         raise FczooError(
             f"output folder {folder} is already in use; give another with --out or remove it"

@@ -6,7 +6,7 @@ Statistics of rare classes are withheld; updates are clipped and made noisy.
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -251,6 +251,43 @@ def epsilon(noise: float, uploads: int, delta: float) -> float:
     accountant = accounting.pld.PLDAccountant()
     accountant.compose(accounting.GaussianDpEvent(noise / 2), uploads)
     return float(accountant.get_epsilon(delta))
+
+
+def composed_epsilon(uploads: Iterable[tuple[float, int]], delta: float) -> float:
+    """Compute epsilon of uploads with different noise; equal to ``epsilon`` where it is the same.
+
+    Gaussian mechanisms of multipliers m_i compose to one of 1 / sqrt(sum 1 / m_i^2), whose delta of
+    epsilon is known exactly (Balle and Wang, "Improving the Gaussian Mechanism for Differential
+    Privacy", ICML 2018, theorem 8). Here m = noise / 2, see ``epsilon``.
+
+    Args:
+        uploads: Pairs of a noise, in clipping norms, and its number of uploads.
+        delta: Delta of the guarantee.
+
+    Returns:
+        Epsilon; 0 without uploads.
+    """
+    shift = math.sqrt(sum(count * (2 / noise) ** 2 for noise, count in uploads))  # 1 / m
+    if not shift:
+        return 0.0
+
+    def delta_of(value: float) -> float:
+        tail = _normal_below(-shift / 2 - value / shift)
+        subtrahend = math.exp(value + math.log(tail)) if tail else 0.0
+        return _normal_below(shift / 2 - value / shift) - subtrahend
+
+    low, high = 0.0, 1.0
+    while delta_of(high) > delta:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
+    return high
+
+
+def _normal_below(x: float) -> float:
+    """Return the probability that a standard normal number is below x."""
+    return math.erfc(-x / math.sqrt(2)) / 2
 
 
 def sampled_epsilon(noise: float, draws: Sequence[Draw], delta: float) -> float:

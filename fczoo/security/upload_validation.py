@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fczoo.core.errors import FczooError
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError, printable
 from fczoo.core.payload import ROW_DIMENSIONS, Group, Payload, Uploads, content_of, group_of
 from fczoo.core.training import Training
 from fczoo.core.tree import Tree
 from fczoo.core.types import Exchange, Task
+from fczoo.security.plausibility import StatisticsCheck, largest_value, value_range
 
 DROPPED_OUT = "dropped out"
 LARGEST_NORM = 1e3  # times the round's median; a longer update would undo all others
@@ -27,8 +29,12 @@ class TensorForm(NamedTuple):
     """Expected form of a tensor of an upload."""
 
     shape: tuple[int, ...]  # of one row, where the number of rows is free
-    floating: bool
+    dtype: torch.dtype
     free_rows: bool = False
+
+    def admits(self, dtype: torch.dtype) -> bool:
+        """Return whether a type is the expected one, or float32 of a device without float64."""
+        return dtype == self.dtype or (dtype, self.dtype) == (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class UploadValidator:
     method: str
     training: Training  # with all that clients upload
     least: int = 1
+    backbone: Backbone | None = None  # of the features behind statistics; None: unknown
 
     def admit(
         self,
@@ -46,21 +53,26 @@ class UploadValidator:
         trained: Tree,
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
+        form: Payload | None = None,
     ) -> tuple[list[Payload], list[dict[str, Any]]]:
         """Return the valid uploads, and task, moment, client and reason of the rejected ones.
 
         ``sent`` is by client. ``asked`` are the clients of the exchange and their numbers of
         images; a simulator knows them, and a real server bounds them when clients enrol.
         ``trained`` are the tensors from which clients started, ``losses`` those of the clients that
-        have trained.
+        have trained. ``form`` has names, shapes and types of a valid upload; without it they are
+        those of most uploads.
 
         Raises RunStopped if too few uploads are valid, and TypeError if the method uploads
         undeclared tensors.
         """
         payloads = {c: sent.get(c, Payload({}, c)) for c in asked}
         training = self.training
-        self._check_declared(payloads.values(), training.trained_prefixes, training.uploads)
-        valid_uploads, reasons = validate_uploads(payloads, trained, training, exchange.task, asked)
+        forms = payloads.values() if form is None else [form]
+        self._check_declared(forms, training.trained_prefixes, training.uploads)
+        valid_uploads, reasons = validate_uploads(
+            payloads, trained, training, exchange.task, asked, form, self.backbone
+        )
         for client, reason in reasons.items():
             if reason == DROPPED_OUT and client in losses:
                 reasons[client] = f"diverged, loss {losses[client]:g}"
@@ -72,14 +84,11 @@ class UploadValidator:
         A valid upload has the names and shapes of ``form``. Raises TypeError if ``form`` has
         tensors that the method has not declared.
         """
-        uploads = self.training.uploads
-        self._check_declared([form], self.training.trained_prefixes, uploads)
-        names = frozenset(form)
-        forms = _forms({client: form}, names, {}, uploads)
-        fault = _fault(
-            payload, client, names, forms, uploads, _allowed_classes(self.training, task), task
+        self._check_declared([form], self.training.trained_prefixes, self.training.uploads)
+        _, reasons = validate_uploads(
+            {client: payload}, {}, self.training, task, {client: images}, form, self.backbone
         )
-        return fault or _count_fault(payload, images, uploads)
+        return reasons.get(client, "")
 
     def turned_away(
         self, sound: int, reasons: Mapping[int, str], exchange: Exchange
@@ -128,24 +137,32 @@ def validate_uploads(
     training: Training,
     task: Task,
     images: Mapping[int, int],
+    form: Payload | None = None,
+    backbone: Backbone | None = None,
 ) -> tuple[list[Payload], dict[int, str]]:
     """Return the valid uploads, and for every other client the reason for the rejection.
 
     ``payloads`` are by client, empty if no upload arrived. ``trained`` are the tensors from which
     the clients started. ``images`` is the number of images of each client.
 
-    A trained tensor keeps its shape. The rows of declared groups are those that the group's layout
-    allows. Properties that the declaration leaves open (a dimension, a type) are as in most
-    uploads. Norms are compared if there are at least three clients, see ``LARGEST_NORM``.
+    A trained tensor keeps its shape and type. The rows of declared groups are those that the
+    group's layout allows. Properties that the declaration leaves open (a dimension, a type) are as
+    in ``form``, or without it as in most uploads. ``backbone`` bounds the norm of statistics. Norms
+    of updates are compared if there are at least three clients, see ``LARGEST_NORM``.
     """
     uploads = training.uploads
     classes = _allowed_classes(training, task)
-    names = _expected_names(payloads, trained, uploads)
-    forms = _forms(payloads, names, trained, uploads)
+    examples = {0: form} if form else payloads
+    names = _expected_names(examples, trained, training)
+    forms = _forms(payloads, examples, names, trained, uploads)
+    statistics = StatisticsCheck(training, backbone) if backbone else None
     reasons = {}
     for client, payload in payloads.items():
         fault = _fault(payload, client, names, forms, uploads, classes, task)
-        reasons[client] = fault or _count_fault(payload, images[client], uploads)
+        fault = fault or _count_fault(payload, images[client], uploads)
+        if statistics and payload:
+            fault = fault or statistics.fault(payload)
+        reasons[client] = fault
     norms = {c: _distance(p, trained) for c, p in payloads.items() if not reasons[c]}
     if len(norms) >= 3:
         middle = sorted(norms.values())[(len(norms) - 1) // 2]
@@ -153,8 +170,15 @@ def validate_uploads(
         for client, norm in norms.items():
             if norm > longest and middle > 0:
                 reasons[client] = f"its update has norm {norm:.3g}, the median is {middle:.3g}"
-    valid_uploads = [p for c, p in payloads.items() if not reasons[c]]
+    valid_uploads = [_widen(p, forms) for c, p in payloads.items() if not reasons[c]]
     return valid_uploads, {c: reason for c, reason in reasons.items() if reason}
+
+
+def _widen(payload: Payload, forms: Mapping[str, TensorForm]) -> Payload:
+    """Return an upload in the expected types, so that no merge takes a type from one client."""
+    if all(value.dtype == forms[name].dtype for name, value in payload.items()):
+        return payload
+    return payload.holding({name: value.to(forms[name].dtype) for name, value in payload.items()})
 
 
 def _allowed_classes(training: Training, task: Task) -> range:
@@ -173,34 +197,39 @@ def _optional(name: str, uploads: Uploads) -> bool:
 
 
 def _expected_names(
-    payloads: Mapping[int, Payload], trained: Tree, uploads: Uploads
+    payloads: Mapping[int, Payload], trained: Tree, training: Training
 ) -> frozenset[str]:
-    """Return the names in most of the complete uploads, without optional ones.
+    """Return the names in most of the complete uploads, without optional and undeclared ones.
 
     Complete uploads hold all trained tensors.
     """
-    complete = Counter[frozenset[str]]()
+    uploads, complete = training.uploads, Counter[frozenset[str]]()
     for payload in payloads.values():
         if payload and trained.keys() <= payload.keys():
-            complete[frozenset(n for n in payload if not _optional(n, uploads))] += 1
+            declared = (n for n in payload if content_of(n, training.trained_prefixes, uploads))
+            complete[frozenset(n for n in declared if not _optional(n, uploads))] += 1
     return complete.most_common(1)[0][0] if complete else frozenset(trained)
 
 
 def _forms(
-    payloads: Mapping[int, Payload], names: frozenset[str], trained: Tree, uploads: Uploads
+    payloads: Mapping[int, Payload],
+    examples: Mapping[int, Payload],
+    names: frozenset[str],
+    trained: Tree,
+    uploads: Uploads,
 ) -> dict[str, TensorForm]:
+    """Return the expected form of each tensor: as most examples have it, or most uploads."""
     optional = {n for p in payloads.values() for n in p if _optional(n, uploads)}
     forms = {}
     for name in sorted(names | optional):
         if name in trained:
-            forms[name] = TensorForm(tuple(trained[name].shape), trained[name].is_floating_point())
+            forms[name] = TensorForm(tuple(trained[name].shape), trained[name].dtype)
             continue
         free = _layout(name, uploads)[1].layout != "whole"
-        forms_count = Counter[tuple[tuple[int, ...], bool]]()
-        for value in (p[name] for p in payloads.values() if name in p):
-            forms_count[
-                tuple(value.shape[1:] if free else value.shape), value.is_floating_point()
-            ] += 1
+        forms_count = Counter[tuple[tuple[int, ...], torch.dtype]]()
+        senders = [p for p in examples.values() if name in p] or payloads.values()
+        for value in (p[name] for p in senders if name in p):
+            forms_count[tuple(value.shape[1:] if free else value.shape), value.dtype] += 1
         forms[name] = TensorForm(*forms_count.most_common(1)[0][0], free)
     return forms
 
@@ -230,7 +259,7 @@ def _fault(
     if missing := names - payload.keys():
         return f"lacks {min(missing)}"
     if extra := payload.keys() - forms.keys():
-        return f"sent {min(extra)}, which the server did not request"
+        return f"sent {printable(min(extra))}, which the server did not request"
     for name, value in payload.items():
         prefix, group = _layout(name, uploads)
         fault = _shape_fault(payload, name, forms[name], prefix, group, task)
@@ -260,9 +289,9 @@ def _shape_fault(
         shape = (_expected_rows(payload, prefix, group, task), *form.shape)
     if tuple(value.shape) != shape:
         return f"{name} has shape {tuple(value.shape)}, expected {shape}"
-    if value.is_floating_point() != form.floating:
-        kind = "a floating" if form.floating else "an integer"
-        return f"{name} is {str(value.dtype).removeprefix('torch.')}, expected {kind} type"
+    if not form.admits(value.dtype):
+        sent, expected = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, form.dtype))
+        return f"{name} is {sent}, expected {expected}"
     return ""
 
 
@@ -283,10 +312,13 @@ def _length(value: torch.Tensor | None) -> int:
 
 
 def _value_fault(name: str, value: torch.Tensor, prefix: str, group: Group) -> str:
-    if not value.isfinite().all():
+    low, high = value_range(value)
+    if not (math.isfinite(low) and math.isfinite(high)):
         return f"{name} is not finite"
+    if (largest := max(-low, high)) > (limit := largest_value(value.dtype)):
+        return f"{name} has a value of {largest:.3g}, plausible are up to {limit:.3g}"
     content = group.tells(name.removeprefix(prefix))
-    if content == "counts" and (value < 0).any():
+    if content == "counts" and low < 0:
         return f"{name} is a count below 0"
     variances = value if value.dim() < 3 else value.diagonal(dim1=-2, dim2=-1)
     if content == "class variances" and variances.lt(0).any():

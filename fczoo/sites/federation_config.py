@@ -107,6 +107,11 @@ def check_sites(settings: Settings, method: Method) -> None:
         )
     if method.training().data_scope == "pooled":
         raise FczooError(f"{method.name} pools the images of all clients, which sites do not share")
+    if method.training().own_models:
+        raise FczooError(
+            f"{method.name} has a model at each client and none at the server, which could evaluate "
+            "nothing; run it in a simulation with fczoo bench"
+        )
     if settings.dp_noise and not settings.dp_secure:
         raise FczooError(
             "a server that knows the seed can subtract the noise drawn from it; set dp_secure = "
@@ -148,6 +153,33 @@ FIXED_SETTINGS = {
 """Settings that no agreement can set, and why."""
 
 
+ImageLimit = int | Mapping[str, int]
+"""Images that a site may have of one task: the same number for all, or one per name of a site."""
+DEFAULT_IMAGES = 100_000  # of agreements that state no limit
+
+
+def check_image_counts(site: str, images: Sequence[int], limit: ImageLimit) -> None:
+    """Raise FczooError if a site has, or claims, more images of a task than agreed.
+
+    A site weighs as much as the images that it claims, which no one else can count.
+
+    Args:
+        site: Name of the site.
+        images: Number of images of each task.
+        limit: Agreed limit.
+
+    Raises:
+        FczooError: The limit is exceeded.
+    """
+    most = limit if isinstance(limit, int) else limit[site]
+    for task, count in enumerate(images):
+        if count > most:
+            raise FczooError(
+                f"site {site} has {count} images of task {task + 1}, but the agreement allows "
+                f"{most}; agree on another max_images in {RUN}, or leave images out"
+            )
+
+
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
     """Content of ``run.toml``."""
 
@@ -155,6 +187,7 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True):
     sites: list[str]
     seed: Count = 0
     answer_mb: Count | None = None
+    max_images: Count | dict[str, Count] = DEFAULT_IMAGES
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
 
@@ -178,6 +211,7 @@ class FederationConfig:
     method: Method
     seed: int
     settings: Settings
+    max_images: ImageLimit = DEFAULT_IMAGES  # of one task at a site
     answer_mb: int | None = None  # largest upload in MB that the server reads, see ``upload_limit``
 
     @property
@@ -265,7 +299,8 @@ def read_agreement(folder: Path) -> FederationConfig:
     settings.check()
     check_sites(settings, method)
     sites = tuple(run.sites)
-    return FederationConfig(sites, classes, tasks, method, run.seed, settings, run.answer_mb)
+    limits = run.max_images, run.answer_mb
+    return FederationConfig(sites, classes, tasks, method, run.seed, settings, *limits)
 
 
 def _classes(path: Path) -> tuple[str, ...]:
@@ -319,4 +354,6 @@ def _run(path: Path) -> _Run:
         raise FczooError(f"{path} is not a valid {RUN}: {first_line(error)}") from error
     if not run.sites or len(set(run.sites)) < len(run.sites):
         raise FczooError(f"{path}: sites must be a list of different names")
+    if isinstance(run.max_images, dict) and run.max_images.keys() != set(run.sites):
+        raise FczooError(f"{path}: max_images must name each of the sites, or be one number")
     return run

@@ -15,7 +15,13 @@ from fczoo.data.stream import Stream, make_tasks
 from fczoo.federation.benchmark import open_stores
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.settings import AUTO, Settings
-from fczoo.sites.federation_config import CLASSES, DATASET, FederationConfig
+from fczoo.sites.federation_config import (
+    CLASSES,
+    DATASET,
+    FederationConfig,
+    check_image_counts,
+)
+from fczoo.sites.ledger import PrivacyLedger
 from fczoo.sites.server import SiteConnection, Sites, SitesRun, begin
 from fczoo.sites.site import Site
 from fczoo.sites.site_data import site_world
@@ -27,7 +33,13 @@ CACHE = "cache"  # folder of decoded images and their features; private
 SIZE = 256  # side in pixels at which images are stored, as in ``imagefolder``
 
 
-def open_site(agreement: FederationConfig, name: str, images: Path, folder: Path) -> Site:
+def open_site(
+    agreement: FederationConfig,
+    name: str,
+    images: Path,
+    folder: Path,
+    ledger: PrivacyLedger | None = None,
+) -> Site:
     """Open the site called ``name`` with all images in ``images/CLASS/*``. It may lack classes.
 
     Args:
@@ -35,6 +47,7 @@ def open_site(agreement: FederationConfig, name: str, images: Path, folder: Path
         name: Name of the site.
         images: Folder of class folders.
         folder: Folder of its state and decoded images, which only its owner can read.
+        ledger: Ledger of the institution, see ``Site``.
 
     Returns:
         The site.
@@ -49,7 +62,11 @@ def open_site(agreement: FederationConfig, name: str, images: Path, folder: Path
     stream = _stream(agreement, site_images, _empty_images(site_images))
     (store,) = open_stores((site_images,), backbone, settings.test_crop, cache)
     world = site_world(settings, stream, backbone, store, number)
-    return Site(world, agreement.method, agreement.seed, number, folder)
+    counts = [len(of_task[number]) for of_task in world.partition.tasks]
+    check_image_counts(name, counts, agreement.max_images)
+    if ledger:
+        ledger.check(settings)
+    return Site(world, agreement.method, agreement.seed, number, folder, ledger)
 
 
 def open_server(
@@ -80,7 +97,8 @@ def open_server(
         )
     (store,) = open_stores((test,), backbone, settings.test_crop, cache)
     run_arguments = settings, stream, backbone, store, agreement.method, agreement.seed
-    return begin(*run_arguments, Sites(agreement.sites, way, agreement.answer_mb), folder)
+    sites = Sites(agreement.sites, way, agreement.answer_mb, image_limit=agreement.max_images)
+    return begin(*run_arguments, sites, folder)
 
 
 def _private(folder: Path) -> Path:

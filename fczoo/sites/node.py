@@ -18,13 +18,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fczoo.core.errors import FczooError, first_line
+from fczoo.core.errors import FczooError, first_line, printable
 from fczoo.core.files import read_json, write_json, write_safely
 from fczoo.federation.model_record import read_checked, read_model_record
 from fczoo.models.storage import store_weights_path
 from fczoo.sites.credentials import AGREEMENT_FOLDER, SERVER, read_place, tls_context
 from fczoo.sites.federation_config import RUN, FederationConfig, read_agreement
 from fczoo.sites.folders import open_server, open_site
+from fczoo.sites.ledger import PrivacyLedger
 from fczoo.sites.messages import REFUSAL, Refusal, serialize
 from fczoo.sites.transport import (
     ANSWER,
@@ -52,13 +53,14 @@ LOG_BYTES = 10_000_000  # of a log file, of which the last two are kept
 STOP_REASON = "it was stopped; start it again to resume"
 
 
-def start(folder: Path, images: Path, patience: float) -> Path:
+def start(folder: Path, images: Path, patience: float, ledger: PrivacyLedger | None = None) -> Path:
     """Run the server or the site of a folder until the run has ended.
 
     Args:
         folder: Folder of a site or of the server, from ``write_federation``.
         images: Folder of class folders.
         patience: Seconds that the server waits for an answer, and a site for its server.
+        ledger: Ledger of a site's institution; the server does not use it.
 
     Returns:
         File of the result at the server, folder of the final model at a site.
@@ -72,10 +74,10 @@ def start(folder: Path, images: Path, patience: float) -> Path:
         raise FczooError(
             f"no folder {images}; give the one that holds the class folders with --images"
         )
-    run = _serve if name == SERVER else _take_part
     with _only_process(folder):
         agreement = read_agreement(folder / AGREEMENT_FOLDER)
-        return run(folder.resolve(), images.resolve(), agreement, name, address, patience)
+        arguments = folder.resolve(), images.resolve(), agreement, name, address, patience
+        return _serve(*arguments) if name == SERVER else _take_part(*arguments, ledger)
 
 
 @contextmanager
@@ -207,10 +209,11 @@ def _take_part(
     name: str,
     address: tuple[str, int],
     patience: float,
+    ledger: PrivacyLedger | None = None,
 ) -> Path:
     """Answer the server's questions until the run has ended, and fetch the model."""
     link = ServerLink(folder, address, patience)
-    site = open_site(agreement, name, images, folder / "kept")
+    site = open_site(agreement, name, images, folder / "kept", ledger)
     while True:
         status, headers, content = link.request(
             QUESTION, statuses=(HTTPStatus.OK, HTTPStatus.NO_CONTENT, RUN_ENDED)
@@ -231,8 +234,8 @@ def _take_part(
             link.request(f"{ANSWER}/{headers.get(KEY, '')}", answer, statuses)
     outcome = json.loads(content)
     if outcome.get("status") != RUN_COMPLETED:
-        reason = "".join(c if c.isprintable() else " " for c in str(outcome.get("reason")))
-        raise FczooError(f"the run has failed at the server: {reason[:500]}")
+        reason = printable(str(outcome.get("reason")), 500)
+        raise FczooError(f"the run has failed at the server: {reason}")
     store_weights_path(agreement.settings.backbone, site.world.backbone.sha256)
     return _fetch_model(link, folder / MODEL)
 

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from fczoo.core.backbone import Backbone
-from fczoo.core.errors import FczooError, first_line
+from fczoo.core.errors import FczooError, first_line, printable
 from fczoo.core.files import convert_json, read_json, write_json
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
@@ -30,7 +30,14 @@ from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
 from fczoo.models.storage import keep_model
-from fczoo.sites.federation_config import check_sites, check_terms, terms_of
+from fczoo.sites.federation_config import (
+    DEFAULT_IMAGES,
+    ImageLimit,
+    check_image_counts,
+    check_sites,
+    check_terms,
+    terms_of,
+)
 from fczoo.sites.messages import (
     CALL,
     ENROLMENT,
@@ -142,6 +149,7 @@ class Sites:
     way: SiteConnection
     answer_mb: int | None = None  # largest upload in MB; None: as ``upload_limit`` estimates
     run: str = field(default_factory=lambda: secrets.token_hex(16))  # unique name of the run
+    image_limit: ImageLimit = DEFAULT_IMAGES
 
     def enrol_all(self, terms: Mapping[str, Any], stream: Stream, goes_on: bool) -> list[Enrolment]:
         """Return the enrolments of all sites for a new or resumed run.
@@ -164,8 +172,9 @@ class Sites:
         for number, name in enumerate(self.names):
             if number not in answers:
                 raise FczooError(f"site {name} did not answer; start it and begin the run again")
+            if refusal := self._refusal(number, answers[number]):
+                raise FczooError(refusal)
             try:
-                self._check(number, answers[number])
                 enrolment, _ = deserialize(ENROLMENT, answers[number], Enrolment)
             except InvalidMessage as error:
                 raise FczooError(f"site {name} sent no enrolment: {first_line(error)}") from error
@@ -176,6 +185,7 @@ class Sites:
                 raise FczooError(
                     f"site {name} enrols with tasks or classes that the schedule does not have"
                 )
+            check_image_counts(name, enrolment.images, self.image_limit)
             enrolments.append(enrolment)
         return enrolments
 
@@ -193,17 +203,23 @@ class Sites:
             Plain values and tensors of an upload, or None.
 
         Raises:
-            FczooError: A site refuses; the message names it.
+            FczooError: All these sites refuse; the message has the reason of one.
         """
         if self.answer_mb is not None:
             limit = self.answer_mb * 1_000_000 + REFUSAL_BYTES
         answers = self.way(dict.fromkeys(numbers, question), limit)
+        reasons = {number: self._refusal(number, answer) for number, answer in answers.items()}
+        refusals = [reason for reason in reasons.values() if reason]
+        if len(refusals) == len(numbers):
+            raise FczooError(refusals[0])
+        for reason in refusals:
+            log.warning("%s; the round continues without it", reason)
         for number in numbers:
-            yield self._upload(number, answers[number], question) if number in answers else None
+            is_upload = number in answers and not reasons[number]
+            yield self._upload(number, answers[number], question) if is_upload else None
 
     def _upload(self, number: int, answer: bytes, question: bytes) -> tuple[About, Tree] | None:
         try:
-            self._check(number, answer)
             about, tensors = deserialize(UPLOAD, answer, About)
             if about.question != seal_of(question):
                 raise InvalidMessage("it answers another question")
@@ -212,9 +228,13 @@ class Sites:
             log.warning("site %s sent no upload: %s", self.names[number], first_line(error))
             return None
 
-    def _check(self, number: int, answer: bytes) -> None:
-        if reason := refusal_reason(answer):
-            raise FczooError(f"site {self.names[number]}: {reason}")
+    def _refusal(self, number: int, answer: bytes) -> str:
+        """Return the site's name and its reason to refuse; empty for any other message."""
+        try:
+            reason = refusal_reason(answer)
+        except InvalidMessage:
+            return ""  # whoever reads the answer says so
+        return "" if reason is None else f"site {self.names[number]}: {printable(reason)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,25 +247,23 @@ class SitesEngine(ClientEngine):
     sites: Sites
     world: ServerView
 
-    def survey_form(self, progress: Boundary, state: Tree, client: Client, ctx: Context) -> Payload:
-        """Return the shape of a statistics upload, computed from one of the server's images.
+    def survey_form(self, phase: Boundary, state: Tree, client: Client, ctx: Context) -> Payload:
+        """Return the shape of a statistics upload, see ``upload_form``."""
+        form = self.upload_form(self._surveying(phase, state, ctx))
+        return form or Payload({}, client.number)
 
-        Args:
-            progress: Phase of the task.
-            state: State of the method.
-            client: Client for which the upload is formed.
-            ctx: Context of the exchange.
+    def upload_form(self, request: ClientRequest) -> Payload | None:
+        """Return the upload of a client that has one test image of the task, in one epoch.
 
-        Returns:
-            Upload with the names and shapes that a site's upload must have.
+        Its names, shapes and types are those that a site's upload must have. None: such a client
+        has nothing to send, and a majority decides.
         """
-        test_indices = torch.from_numpy(
-            self.world.stream.positions(self.world.stream.test, ctx.task)
-        )
-        side = replace(self.side, store=self.world.test)
-        return side.survey_form(
-            self._surveying(progress, state, ctx), replace(client, index=test_indices)
-        )
+        stream, task = self.world.stream, request.ctx.task
+        index = torch.from_numpy(stream.positions(stream.test, task)[:1])
+        plan, none = replace(self.plan, epochs=1), ClientState({}, {}, {}, {})
+        side = replace(self.side, store=self.world.test, plan=plan)
+        client = Client(0, index, lambda: index[:0])
+        return next(filter(None, side.answer(request, [client], none).payloads), None)
 
     def _groups(self, clients: Sequence[Client], ctx: Context) -> list[list[int]]:
         """Return one group per client; institutions never share a forward."""
@@ -258,15 +276,22 @@ class SitesEngine(ClientEngine):
         question = question_of(asked, run=self.sites.run)
         limit = upload_limit(asked, len(question), self.method, self.backbone.dim)
         uploads = self.sites.uploads(numbers, question, limit)
+        tasks = self.world.partition.tasks
         for number, upload in zip(numbers, uploads, strict=True):
+            if upload and len(upload[0].exemplars) != len(tasks):
+                name = self.sites.names[number]
+                log.warning("site %s sent no upload: its exemplars are of other tasks", name)
+                upload = None
             if upload is None:  # as from a client that drops out
-                yield ClientResponse([Payload({}, number)], ClientState({}, {}, {}), {})
+                yield ClientResponse([Payload({}, number)], ClientState({}, {}, {}, {}), {})
                 continue
             about, tensors = upload
             payload = Payload(move_to_device(tensors, self.backbone.device), number, about.images)
             losses = {} if about.loss is None else {number: (about.loss, torch.empty(0))}
             yield ClientResponse(
-                [payload], ClientState({number: self._blank_memory(number, about)}, {}, {}), losses
+                [payload],
+                ClientState({number: self._blank_memory(number, about)}, {}, {}, {}),
+                losses,
             )
 
     def _blank_memory(self, number: int, about: About) -> Tree:
@@ -277,7 +302,7 @@ class SitesEngine(ClientEngine):
         site_indices = (indices[number] for indices in self.world.partition.tasks)
         exemplar_indices = [
             torch.from_numpy(indices[:count])
-            for indices, count in zip(site_indices, about.exemplars, strict=False)
+            for indices, count in zip(site_indices, about.exemplars, strict=True)
         ]
         return {name: torch.cat(exemplar_indices)}
 
@@ -322,7 +347,8 @@ class SitesRun(FederatedRun):
 
     def _engine(self, plan: Plan) -> ClientEngine:
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
-        return SitesEngine(*parts, self.server.controls, sites=self.sites, world=self.known)
+        controls = self.server.controls
+        return SitesEngine(*parts, controls, self.residuals, sites=self.sites, world=self.known)
 
 
 def begin(

@@ -1,8 +1,10 @@
 """A site: one institution with its images, and its state between two requests."""
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from fczoo.federation.device import reproducible
 from fczoo.federation.remote import RemoteWorker
 from fczoo.federation.world import World
 from fczoo.sites.federation_config import check_sites, check_terms, terms_of
+from fczoo.sites.ledger import PrivacyLedger
 from fczoo.sites.messages import (
     CALL,
     ENROLMENT,
@@ -48,7 +51,7 @@ class SiteState(NamedTuple):
 
     run: str = ""  # empty: it has not enrolled
     progress: tuple[int, float] = (-1, 0)  # task and position in it of the last exchange
-    kept: ClientState = ClientState({}, {}, {})
+    kept: ClientState = ClientState({}, {}, {}, {})
     answers: Mapping[
         str, bytes
     ] = {}  # by the seal of the question: those that may be requested again
@@ -63,7 +66,15 @@ class Site:
     a site or server that is killed resumes with its folder, and changes no number.
     """
 
-    def __init__(self, world: World, method: Method, seed: int, number: int, folder: Path):
+    def __init__(
+        self,
+        world: World,
+        method: Method,
+        seed: int,
+        number: int,
+        folder: Path,
+        ledger: PrivacyLedger | None = None,
+    ):
         """Open client ``number`` of ``world``, with the state in ``folder``.
 
         Args:
@@ -72,12 +83,13 @@ class Site:
             seed: Seed of the run.
             number: Number of the client.
             folder: Folder of the site's state.
+            ledger: Ledger of the institution; None: uploads are not counted over runs.
 
         Raises:
             FczooError: Such a run is impossible, or the folder holds something else.
         """
         check_sites(world.settings, method)
-        self.world, self.number = world, number
+        self.world, self.number, self.ledger = world, number, ledger
         self.side_of = RemoteWorker(world, method, seed)
         self.terms = terms_of(world.settings, world.stream, world.backbone, method, seed)
         self.path = folder / "kept.safetensors"
@@ -110,6 +122,8 @@ class Site:
     def _enrol(self, call: Call, _: Tree) -> bytes:
         """Take part in a run if it is the agreed one; the state of an earlier run is dropped."""
         check_terms(self.terms, call.terms, "at the server")
+        if self.ledger:
+            self.ledger.check(self.world.settings)
         if call.run != self.standing.run:
             if call.goes_on:
                 raise FczooError("the site has kept nothing of this run; begin it again")
@@ -135,10 +149,12 @@ class Site:
             return site_state.answers[question]
         progress = self._position(request)
         client_state = site_state.kept
-        # teachers' outputs and control variates are dropped at a new task
+        # teachers' outputs, control variates and losses of codes are dropped at a new task
         if progress[0] != site_state.progress[0]:
-            client_state = ClientState(client_state.memories, {}, {})
+            client_state = ClientState(client_state.memories, {}, {}, {})
         upload, client_state, loss = self._respond(request, client_state)
+        if self.ledger and upload:
+            self.ledger.spend(self.world.settings, self._data, run)
         about = About(question, upload.num_samples, loss, self._exemplars(client_state))
         answer = serialize(UPLOAD, about, upload.tensors)
         self._stand(
@@ -147,6 +163,14 @@ class Site:
             )
         )
         return answer
+
+    @cached_property
+    def _data(self) -> str:
+        """Return the SHA-256 of the site's images and labels."""
+        train = self.world.stream.train
+        digest = hashlib.sha256(np.ascontiguousarray(train.labels).data)
+        digest.update(np.ascontiguousarray(train.pixels).data)
+        return digest.hexdigest()
 
     def _repeatable_answers(self, asked: ClientRequest) -> Mapping[str, bytes]:
         """Return responses that a resumed server may request again.

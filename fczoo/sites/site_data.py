@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -54,8 +53,9 @@ def site_world(
 class ServerView(World):
     """World of the server, which knows only the numbers of the sites' images.
 
-    Its training images are blank and numbered arbitrarily, so that code that counts images works;
-    it contains no pixel, label or position of a site's image.
+    Its training images are blank, so that code that counts images works. Each site has the first
+    ones of a task, as many as it reports: memory depends on the largest site only. The world
+    contains no pixel, label or position of a site's image.
     """
 
     sees_clients: ClassVar[bool] = False
@@ -96,11 +96,13 @@ def server_world(
     if all(enrolment.classes is not None for enrolment in enrolments):
         class_mask[:] = False
         class_mask[[label for enrolment in enrolments for label in enrolment.classes or ()]] = True
-    starts = np.concatenate([[0], count.cumsum()]).tolist()  # in the order of tasks, then of sites
-    ranges = [np.arange(start, stop) for start, stop in pairwise(starts)]
-    sites = len(enrolments)
-    tasks = [ClientIndex(ranges[t * sites : (t + 1) * sites]) for t in range(len(count))]
-    labels = np.repeat([task.start for task in stream.tasks], count.sum(1))
+    most = count.max(1)  # [tasks]
+    starts = np.concatenate([[0], most.cumsum()[:-1]]).tolist()
+    tasks = [
+        ClientIndex(start + np.arange(images, dtype=np.int32) for images in of_task)
+        for start, of_task in zip(starts, count.tolist(), strict=True)
+    ]
+    labels = np.repeat([task.start for task in stream.tasks], most)
     blank = Images(np.zeros((len(labels), 1, 1, 3), np.uint8), labels)
     stream = replace(stream, train=blank, train_index=np.arange(len(labels)))
     world_arguments = (

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, quiet
 from fczoo.core.registry import DATASETS, PARTITIONERS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Partitioner, Task, split_images
@@ -23,7 +23,6 @@ from fczoo.testing.world import (
     need,
     need_documented,
     need_one_line,
-    quiet,
 )
 
 Refuses = Callable[[int, int, int], bool]

@@ -263,10 +263,10 @@ def check_local_training(spec: str) -> None:
     """Raise AssertionError, in one sentence, where a rule of local training breaks a rule itself.
 
     Checked on random tensors: the added terms have names and shapes of gradients, are finite, and
-    are zero for a client whose weights are those of the beginning of the round and whose control
-    variates are the server's; no input is changed. Checked in the toy world: a run is the same
-    again and with clients together, and its control variates are declared and add up. The class and
-    each of its options have a description.
+    are zero for a client whose weights are those of the beginning of the round and whose tree is
+    zero, or the server's where they are shared; no input is changed. Checked in the toy world: a
+    run is the same again and with clients together, what it uploads is declared, and the server's
+    tree is the mean of the clients'. The class and each of its options have a description.
 
     Args:
         spec: Registered name with its options, such as ``fedprox:0.1``.
@@ -297,13 +297,12 @@ def _check_added(spec: str, rule: LocalRule, shapes: list[list[int]], seed: int)
 
     inputs = weights, start, client_control, server_control = tree(), tree(), tree(), tree()
     copies = [copy_tree(t) for t in inputs]
-    gradient_terms = rule.gradient_term(weights, start, client_control, server_control)
-    new_controls = (
-        rule.new_control_variates(weights, client_control, server_control) if rule.keeps else {}
-    )
+    trees = client_control, server_control
+    gradient_terms = rule.gradient_term(weights, start, *trees)
+    new_trees = rule.new_client_tree(weights, start, weights, *trees) if rule.keeps else {}
     for ours, theirs in zip(inputs, copies, strict=True):
         need_same(ours, theirs, f"{spec} changes what it is given; return new tensors")
-    for name, value in (*gradient_terms.items(), *new_controls.items()):
+    for name, value in (*gradient_terms.items(), *new_trees.items()):
         fits = (
             name in weights
             and value.shape == weights[name].shape
@@ -311,7 +310,9 @@ def _check_added(spec: str, rule: LocalRule, shapes: list[list[int]], seed: int)
         )
         need(fits, f"{spec} makes {name} with shape {list(value.shape)}, which fits no gradient")
         need(value.isfinite().all(), f"{spec} makes {name}, which is not finite")
-    for name, value in rule.gradient_term(start, start, server_control, server_control).items():
+    zero = {name: torch.zeros_like(value) for name, value in start.items()}
+    same = (server_control, server_control) if rule.shares else (zero, zero)
+    for name, value in rule.gradient_term(start, start, *same).items():
         need(
             not value.any(),
             f"{spec} adds to {name} of a client that has the weights of the round's beginning",
@@ -319,9 +320,11 @@ def _check_added(spec: str, rule: LocalRule, shapes: list[list[int]], seed: int)
 
 
 def _check_rule_run(spec: str, rule: LocalRule) -> None:
+    tune = "lora" if rule.reads_features else "head"
+
     def run(**settings: Any) -> Record:
         return record_run(
-            toy_bench(local=spec, **settings), small_method("fedavg", tune="head", optimizer="sgd")
+            toy_bench(local=spec, **settings), small_method("fedavg", tune=tune, optimizer="sgd")
         )
 
     one, second, together = run(), run(), run(together=3)
@@ -338,12 +341,11 @@ def _check_rule_run(spec: str, rule: LocalRule) -> None:
         name for call in one.calls for p in call.payloads for name in p if name.startswith(CONTROL)
     }
     need(
-        bool(control_names) == rule.keeps, f"{spec} sends control variates only where keeps is true"
+        bool(control_names) == rule.shares,
+        f"{spec} sends control variates only where shares is true",
     )
     controls = one.calls[-1].engine.controls
     for name, value in controls.server.items():
         total = torch.stack([tree[name] for tree in controls.clients.values()]).sum(0)
         mean = total / one.bench.partition.clients
-        need_same(
-            {name: value}, {name: mean}, f"{spec}'s control variates do not add up", SUM_TOLERANCE
-        )
+        need_same({name: value}, {name: mean}, f"{spec}'s trees do not add up", SUM_TOLERANCE)

@@ -18,7 +18,14 @@ from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.federation.server import broadcast
 from fczoo.testing.method_under_test import Call, MethodUnderTest, Record, copy_tree, need_same
-from fczoo.testing.world import TASKS, need, need_documented, toy_backbone
+from fczoo.testing.world import (
+    TASKS,
+    need,
+    need_documented,
+    need_one_line,
+    toy_backbone,
+    toy_bench,
+)
 
 MIN_TUNED_OPTIONS, MAX_TUNED_OPTIONS = 2, 4  # options: twenty trials are too few for more
 
@@ -188,6 +195,37 @@ def uploads_are_left_alone(subject: MethodUnderTest) -> None:
             )
 
 
+PARTS_OF_A_ROUND: dict[str, Any] = {"server_optimizer": "fedadam:0.01", "compress": "int8"}
+
+
+def goes_with_server_optimizer_and_codes(subject: MethodUnderTest) -> None:
+    """Check that a server optimizer and compressed uploads work, or are refused in one line.
+
+    A method that trains nothing refuses both; one without ``Training.averages_trained`` refuses a
+    server optimizer.
+
+    Args:
+        subject: The method and its runs in the toy world.
+    """
+    training, settings = subject.method.training(), dict[str, Any]()
+    for option, spec in PARTS_OF_A_ROUND.items():
+        able = training.averages_trained or option == "compress"
+        try:
+            part: dict[str, Any] = {option: spec}
+            toy_bench(**part).check(subject.method)
+            settings |= part
+        except FczooError as error:
+            need_one_line(error, subject.name)
+            able = able and bool(training.trained_prefixes)
+            need(not able, f"{subject.name} does not go with {option}: {error}")
+    if settings:
+        run = subject.start(1, rounds=1, **settings)
+        need(
+            not run.result.rejected,
+            f"{subject.name} has an honest upload rejected with {', '.join(settings)}",
+        )
+
+
 def private_state_is_not_broadcast(subject: MethodUnderTest) -> None:
     """Check that no client gets ``server_only`` state.
 
@@ -302,10 +340,19 @@ def uploads_are_finite_and_signed(subject: MethodUnderTest) -> None:
 def uploads_are_counted_in_bytes(subject: MethodUnderTest) -> None:
     """Check that the bytes of the result are those of the uploads, and more than zero.
 
+    They are zero where every client has a model of its own, which sends nothing.
+
     Args:
         subject: The method and its runs in the toy world.
     """
     run: Record = subject.run()
+    if subject.method.training().own_models:
+        need(
+            not any(p.tensors for call in run.calls for p in call.payloads)
+            and run.result.bytes_up == run.result.bytes_down == run.result.client_rounds == 0,
+            f"{subject.name} has own_models, but its clients send something; upload nothing",
+        )
+        return
     payloads = [p for call in run.calls for p in call.payloads if p or call.phase != "after_rounds"]
     expected_bytes = sum(nbytes(payload.tensors) + HEADER_BYTES for payload in payloads)
     need(

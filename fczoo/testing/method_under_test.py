@@ -4,7 +4,7 @@ A record holds what every client received and uploaded, and the states that were
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,6 +26,7 @@ from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
+from fczoo.federation.server import Server
 from fczoo.testing.world import need, toy_bench
 
 SHORT: dict[str, Any] = {"epochs": 1, "batch_size": 8}
@@ -47,6 +48,7 @@ class Call:
     memories: dict[int, Tree]  # clients' memories before the call, by number of the client
     remembered: dict[int, Tree]  # the original tensors of these, not copies
     kept: list[Payload]  # the original uploads, not copies, which the server uses later
+    server_state: Tree  # the server's state before the call, with its private tensors
 
 
 @dataclass
@@ -101,6 +103,8 @@ def record_run(
     """
     calls: list[Call] = []
     states: dict[int, Tree] = {}
+    server_states: list[Tree] = []  # of the last broadcast
+    send = Server.send
     train, survey, conclude, predict = (
         ClientEngine.train,
         ClientEngine.collect,
@@ -132,10 +136,15 @@ def record_run(
             memories,
             live_memories,
             live_payloads,
+            copy_tree(server_states[-1]),
         )
         calls.append(call)
         on_call(call)
         return live_payloads
+
+    def noted_send(self: Server, clients: Sequence[Client]) -> tuple[Tree, int]:
+        server_states[:] = [self.state]
+        return send(self, clients)
 
     def noted_train(
         self: ClientEngine, state: Tree, clients: list[Client], ctx: Context, *rest: Any
@@ -165,6 +174,7 @@ def record_run(
         return predict(self, backbone, state, batch, task)
 
     with (
+        mock.patch.object(Server, "send", noted_send),
         mock.patch.object(ClientEngine, "train", noted_train),
         mock.patch.object(ClientEngine, "collect", noted_survey),
         mock.patch.object(ClientEngine, "end_task_client", noted_conclude),
@@ -213,7 +223,12 @@ class MethodUnderTest:
         return self.runs[key]
 
     def start(
-        self, tasks: int, dtype: torch.dtype = torch.float64, together: int = 1, seed: int = 0
+        self,
+        tasks: int,
+        dtype: torch.dtype = torch.float64,
+        together: int = 1,
+        seed: int = 0,
+        **settings: Any,
     ) -> FederatedRun:
         """Learn the first tasks of a run that is not recorded.
 
@@ -222,6 +237,7 @@ class MethodUnderTest:
             dtype: Number type of the backbone.
             together: Number of clients in one batched forward.
             seed: Seed of the run.
+            settings: Fields of ``Settings`` that replace those of a run.
 
         Returns:
             The run, whose ``state`` and ``result`` are as of then; it is a new one at each call.
@@ -230,7 +246,8 @@ class MethodUnderTest:
             AssertionError: The method does not finish these tasks.
         """
         with self._in_toy_world():
-            run = toy_bench(dtype, together=together, **SHORT).start(self.method, seed)
+            bench = toy_bench(dtype, **{**SHORT, "together": together, **settings})
+            run = bench.start(self.method, seed)
             deque(islice(run, tasks), maxlen=0)
         return run
 
@@ -303,6 +320,19 @@ def batch_of(method: Method, store: ImageStore, index: Tensor) -> Batch:
     """
     (batch,) = view_batches(method, store, index, len(index))
     return batch
+
+
+def models_of(run: FederatedRun) -> Tree:
+    """Return the state of a run, or all clients' models where each client has its own.
+
+    Args:
+        run: Run after some task.
+    """
+    return {
+        f"client {client} {name}": value
+        for client, model in run.own_models.items()
+        for name, value in model.items()
+    } or run.state
 
 
 def need_same(

@@ -14,6 +14,7 @@ from fczoo.federation.evaluate import predictions
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.start import keeps_client_memory
 from fczoo.models.storage import load_model, save_model
+from fczoo.testing import hostile_uploads as hostile
 from fczoo.testing import method_rules as rules
 from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
@@ -23,9 +24,13 @@ from fczoo.testing.world import need, need_one_line, small_method
 def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
     """Check that a saved and loaded model gives the last evaluation's logits, bit for bit.
 
+    There is no such model where every client has its own.
+
     Args:
         subject: The method and its runs in the toy world.
     """
+    if subject.method.training().own_models:
+        return
     with TemporaryDirectory(prefix="fczoo-") as folder:
         _check_kept(subject, _evaluated_run(subject, 3), Path(folder))
 
@@ -38,6 +43,8 @@ def a_kept_model_continues(subject: MethodUnderTest) -> None:
     Args:
         subject: The method and its runs in the toy world.
     """
+    if subject.method.training().own_models:
+        return
     record, name = subject.run(torch.float32, together=3), subject.name
     bench = record.bench
     with TemporaryDirectory(prefix="fczoo-") as temporary:
@@ -202,6 +209,7 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     rules.uploads_are_counted_in_bytes,
     rules.a_new_task_leaves_the_old_state_alone,
     rules.uploads_are_left_alone,
+    rules.goes_with_server_optimizer_and_codes,
     rules.private_state_is_not_broadcast,
     rules.clients_need_no_private_state,
     training.clients_leave_the_state_alone,
@@ -222,6 +230,7 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     a_task_ends_in_order,
     a_loaded_model_predicts_the_same,
     a_kept_model_continues,
+    hostile.a_hostile_client_cannot_stop_the_server,
 )
 """Each takes a ``MethodUnderTest`` and raises AssertionError where the method breaks the rule
 that its docstring states.
@@ -241,7 +250,7 @@ def check_method(method: str | Method) -> None:
     reaches a client; padding counts for nothing; answers are logits of the classes seen, and
     features rows of images, whatever the batch; a run is the same from the same seed and however
     many clients train together; its saved model predicts the same when it is loaded, and learns
-    further tasks with the same numbers.
+    further tasks with the same numbers; and no hostile upload stops the server.
 
     Args:
         method: Registered name, whose whole-number options are made small (``small_method``), or an

@@ -15,7 +15,7 @@ from fczoo.data.views import ImageStore
 from fczoo.federation.local_trainer import loss_and_sums
 from fczoo.federation.server import broadcast
 from fczoo.functional.heads import LinearHead
-from fczoo.testing.method_under_test import Call, MethodUnderTest, batch_of, need_same
+from fczoo.testing.method_under_test import Call, MethodUnderTest, batch_of, models_of, need_same
 from fczoo.testing.world import CONFIG, TASKS, need, random_weights, toy_bench
 
 SUM_TOLERANCE = 1e-9  # float64: only the order of sums differs
@@ -310,6 +310,8 @@ def accuracy_covers_every_task_seen(subject: MethodUnderTest) -> None:
     need(
         len(run.result.accuracy) == len(TASKS), f"{subject.name} is not evaluated after every task"
     )
+    if subject.method.training().own_models:
+        return
     for t, row in enumerate(run.result.accuracy):
         correct = (subject.logits(run, t).argmax(1) == labels).double()
         expected_row = []
@@ -351,7 +353,7 @@ def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
         result = run.run()
         shape = [len(row) for row in result.accuracy]
         need(shape == [1, 2], f"{name} is not evaluated on every domain seen")
-        states.append(run.state)
+        states.append(models_of(run))
     first, second = states
     need(
         any(not torch.equal(value, second[key]) for key, value in first.items()),
@@ -374,7 +376,7 @@ def the_same_seed_gives_the_same_run(subject: MethodUnderTest) -> None:
         f"{subject.name} gives another run from the same seed; draw only from rng and keep no state"
     )
     need(second_run.result.accuracy == run.result.accuracy[:2], sentence)
-    need_same(second_run.state, run.states[1], sentence)
+    need_same([second_run.state, *second_run.own_models.values()][-1], run.states[1], sentence)
 
 
 def another_seed_gives_another_run(subject: MethodUnderTest) -> None:
@@ -387,7 +389,9 @@ def another_seed_gives_another_run(subject: MethodUnderTest) -> None:
     if not run.rounds:
         return
     prefixes = tuple(subject.method.training().optims)
-    states = (run.states[0], subject.start(tasks=1, seed=1).state)
+    states = [run.states[0], subject.start(tasks=1, seed=1).state]
+    if subject.method.training().own_models:
+        states, prefixes = [models_of(subject.start(1, seed=seed)) for seed in (0, 1)], ("client",)
     ours, theirs = (select(state, *prefixes) for state in states)
     differ = any(not torch.equal(value, theirs[name]) for name, value in ours.items())
     need(differ, f"{subject.name} trains the same from another seed; draw from rng")

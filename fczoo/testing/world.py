@@ -11,11 +11,9 @@ single image in the third. Everything is in float64, so that tolerances can be t
 same in every process.
 """
 
-import logging
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any
@@ -230,7 +228,9 @@ def need(holds: Any, sentence: str) -> None:
         raise AssertionError(sentence)
 
 
-def check_random_cases(check: Callable[[Draw], None], times: int = TIMES) -> None:
+def check_random_cases(
+    check: Callable[[Draw], None], times: int = TIMES, seed: int | None = None
+) -> None:
     """Call a check on many random cases.
 
     hypothesis chooses them, and shrinks a case that fails; where it is not installed they are drawn
@@ -239,17 +239,19 @@ def check_random_cases(check: Callable[[Draw], None], times: int = TIMES) -> Non
     Args:
         check: Function of ``draw``; it raises AssertionError for a case that fails.
         times: Number of cases.
+        seed: Seed from which all cases follow; None: others each time.
 
     Raises:
         AssertionError: A case fails.
     """
     try:
         from hypothesis import HealthCheck, given, settings
+        from hypothesis import seed as fix_seed
         from hypothesis import strategies as st
         from hypothesis.errors import Flaky
     except ImportError:
-        for seed in range(times):
-            check(_draws(np.random.default_rng(seed)))
+        for case in range(times):
+            check(_draws(np.random.default_rng([seed or 0, case])))
         return
 
     @settings(
@@ -269,25 +271,13 @@ def check_random_cases(check: Callable[[Draw], None], times: int = TIMES) -> Non
 
     failures: list[AssertionError] = []
     try:
-        attempt()
+        (attempt if seed is None else fix_seed(seed)(attempt))()
     except Flaky:  # a case that fails once and passes the next time has failed
         raise failures[-1] from None
 
 
 def _draws(rng: np.random.Generator) -> Draw:
     return lambda low, high: int(rng.integers(low, high + 1))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence fczoo's warnings inside; random cases give many."""
-    log = logging.getLogger("fczoo")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def need_documented(cls: Any, label: str) -> None:

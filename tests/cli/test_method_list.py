@@ -54,7 +54,7 @@ def test_every_method_is_listed_once_in_its_group() -> None:
         (
             "analytic",
             "fedlda",
-            "fedlda 2023 nothing counts, means, moments 133.1 Nearest class mean",
+            "fedlda 2023 nothing counts, means, moments 68.1 Nearest class mean",
         ),
         ("analytic", "fedncm", "fedncm 2023 nothing counts, means 1.0 Nearest class mean"),
         ("bounds", "joint", "joint - network, head weights 4,823.6 At every task,"),

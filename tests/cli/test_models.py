@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from sklearn.datasets import load_digits
 import fczoo
 from fczoo.cli.app import main
 from fczoo.core.registry import METHODS
+from fczoo.federation import stream
 from fczoo.models.card import bibtex, method_entries
 from helpers_cli import TINY, run
 
@@ -132,6 +135,32 @@ def test_evaluate_on_a_named_data_set_takes_its_test_part(out):
     assert values["images"] == 360
 
 
+def test_an_unreadable_file_does_not_stop_the_others(out, images, tmp_path):
+    shutil.copy(images / "0" / "0.png", tmp_path / "a.png")
+    (tmp_path / "b.png").write_text("no image")
+    shutil.copy(images / "0" / "0.png", tmp_path / "c.png")
+    words = ["predict", str(out / "fedncm" / "seed0"), str(tmp_path), "--format", "csv"]
+    outcome = CliRunner().invoke(main, [*words, "--top", "1"])
+    assert outcome.exit_code == 1
+    files = [row["file"] for row in csv.DictReader(io.StringIO(outcome.stdout))]
+    assert files == [str(tmp_path / "a.png"), str(tmp_path / "c.png")]
+    assert outcome.stderr.count("\n") == 1
+    assert f"cannot read image {tmp_path / 'b.png'}: cannot identify image file" in outcome.stderr
+
+
+def test_evaluate_repeats_no_warning_of_the_run(out, monkeypatch):
+    calls, make = [], stream.make_partition
+
+    def make_and_warn(*arguments):
+        calls.append(arguments)
+        logging.getLogger("fczoo").warning("the last draw was repaired")
+        return make(*arguments)
+
+    monkeypatch.setattr(stream, "make_partition", make_and_warn)
+    outcome = CliRunner().invoke(main, ["evaluate", str(out / "fedncm" / "seed0")])
+    assert outcome.exit_code == 0 and calls and not outcome.stderr
+
+
 def test_wrong_words_are_one_line(out, images, tmp_path):
     model, image = str(out / "fedavg" / "seed0"), str(images / "0" / "0.png")
     (tmp_path / "text.png").write_text("no image")
@@ -147,6 +176,8 @@ def test_wrong_words_are_one_line(out, images, tmp_path):
     assert "no folder" in refuse("evaluate", str(tmp_path / "nowhere"))
     assert "no folder" in refuse("evaluate", model, "--data-root", str(tmp_path / "nowhere"))
     assert "no data set is called" in refuse("evaluate", model, "--dataset", "wonder")
+    words = ["--dataset", "digits", "--data-root", str(tmp_path)]
+    assert "digits comes with its package, so --data-root" in refuse("evaluate", model, *words)
     assert "Missing argument" in refuse("predict", model, code=2)
     assert "--format" in refuse("predict", model, image, "--format", "xml", code=2)
     assert "no weight file" in refuse("predict", model, image, "--backbone", "none.safetensors")
@@ -185,7 +216,13 @@ def test_a_damaged_model_is_one_line(out, images, tmp_path):
 
 def test_cite_prints_an_entry_per_source_and_fczoo():
     text = run("cite", "HGP,pilora", "fedncm")
-    assert text.count("@misc{") == 3 and text.count("@software{fczoo,") == 1
+    assert text.count("@inproceedings{") == 2 and text.count("@software{fczoo,") == 1
+    assert (
+        "@inproceedings{fedncm,\n  author = {Legate and others},\n  title = {{Guiding The Last Layer "
+        "in Federated Learning with Pre-Trained Models}},\n  booktitle = {NeurIPS},\n"
+        "  year = {2023}\n}" in text
+    )
+    assert "@article{ewc,\n" in run("cite", "ewc") and "journal = {PNAS}" in run("cite", "ewc")
     assert "eprint = {2406.02447}" in text and "year = {2024}" in text
     assert "author = {Guo and others}" in text
     assert "did you mean hgp" in refuse("cite", "hgpp")
@@ -195,8 +232,9 @@ def test_cite_prints_an_entry_per_source_and_fczoo():
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_method_has_valid_entries(name):
     for entry in method_entries(METHODS.get(name)):
-        assert entry.startswith(f"@misc{{{name}") and entry.endswith("\n}")
-        assert entry.count("{") == entry.count("}") and "note = {" in entry
+        assert re.match(rf"@(misc|article|inproceedings)\{{{name}", entry) and entry.endswith("\n}")
+        assert entry.count("{") == entry.count("}")
+        assert ("title = {" in entry) != ("note = {" in entry)
 
 
 def test_the_entry_of_fczoo_is_that_of_the_citation_file():
@@ -214,8 +252,15 @@ def test_the_card_says_what_was_trained_and_how_to_use_it(out):
     result = json.loads((out / "fedncm" / "seed0" / "result.json").read_text())
     assert text.startswith("# fedncm on digits\n")
     assert f"| A_N | {result['metrics']['A_N']:.1f} |" in text
-    for part in ("task 1: 0, 1, 2, 3", "fczoo.load_model", "not logits", "@misc{fedncm", "Limits"):
+    for part in (
+        "task 1: 0, 1, 2, 3",
+        "fczoo.load_model",
+        "not logits",
+        "@inproceedings{fedncm",
+        "Limits",
+    ):
         assert part in text
     assert "frozen, not in this folder" in text
     fedavg = (out / "fedavg" / "seed0" / "README.md").read_text()  # trains all weights
+    assert "| rounds | " in fedavg and "| rounds | " not in text and "| batch size |" not in text
     assert "not logits" not in fedavg and "frozen, not in this folder" not in fedavg

@@ -61,6 +61,8 @@ def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
         (["tune", "--methods", "a", "b"], "separate names by commas: --methods a,b"),
         (["bench", "--methods", "hgp,FedProx"], "fedprox works with any method: --local fedprox"),
         (["bench", "--methods", "Median"], "median works with any method: --aggregator median"),
+        (["bench", "--methods", "FedAdam"], "fedadam works with any method: --server-optimizer fe"),
+        (["bench", "--methods", "hgp", "--server-lr", "0.1"], "give --server-optimizer fedadam:LR"),
         (["bench", "--methods", "hgp", "--partition", "noniid"], "write --partition dirichlet:0.1"),
         (
             ["bench", "--methods", "hgp", "--partition", "Non-IID:0.3"],

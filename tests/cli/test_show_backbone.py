@@ -75,6 +75,8 @@ def test_the_list_ends_with_what_is_not_supported():
 def test_a_part_of_a_name_gets_names_that_have_it():
     text = output_of("show", "backbone", "dinov2", code=1)
     assert "did you mean vit_base_patch14_dinov2, " in text and text.count("\n") == 1
+    text = output_of("show", "dinov2", code=1)
+    assert "fczoo show backbone vit_base_patch14_dinov2, or vit_" in text
 
 
 def test_a_small_network_and_a_missing_file_have_a_page(tmp_path):

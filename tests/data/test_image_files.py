@@ -12,12 +12,15 @@ from PIL import Image, ImageOps
 from fczoo import Benchmark, FczooError, Settings, create_method
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Images
+from fczoo.data.folder_layout import read_folders
 from fczoo.data.image_files import ImageFiles, UnreadableImage, class_folders, prepare
 from fczoo.data.stream import make_stream
 from fczoo.data.views import AUGMENTS, DRAWS, ImageStore
+from fczoo.models.classifier import EvaluationTransform
 
 pytestmark = pytest.mark.usefixtures("cache")
 EVERY = np.arange(12)
+VIEW = EvaluationTransform(8, 8, 1.0, (0.0,) * 3, (1.0,) * 3)
 
 # ---------------------------------------------------------------- one image
 
@@ -70,6 +73,50 @@ def test_images_of_the_right_size_stay_as_they_are(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
     assert np.array_equal(prepare(tmp_path / "image.png", 16), pixels)
+
+
+def test_an_orientation_tag_turns_images_of_users_only(tmp_path: Path, cache: Path) -> None:
+    """Tag 6: the first row of the file is the right side of the picture, its first column the top.
+
+    Red left and blue right become red on top of blue; published data sets stay as stored.
+    """
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[:, :4, 0] = pixels[:, 4:, 2] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for part in ("train", "test"):
+        for name in "ab":
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.fromarray(pixels).save(tmp_path / part / name / "0.png", exif=exif)
+    file = tmp_path / "train" / "a" / "0.png"
+    assert np.array_equal(prepare(file, 8), pixels)
+    upright = prepare(file, 8, upright=True)
+    assert (upright[:4] == [255, 0, 0]).all() and (upright[4:] == [0, 0, 255]).all()
+    stored = read_folders("imagefolder", tmp_path, 8).train
+    users = DATASETS.get("imagefolder")().load(tmp_path).train
+    assert np.array_equal(stored.take(np.arange(2)).pixels[1], pixels)
+    assert np.array_equal(users.take(np.arange(2), 8).pixels[1], upright)
+    assert len(list(cache.glob("*.u8"))) == 2  # each has pixels of its own
+    with Image.open(file) as image:
+        view = VIEW(image)
+        assert image.getexif()[0x0112] == 6  # the user's image stays as it is
+    assert np.array_equal(255 * view.permute(1, 2, 0).numpy(), upright)
+
+
+def test_an_image_of_16_bits_gets_one_piece_of_advice(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "a" / "0.png")
+    files = ImageFiles("toy", tmp_path, ("a/0.png",), np.zeros(1, np.int64), 8)
+    with pytest.raises(FczooError) as caught:
+        files.take(np.arange(1))
+    problem = f"cannot read image {tmp_path}/a/0.png: mode I;16 has more than 8 bits a channel"
+    advice = "convert it to 8 bits, or see `fczoo data check toy` for all such files"
+    assert str(caught.value) == f"{problem}; {advice}"
+    with (
+        Image.open(tmp_path / "a" / "0.png") as image,
+        pytest.raises(FczooError, match=r"more than 8 bits a channel; convert it to 8 bits$"),
+    ):
+        VIEW(image)
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ COMMANDS = re.compile(r"^```bash\n(.*?)```", flags=re.DOTALL | re.MULTILINE)
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the handbook with warnings as errors."""
-    for package in ("sphinx", "myst_parser", "furo", "latex2mathml"):
+    for package in ("sphinx", "myst_parser", "myst_nb", "furo", "latex2mathml"):
         pytest.importorskip(package, reason=f"{package} (extra docs) is not installed")
     folder = tmp_path_factory.mktemp("handbook") / "site"
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(DOCS), str(folder)]

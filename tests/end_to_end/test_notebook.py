@@ -1,5 +1,7 @@
 """A notebook shows results as tables and pictures, and a bar while runs continue."""
 
+from pathlib import Path
+
 import pytest
 
 nbformat = pytest.importorskip(
@@ -10,6 +12,7 @@ nbclient = pytest.importorskip(
 )
 pytest.importorskip("ipykernel", reason="nbclient and ipykernel (extra test) are not installed")
 
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 CELLS = (
     "import fczoo",
     "results = fczoo.bench(['fedncm', 'fedclm'], range(2), dataset='digits', train_per_class=8,\n"
@@ -44,3 +47,21 @@ def test_a_notebook_shows_tables_curves_and_progress(tmp_path) -> None:
     assert error["ename"] == "FczooError"
     assert "no method is called 'fedncn'; did you mean" in error["evalue"]
     assert not list(tmp_path.iterdir())  # nothing is left where no one asked for files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_of_the_handbook_runs_from_top_to_bottom(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Execute it in an empty folder; in the repository it has neither outputs nor numbers."""
+    book = nbformat.read(path, as_version=4)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert code and not any(cell.outputs or cell.execution_count for cell in code)
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
+    nbclient.NotebookClient(
+        book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    shown = [{kind for out in cell.outputs for kind in out.get("data", {})} for cell in code]
+    assert sum("image/png" in kinds for kinds in shown) == 2  # a digit and the features
+    assert sum("text/html" in kinds for kinds in shown) == 3  # results, probabilities, confusion

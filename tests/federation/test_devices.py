@@ -24,9 +24,10 @@ from fczoo.federation.local_trainer import LocalTrainer
 from fczoo.federation.uplink import Uplink
 from fczoo.testing.world import small_method, toy_bench
 from helpers_device import PRETEND, PretendDevice, pretend_device, to_pretend_device
+from helpers_methods import FEW_INVERSIONS
 from helpers_warm import warm_python
 
-REBUILT = {"inversion_steps": 1, "inversion_inner": 2, "detector": "oracle"}
+REBUILT = {**FEW_INVERSIONS, "detector": "oracle"}
 SHORT: dict[str, dict[str, Any]] = {"glfc": REBUILT, "lga": REBUILT}
 PROTECTION: tuple[dict[str, Any], ...] = (
     {"outliers": 3.0},
@@ -154,7 +155,7 @@ def test_method_mixes_no_devices(name: str, together: int, augment: str, tmp_pat
     """
     method = method_of(name)
     settings = {
-        "attack": "gaussian:1",
+        "attack": None if method.training().own_models else "gaussian:1",
         "attackers": 0.34,
         "together": together,
         **protection(method),
@@ -162,12 +163,13 @@ def test_method_mixes_no_devices(name: str, together: int, augment: str, tmp_pat
     bench = bench_of(method, augment=augment, **settings)
     expected = bench.run(method)
     path = tmp_path / "checkpoint.safetensors"
+    probe = None if method.training().own_models else Probe(tmp_path)
     with pretend_device() as device, waits_of_steps(device) as waits:
         there = to_pretend_device(bench)
         there.train.query(torch.arange(len(there.train.labels)))
         with pytest.raises(InterruptedRun):
-            there.run(method, checkpoint=Checkpoint(path, kill), probe=Probe(tmp_path))
-        result = there.run(method, checkpoint=Checkpoint(path), probe=Probe(tmp_path))
+            there.run(method, checkpoint=Checkpoint(path, kill), probe=probe)
+        result = there.run(method, checkpoint=Checkpoint(path), probe=probe)
     assert result.accuracy == expected.accuracy
     assert result.rejected == expected.rejected
     assert set(waits) <= (TEACHER if augment == "none" else set())

@@ -21,7 +21,8 @@ from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.runner.execute import RoundWriter
-from fczoo.testing.world import TASKS, small_method, toy_bench
+from fczoo.testing.world import TASKS, toy_bench
+from helpers_methods import quick_method
 from helpers_remote import Losses, Workers, outcome, outcome_so_far
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
 
@@ -54,7 +55,7 @@ def reference(
 
     Pytest runs the tests of this module method by method.
     """
-    method, folder = small_method(request.param), tmp_path_factory.mktemp("reference")
+    method, folder = quick_method(request.param), tmp_path_factory.mktemp("reference")
     augment = "none" if hasattr(method, "teacher_outputs") else "crop"
     settings = {"participation": 0.7, "augment": augment, "epochs": 1, "batch_size": 8}
     losses, after_tasks = Losses(), []

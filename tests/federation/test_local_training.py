@@ -1,7 +1,6 @@
-"""``--local``: FedProx and SCAFFOLD as local training of any method."""
+"""``--local``: rules of local training of any method."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +14,14 @@ from fczoo.core.types import Context, Exchange, Task
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
-from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.device import Plan
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
-from fczoo.federation.run import FederatedRun
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.testing import check_local_training
-from helpers_engine import TASK, Toy
+from helpers_engine import TASK, Toy, run_to_end, same
 
 FOUR = Task(0, 0, 4, 4, 1)
 
@@ -51,19 +48,6 @@ class Linear(Method):
         return head_logits(state, batch.query)[:, : task.stop]
 
 
-def run_to_end(
-    bench: Benchmark, method: Method, checkpoint: Checkpoint | None = None
-) -> FederatedRun:
-    run = FederatedRun(bench, method, 0, Callback(), checkpoint, None)
-    run.run()
-    return run
-
-
-def same(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float = 0.0) -> bool:
-    close = [torch.allclose(v, theirs[k], rtol=tolerance, atol=tolerance) for k, v in ours.items()]
-    return all(close) and ours.keys() == theirs.keys()
-
-
 @pytest.mark.parametrize("spec", LOCAL_TRAINING.names())
 def test_every_rule_keeps_the_rules(spec):
     check_local_training(spec)
@@ -84,8 +68,9 @@ def rounds(
     state, payloads = {"w": torch.zeros(2, dtype=torch.float64)}, []
     for r in range(number):
         payloads.append(engine.train(state, clients, Context(FOUR, r, number, state)))
-        controls.absorb(payloads[-1], 2, AGGREGATORS.get("uniform"))
+        controls.absorb(payloads[-1], state, 2, AGGREGATORS.get("uniform"))
         state = {"w": sum(p["w"] for p in payloads[-1]) / 2}
+        state = controls.rule.correct_merged(state, controls.server)
     return payloads
 
 
@@ -119,6 +104,28 @@ def test_scaffold_by_hand(backbone, together):
     assert torch.allclose(
         controls.server["w"], (controls.clients[0]["w"] + controls.clients[1]["w"]) / 2
     )
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_feddyn_by_hand(backbone, together):
+    """Compare the steps of FedDyn with values worked out by hand.
+
+    Round 1, alpha 0.5: 0.2 and 0.2 - 0.1 (-1.6 + 0.1) = 0.35; 0.6 and 0.6 - 0.1 (-4.8 + 0.3) =
+    1.05. h_k = -0.5 y = -0.175 and -0.525, h = -0.35, and the model is 0.7 + 0.35 / 0.5 = 1.4.
+
+    Round 2 of the first client, whose gradient gets 0.175 + 0.5 (y - 1.4): 1.4 - 0.1 (0.8 + 0.175)
+    = 1.3025, then 1.3025 - 0.1 (0.605 + 0.175 - 0.04875) = 1.229375.
+    """
+    controls = ControlVariates(make_local_training("feddyn:0.5"))
+    first, second = rounds(backbone, controls, 2, together)
+    assert [p["w"][0].item() for p in first] == pytest.approx([0.35, 1.05])
+    assert second[0]["w"][0].item() == pytest.approx(1.229375)
+    assert second[0].keys() == {"w", "seen", "labels"}
+    assert controls.clients[0]["w"][0].item() == pytest.approx(-0.175 - 0.5 * (1.229375 - 1.4))
+    assert torch.allclose(
+        controls.server["w"], (controls.clients[0]["w"] + controls.clients[1]["w"]) / 2
+    )
+    assert not controls.broadcast and not controls.shared
 
 
 # --- against the same written as methods
@@ -268,16 +275,25 @@ def test_a_robust_aggregator_merges_control_variates_too():
     controls = ControlVariates(make_local_training("scaffold"))
     values = [1.0, 2.0, 900.0]
     payloads = [Payload({f"{CONTROL}w": torch.tensor([v])}, k, 10**k) for k, v in enumerate(values)]
-    controls.absorb(payloads, 6, AGGREGATORS.get("median"))
+    controls.absorb(payloads, {}, 6, AGGREGATORS.get("median"))
     assert controls.server["w"].item() == pytest.approx(3 / 6 * 2.0)
     controls.clear()
-    controls.absorb(payloads, 6, AGGREGATORS.get("fedavg"))  # each client counts as one
+    controls.absorb(payloads, {}, 6, AGGREGATORS.get("fedavg"))  # each client counts as one
     assert controls.server["w"].item() == pytest.approx(3 / 6 * 301.0)
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "says"),
     [
+        ("fedncm", {"local": "moon"}, "about training"),
+        ("fedavg", {"local": "moon"}, "those of fedavg are frozen"),
+        ("lorm", {"local": "feddyn"}, "lorm merges it in another way"),
+        (
+            "fedavg",
+            {"local": "feddyn", "server_optimizer": "fedadam"},
+            "moves the server's model itself",
+        ),
+        ("fedavg", {"local": "fednova", "dp_clip": 1.0}, "uploads numbers of steps"),
         (
             "fedavg",
             {"local": "scaffold", "dp_clip": 1.0},
@@ -290,7 +306,8 @@ def test_a_robust_aggregator_merges_control_variates_too():
 )
 def test_what_cannot_be_is_refused_by_name(make_bench, method, settings, says):
     with pytest.raises(FczooError, match=says):
-        make_bench(**settings).check(create_method(method))
+        options = {"tune": "head"} if method == "fedavg" else {}
+        make_bench(**settings).check(create_method(method, **options))
 
 
 def test_fedprox_goes_with_privacy(make_bench):

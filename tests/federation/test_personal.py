@@ -32,7 +32,7 @@ def test_it_is_what_a_client_trains_in_a_round() -> None:
     uploads = engine.train(ctx.shared, clients, ctx)
     state = {k: v.clone() for k, v in run.state.items()}
     for client, upload in zip(clients, uploads, strict=True):
-        copy = trained_copy(runtime, client, ClientState({}, {}, {}), ctx)
+        copy = trained_copy(runtime, client, ClientState({}, {}, {}, {}), ctx)
         assert copy.keys() == {k for k in upload if k in copy}
         assert all(torch.equal(copy[k], upload[k]) for k in copy)
         assert any(not torch.equal(copy[k], state[k]) for k in copy)
@@ -45,7 +45,7 @@ def test_memories_and_teachers_stay(name: str) -> None:
     memories = {k: {n: v.clone() for n, v in tree.items()} for k, tree in run.memories.items()}
     cache = {k: dict(outputs) for k, outputs in run.teacher_cache.items()}
     for client in run.world.clients(TASKS[2]):
-        trained_copy(runtime, client, ClientState(run.memories, run.teacher_cache, {}), ctx)
+        trained_copy(runtime, client, ClientState(run.memories, run.teacher_cache, {}, {}), ctx)
     assert {k: v.keys() for k, v in run.teacher_cache.items()} == {
         k: v.keys() for k, v in cache.items()
     }

@@ -21,6 +21,8 @@ def test_groups_control_variates_and_hostile_clients_elsewhere(
 ):
     settings = {
         "local": "scaffold",
+        "compress": "topk:0.2",
+        "server_optimizer": "fedavgm:0.5",
         "attack": "label-flip",
         "attackers": 0.34,
         "together": together,
@@ -31,6 +33,10 @@ def test_groups_control_variates_and_hostile_clients_elsewhere(
     )
     assert outcome(away) == outcome(local)
     assert bits(away.server.controls.server) == bits(local.server.controls.server)
+    assert {k: bits(v) for k, v in away.residuals.items()} == {
+        k: bits(v) for k, v in local.residuals.items()
+    }
+    assert away.residuals
     assert {k: bits(v) for k, v in away.memories.items()} == {
         k: bits(v) for k, v in local.memories.items()
     }
@@ -65,7 +71,7 @@ def test_what_clients_keep_is_given_and_returned(make_bench, small_method, watch
     record = watch(make_bench(augment="none"), small_method(name))
     call = record.rounds[-1]
     engine: ClientEngine = call.engine
-    client_state = ClientState(call.memories, {}, {}).of([call.clients[0].number])
+    client_state = ClientState(call.memories, {}, {}, {}).of([call.clients[0].number])
     memory_bits = {k: bits(v) for k, v in client_state.memories.items()}
     request = ClientRequest(None, call.state, {}, call.ctx)
     first, again = (engine.side.answer(request, call.clients[:1], client_state) for _ in range(2))

@@ -10,8 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Benchmark, FczooError, Method, Payload, Training, Tree, whole_tensors
+from fczoo import (
+    Batch,
+    Benchmark,
+    FczooError,
+    Method,
+    Payload,
+    Training,
+    Tree,
+    per_class,
+    whole_tensors,
+)
 from fczoo.cli.show import part_page
+from fczoo.core.payload import pack_symmetric, unpack_symmetric
 from fczoo.federation.batches import image_draws
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.engine import ClientEngine
@@ -212,7 +223,7 @@ def run_to_end(bench: Benchmark, method: Method) -> FederatedRun:
 
 SPOILT = {
     "gram is not finite": lambda sums: {**sums, "gram": sums["gram"] * float("nan")},
-    "gram has shape (2, 2), expected (32, 32)": lambda sums: {**sums, "gram": torch.zeros(2, 2)},
+    "gram has shape (2, 2), expected (528,)": lambda sums: {**sums, "gram": torch.zeros(2, 2)},
     "lacks gram": lambda sums: {k: v for k, v in sums.items() if k != "gram"},
     "class.count is a count below 0": lambda sums: {**sums, "class.count": -sums["class.count"]},
     "dropped out": lambda sums: {},
@@ -243,3 +254,18 @@ def test_what_is_broken_is_left_out_of_the_sum(monkeypatch, small_method, reason
     assert all(torch.equal(value, run.state[name]) for name, value in expected_state.items())
     with pytest.raises(FczooError, match=r"2 of 3 uploads are valid, 3 needed; client 1"):
         run_to_end(toy_bench(min_clients=3), method)
+
+
+def test_the_lower_triangle_of_a_symmetric_matrix_is_sent() -> None:
+    """Row by row, also of sums side by side; other tensors stay."""
+    uploads = {"gram": whole_tensors("second moments", symmetric=True), "class.": per_class("sum")}
+    matrix = torch.tensor([[1.0, 9, 9], [2, 3, 9], [4, 5, 6]])
+    tree = {"gram": matrix, "class.sum": torch.ones(3, 3)}
+    packed = pack_symmetric(tree, uploads)
+    assert packed["gram"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert packed["class.sum"] is tree["class.sum"]
+    whole = [[1, 2, 4], [2, 3, 5], [4, 5, 6]]
+    assert unpack_symmetric(packed, uploads)["gram"].tolist() == whole
+    stacked = {"gram": torch.stack([packed["gram"], 2 * packed["gram"]])}
+    both = unpack_symmetric(stacked, uploads)["gram"]
+    assert both[0].tolist() == whole and torch.equal(both[1], 2 * both[0])

@@ -10,13 +10,13 @@ from fczoo.core.registry import METHODS
 from fczoo.security.privacy import list_disclosures
 from fczoo.testing.method_under_test import MethodUnderTest
 from fczoo.testing.methods import METHOD_RULES
-from fczoo.testing.world import small_method
+from helpers_methods import quick_method
 
 
 @pytest.fixture(scope="module", params=METHODS.names())
 def subject(request: pytest.FixtureRequest) -> MethodUnderTest:
     """Return a method with its runs, each of which is made once."""
-    return MethodUnderTest(small_method(request.param))
+    return MethodUnderTest(quick_method(request.param))
 
 
 def test_every_method_keeps_the_rules(subject: MethodUnderTest) -> None:

@@ -157,6 +157,31 @@ def test_a_plugin_ships_a_file(
     assert "broken.toml is not a valid protocol: about: Expected `str`, got `int`" in caplog.text
 
 
+def test_wrong_names_in_a_file_are_reported_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = frozenset({"rounds", "epochs"})
+    text = '[[options]]\nsource = "a"\nmethods = ["{}"]\nvalues = {{ {} = 1 }}\n'
+    with pytest.raises(
+        FczooError, match=r"toy\.toml: fedavg\.rat is not an option; did you mean rank"
+    ):
+        read(tmp_path, text.format("fedavg", "rat")).check_names(settings)
+    wrong = '[[settings]]\nsource = "a"\nvalues = { round = 3 }\n'
+    with pytest.raises(
+        FczooError, match=r"toy\.toml: round is not an option; did you mean rounds\?"
+    ):
+        read(tmp_path, wrong).check_names(settings)
+    read(tmp_path, text.format("fedavgg", "lr")).check_names(settings)
+    advice = "options of fedavgg, which is not installed; did you mean fedavg"
+    assert f"{tmp_path}/toy.toml has {advice}" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [PROTOCOLS, RELEASES])
+def test_the_names_in_fczoos_files_exist(kind: SourceRegistry) -> None:
+    for name in kind.names("fczoo."):
+        kind.get(name).check_names(frozenset(fczoo.Settings.__dataclass_fields__))
+
+
 def test_a_protocol_of_a_taken_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,14 @@ from click.testing import CliRunner
 from fczoo.board.charts import chart
 from fczoo.cli.app import main
 from fczoo.federation.result import Result, read_result, write_result
+from fczoo.reports.captions import describe
 from fczoo.reports.drawing import draw
-from fczoo.reports.figures import client_quantiles, overview
+from fczoo.reports.figures import (
+    accuracy_against_bytes,
+    accuracy_against_seconds,
+    client_quantiles,
+    overview,
+)
 from fczoo.reports.learning_curves import (
     accuracy_over_bytes,
     accuracy_over_rounds,
@@ -85,6 +91,23 @@ def test_methods_without_rounds_are_drawn_over_bytes(tmp_path: Path) -> None:
     (experiment,) = read_experiments([runs_with_curves(tmp_path / "r", {0: curve})])
     assert not accuracy_over_rounds(experiment).curves
     assert np.array_equal(accuracy_over_bytes(experiment).positions["hgp"], [1.0, 2.0])
+
+
+def test_compressed_runs_have_their_own_points_over_bytes(tmp_path: Path) -> None:
+    """Each table has one code of uploads; the figures over bytes have all, named by their code."""
+    runs_with_curves(tmp_path / "exact", {0: CURVE})
+    write_run(tmp_path / "topk", {"hgp": {0: 60.0}}, compress="topk:0.01")
+    write_run(tmp_path / "other", {"hgp": {0: 70.0}}, compress="int8", rounds=9)
+    by_code = {e.settings["compress"]: e for e in read_experiments([tmp_path])}
+    assert [line.label for line in by_code["topk:0.01"].lines] == ["hgp"]
+    assert "uploads compressed by topk:0.01" in describe(by_code["topk:0.01"])
+    points = {code: accuracy_against_bytes(e).points for code, e in by_code.items()}
+    assert points[None].keys() == {"hgp", "fedavg", "hgp, topk:0.01"}
+    assert points["topk:0.01"].keys() == {"hgp", "hgp, exact", "fedavg, exact"}
+    assert points["int8"].keys() == {"hgp"}  # of another schedule
+    assert points[None]["hgp, topk:0.01"].tolist() == points["topk:0.01"]["hgp"].tolist()
+    assert accuracy_over_bytes(by_code["topk:0.01"]).curves.keys() == {"hgp, exact"}
+    assert "hgp, exact" not in accuracy_against_seconds(by_code["topk:0.01"]).points
 
 
 @pytest.mark.parametrize("archived", [False, True])

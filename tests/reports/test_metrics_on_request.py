@@ -49,6 +49,14 @@ def test_a_table_of_chosen_columns(tmp_path: Path) -> None:
     assert "MB up" not in output and "ECE: expected calibration error" in output.replace("\n", " ")
 
 
+def test_a_column_has_several_spellings_and_comes_once(tmp_path: Path) -> None:
+    folder = evaluated_run(tmp_path / "run")
+    output = run_report(folder, "--metrics", "MB_up,A_N,mb-up,a_n,rounds@70,rounds@70")
+    head = next(line for line in output.splitlines() if line.startswith("method"))
+    assert head.split("  ")[0] == "method" and "MB up" in head and head.count("A_N") == 1
+    assert head.count("MB up") == head.count("rounds to 70 %") == 1
+
+
 def test_the_usual_tables_stay(tmp_path: Path) -> None:
     output = run_report(evaluated_run(tmp_path / "run"))
     assert "BWT" in output

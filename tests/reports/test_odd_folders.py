@@ -5,8 +5,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from fczoo.board.pages import write_page, write_site
 from fczoo.cli.app import main
 from fczoo.core.files import write_json
+from fczoo.reports.captions import notes
+from fczoo.reports.runs import read_experiments
 
 
 def run_report(*words: str):
@@ -36,3 +39,18 @@ def test_a_description_without_data_set_is_named(make_run, tmp_path):
     result = run_report(str(tmp_path / "run"), "--format", "csv")
     assert result.exit_code and type(result.exception) is not KeyError
     assert "settings: the dataset is missing" in f"{result.output}{result.exception}"
+
+
+def test_text_that_no_terminal_or_page_can_hold_is_shown_without_it(make_run, tmp_path):
+    folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
+    path = folder / "one" / "seed0" / "result.json"
+    content = json.loads(path.read_text())
+    content["remark"] = "odd\ud800 \x1b[31m\u202e<b>" + " long" * 100_000
+    content = {key: value for key, value in content.items() if key not in ("sha256", "format")}
+    path.write_text(json.dumps(content))
+    note = next(note for note in notes(read_experiments([folder])[0]) if "odd" in note)
+    assert "odd\ufffd [31m<b> long long" in note and len(note) < 3000
+    write_page([folder], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "odd\ufffd [31m&lt;b&gt; long" in page
+    write_site([folder], tmp_path / "site")

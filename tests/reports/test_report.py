@@ -161,6 +161,8 @@ def test_upper_bounds_are_shown_with_their_remark_and_not_ranked(make_run, tmp_p
 def test_every_format_holds_every_figure(folder):
     latex, markdown = report([folder], "latex"), report([folder], "markdown")
     assert r"\toprule" in latex
+    caption = next(line for line in latex.splitlines() if line.startswith(r"\caption"))
+    assert "participation 1. vit" in caption
     assert r"\textbf{76.0 $\pm$ 1.0}" in latex
     assert r"\underline{74.7 $\pm$ 5.0}$^{\approx}$" in latex
     assert r"A\_N" in latex

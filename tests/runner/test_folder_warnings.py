@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from fczoo.runner.warnings import (
     read_warnings,
 )
 from helpers_cli import TINY, run
+from helpers_warm import warm_python
 
 SMALL = ["--train-per-class", "8", "--test-per-class", "4", "--tasks", "3", "--clients", "5"]
 SKEW_SPEC = "dirichlet:0.001,min_size=4"  # each class goes to one client
@@ -136,7 +138,10 @@ def test_a_file_holds_each_warning_once_and_survives_a_kill(tmp_path: Path) -> N
     assert read_warnings(file) == [LocatedWarning("too small", "task 1")]
 
 
-def test_warnings_of_workers_are_noted_and_name_the_method_once(tmp_path: Path) -> None:
+def test_warnings_of_workers_are_noted_and_name_the_method_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python())  # of the workers
     words = [*TINY, "--clients", "3", "--tasks", "2", "--partition", SKEW_SPEC, "--jobs", "2"]
     run(
         "bench",

@@ -137,6 +137,27 @@ def test_the_dry_run_estimates_the_size(tmp_path):
         assert size >= sum(value.numel() * 4 for value in first.trained.values())
 
 
+def test_the_dry_run_counts_statistics_of_all_classes():
+    """SLCA's state grows by count, mean and covariance of each class with images: 5 in a task."""
+    config = fczoo.load_backbone("vit_nano_32").config
+    method = fczoo.create_method("slca", "digits", tune="head")
+    first, second = state_sizes(method, Settings.for_dataset("digits", tasks=2), 0, config)
+    dim = config.feature_dim
+    assert second - first == pytest.approx(5 * 4 * (dim * dim + dim + 1), rel=1e-3)
+
+
+def test_a_method_with_own_models_keeps_and_sends_nothing():
+    local = fczoo.create_method("local", "digits", tune="head")
+    settings = Settings.for_dataset("digits", tasks=2)
+    config = fczoo.load_backbone("vit_nano_32").config
+    assert state_sizes(local, settings, 0, config) == [0, 0]
+    cost = first_round(local, settings)
+    assert (cost.up, cost.received) == (0, {}) and cost.trained.keys() == {
+        "head.weight",
+        "head.bias",
+    }
+
+
 def test_the_dry_run_estimates_the_models_that_are_kept(tmp_path):
     def megabytes(*words: str) -> float:
         lines = run("bench", "--methods", "fedridge", "--dry-run", *words).splitlines()

@@ -64,11 +64,12 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def count_operations(out: Path, counted: Path) -> None:
+def write_operations(out: Path, counted: Path) -> None:
+    """Run, and write the names of the operations to a file."""
     operations: list[str] = []
     tell_of_operations(out, operations.append)
     run_sweep(sweep(), out)
-    counted.write_text(str(len(operations)))
+    counted.write_text("\n".join(operations))
 
 
 def hurt_run(out: Path, last: int, fault: str) -> None:
@@ -122,10 +123,12 @@ def test_any_file_operation_may_be_the_last(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(Benchmark, "open", lambda settings: bench)
     reference, count_file = tmp_path / "whole", tmp_path / "count"
     run_sweep(sweep(), tmp_path / "first")  # imports everything, so that the children need not
-    assert in_child(lambda: count_operations(reference, count_file)) == 0
+    assert in_child(lambda: write_operations(reference, count_file)) == 0
     contents = folder_contents(reference)
     assert {"bench.json", "partition.json", "fedavg/seed0/result.json"} <= contents.keys()
-    for last in range(1, int(count_file.read_text()) + 1):
+    for last, event in enumerate(count_file.read_text().splitlines(), 1):
+        if fault == "disk full" and event not in GROWING:
+            continue  # it is carried out, and the next one that grows fails: a case of its own
         out = tmp_path / f"last-{last}"
         in_child(lambda out=out, last=last: hurt_run(out, last, fault))
         assert in_child(lambda out=out: run_sweep(sweep(), out)) == 0, f"operation {last}"

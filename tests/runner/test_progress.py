@@ -72,7 +72,8 @@ def test_a_run_of_several_settings_is_told_with_its_own(tmp_path: Path) -> None:
 
 def test_one_bar_shows_all_runs_that_go_on_in_other_processes(tmp_path: Path) -> None:
     words = ["--methods", "hgp", "--seeds", "0,1,2", "--jobs", "2", "--rounds", "3"]
-    lines = re.split(r"[\r\n]+", on_terminal([*bench(tmp_path / "run"), *words]))
+    command = [sys.executable, *bench(tmp_path / "run")[1:], *words]  # whose workers start slowly
+    lines = re.split(r"[\r\n]+", on_terminal(command))
     bars = [
         line for line in lines if re.match(r"\d of 3 runs ", line.strip()) and " gone, " in line
     ]

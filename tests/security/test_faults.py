@@ -53,7 +53,7 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         (upload(0, head=torch.zeros(3, 2)), r"head has shape (3, 2), expected (2, 3)"),
         (
             upload(0, head=torch.zeros(2, 3, dtype=torch.int64)),
-            "head is int64, expected a floating type",
+            "head is int64, expected float32",
         ),
         (upload(0, head=None), "lacks head"),
         (upload(0, gauss__var=None), "lacks gauss.var"),
@@ -80,7 +80,8 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
             "gauss.label is a count below 0",
         ),
         (upload(0, gauss__label=torch.tensor([1, 1])), "gauss.label names a class twice"),
-        (upload(0, head=torch.full((2, 3), 1e30)), "its update has norm 2.45e+30"),
+        (upload(0, head=torch.full((2, 3), 1e12)), "its update has norm 2.45e+12"),
+        (upload(0, head=torch.full((2, 3), 1e30)), "head has a value of 1e+30, plausible are up"),
         (upload(0, num_samples=6), "claims 6 samples, it has 5"),
         (upload(0, num_samples=2**62), "claims 4611686018427387904 samples, it has 5"),
         (
@@ -89,11 +90,11 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         ),
         (
             upload(0, gauss__count=torch.full((2,), 2**62)),
-            "gauss.count is int64, expected a floating type",
+            "gauss.count is int64, expected float32",
         ),
         (
-            upload(0, gauss__count=torch.full((2,), 2.0**62)),
-            "gauss.count adds up to 9.22337e+18, of 5",
+            upload(0, gauss__count=torch.full((2,), 2.0**40)),
+            "gauss.count adds up to 2.19902e+12, of 5",
         ),
     ],
 )
@@ -229,7 +230,7 @@ def test_a_client_that_repeats_its_rows_is_turned_away_and_the_honest_stay(
     assert len(rejections) == 3 and result.rejected == rejections
 
 
-@pytest.mark.parametrize("name", METHODS.names())
+@pytest.mark.parametrize("name", [name for name in METHODS.names() if name != "local"])
 def test_every_method_goes_on_without_a_broken_client(make_bench, small_method, name):
     """Every method continues without a broken client.
 

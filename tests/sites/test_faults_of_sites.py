@@ -198,7 +198,9 @@ def test_questions_of_another_run_and_rubbish_are_refused(make_bench, small_meth
         assert words in deserialize(REFUSAL, answer, Refusal)[0].reason
 
 
-def test_no_text_of_an_unforeseen_error_leaves(make_bench, small_method, tmp_path, monkeypatch):
+def test_a_site_that_fails_is_left_out_and_no_text_of_its_error_leaves(
+    make_bench, small_method, tmp_path, monkeypatch, caplog
+):
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
     sites = sites_of(bench, method, tmp_path)
     run = server_of(bench, method, LocalConnection(sites))
@@ -207,10 +209,15 @@ def test_no_text_of_an_unforeseen_error_leaves(make_bench, small_method, tmp_pat
         raise RuntimeError("patient 4711")
 
     monkeypatch.setattr(sites[1], "_client", failing)
-    with pytest.raises(
-        FczooError, match=r"^site rome: RuntimeError at the site; its log has the reason$"
-    ):
-        run.run()
+    result = run.run()
+    assert {(r["client"], r["reason"]) for r in result.rejected} == {(1, "dropped out")}
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    reason = "site rome: RuntimeError at the site; its log has the reason"
+    assert warnings and set(warnings) == {f"{reason}; the round continues without it"}
+    for number in (0, 2):
+        monkeypatch.setattr(sites[number], "_client", failing)
+    with pytest.raises(FczooError, match=r"^site paris: RuntimeError at the site; its log has"):
+        server_of(bench, method, LocalConnection(sites), "another").run()
 
 
 def test_a_damaged_folder_of_a_site_is_named(make_bench, small_method, tmp_path):

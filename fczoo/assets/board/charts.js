@@ -71,12 +71,15 @@ class Chart {
   slot(label) {
     if (this.figure.of_methods) return this.board.number(label);
     const own = this.figure.series.findIndex((one) => one.label === label);
-    return own < COLOURED ? own : -1;
+    const most = this.figure.kind === "points" ? 3 * COLOURED : COLOURED; // looks that differ
+    return own < most ? own : -1;
   }
 
   visible() {
     const shown = this.board.shown();
-    const series = this.figure.series.filter((one) => !this.figure.of_methods || shown.includes(one.label));
+    const rows = this.board.rows.map((row) => row.dataset.label); // runs with other codes are in no row
+    const isShown = (label) => shown.includes(label) || !rows.includes(label);
+    const series = this.figure.series.filter((one) => !this.figure.of_methods || isShown(one.label));
     return series.map((one) => ({ ...one, points: one.points.map((p, i) => this.sound(p, one, i)) }));
   }
 

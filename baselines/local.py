@@ -1,0 +1,71 @@
+"""Local training: each client alone, the reference of personalised federated learning."""
+
+from dataclasses import dataclass, replace
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.core.backbone import Backbone
+from fczoo.core.registry import register_method
+from fczoo.core.training import Training
+from fczoo.core.tree import Tree
+from fczoo.core.types import Context, LocalData
+from fczoo.functional.gaussians import class_sums
+
+
+@register_method("local")
+@dataclass(frozen=True)
+class Local(TunedLinearHead):
+    """Each client trains a model of its own on one task after another, and nothing is sent: what
+    federation has to beat.
+
+    Trained: the linear head and, by choice, all weights or LoRA pairs. Every client starts from the
+    same pre-trained weights. Accuracies are means over the clients' models on all test images; a
+    model answers with the classes that its client has had. ``client_mean`` weighs each model's
+    accuracies by its own client's classes. There is no global model to keep or to export.
+    """
+
+    paper = "reference of personalised federated learning: each client alone"
+    formulas = r"""
+    $$w_k \leftarrow w_k - \eta \nabla L_{ce}(w_k; D_{k,t}), \quad
+    A_t = \frac{1}{K} \sum_k A_t(w_k)$$
+
+    $D_{k,t}$ are the images of client $k$ in task $t$; $L_{ce}$ is the cross-entropy over the
+    task's classes.
+    """
+    supports_recurring_classes = True
+
+    def training(self) -> Training:
+        note = "each client alone: accuracies are means over the clients' models"
+        return replace(self.tuning("head."), own_models=True, table_note=note)
+
+    def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
+        model: Tree = {**(ctx.memory or self.trained_part(ctx.shared))}
+        if self.head_init == "means":
+            model["head.weight"] = self._with_means(model, backbone, data, ctx)
+        return model
+
+    def _with_means(self, model: Tree, backbone: Backbone, data: LocalData, ctx: Context) -> Tensor:
+        """Set rows that were never trained to the mean features of the client's own images."""
+        weight, new = model["head.weight"].clone(), slice(ctx.task.start, ctx.task.stop)
+        untrained = (weight[new] == 0).all(1)
+        if not untrained.any():
+            return weight
+        sums = [
+            class_sums(self.features(backbone, model, batch), batch, ctx.task)
+            for batch in data.batches(data.index)
+        ]
+        count = sum(part["class.count"] for part in sums)
+        means = F.normalize(sum(part["class.sum"] for part in sums), dim=-1)
+        start = untrained & (count > 0)
+        weight[new][start] = means[start].to(weight)
+        return weight
+
+    def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+        return {}
+
+    def after_training(
+        self, backbone: Backbone, train: Tree, sums: Tree, data: LocalData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        return {**train}, {}

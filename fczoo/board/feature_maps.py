@@ -1,0 +1,128 @@
+"""t-SNE of the features of test images under kept models."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fczoo.core.errors import FczooError
+from fczoo.core.options import plural
+from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.model_record import RECORD
+from fczoo.models.classifier import Classifier
+from fczoo.models.predict import BATCH
+from fczoo.models.storage import load_model
+from fczoo.reports.figure import Points
+from fczoo.reports.runs import Experiment
+
+ColourBy = Literal["class", "task"]
+OpenBenchmark = Callable[[Path, Classifier], Benchmark]
+MOST_IMAGES = 500  # of a figure
+MOST_LABELS = 18  # of its legend: a page has six colours and three kinds of points
+PERPLEXITY = 30.0  # as in the paper; a third of the images where these are few
+
+
+def feature_maps(
+    experiment: Experiment, colour_by: ColourBy, open_benchmark: OpenBenchmark
+) -> list[Points]:
+    """Return one figure per line: t-SNE of its features under the kept model of the first seed.
+
+    Args:
+        experiment: Experiment whose run folders hold models.
+        colour_by: Label of an image: its class or its task.
+        open_benchmark: Function from the folder of a model and the model to the benchmark of its
+            run.
+
+    Returns:
+        Figures of the lines that have a model.
+
+    Raises:
+        FczooError: No line has a model, or the figure would have too many labels.
+    """
+    figures = []
+    for line in experiment.lines:
+        for record in line.records:
+            if record.folder and (record.folder / RECORD).is_file():
+                model = load_model(record.folder)
+                bench = open_benchmark(record.folder, model)
+                figures.append(_figure(line.label, record.seed, model, bench, colour_by))
+                break
+    if not figures:
+        raise FczooError(
+            "--tsne needs the kept model of a run, and no folder has one; run `fczoo bench` "
+            "without --no-keep-model"
+        )
+    return figures
+
+
+def _figure(
+    label: str, seed: int, model: Classifier, bench: Benchmark, colour_by: ColourBy
+) -> Points:
+    names = [*model.classes] if colour_by == "class" else _tasks_of_classes(model)
+    count = len(set(names))
+    if count > MOST_LABELS:
+        advice = "take --tsne task" if colour_by == "class" else "leave out --tsne"
+        raise FczooError(
+            f"--tsne {colour_by} has {count} labels, more than the {MOST_LABELS} that a figure "
+            f"shows; {advice}"
+        )
+    index = _some_of_each_class(np.asarray(bench.stream.test.labels), len(names))
+    positions = project(_features(model, bench, index))
+    image_names = np.array(names)[np.asarray(bench.stream.test.labels)[index]]
+    return Points(
+        name=f"t-SNE {label}",
+        caption=(
+            f"{label}: t-SNE of the features of {plural(len(index), 'test image')} under the final "
+            f"model of seed {seed}, by {colour_by}; distances between groups say little"
+        ),
+        x="first axis of t-SNE",
+        y="second axis of t-SNE",
+        points={name: positions[image_names == name] for name in dict.fromkeys(names)},
+        of_methods=False,
+    )
+
+
+def _tasks_of_classes(model: Classifier) -> list[str]:
+    """Return the task in which each class came first."""
+    first_task: dict[int, str] = {}
+    for number, task in enumerate(model.record.tasks, 1):
+        for c in range(task["start"], task["stop"]):
+            first_task.setdefault(c, f"task {number}")
+    return [first_task[c] for c in range(len(model.classes))]
+
+
+def _some_of_each_class(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Return positions of the first images of each class, equally many, ``MOST_IMAGES`` in all."""
+    share = max(1, MOST_IMAGES // classes)
+    return np.concatenate([np.flatnonzero(labels == c)[:share] for c in range(classes)])
+
+
+@torch.inference_mode()
+def _features(model: Classifier, bench: Benchmark, index: np.ndarray) -> np.ndarray:
+    parts = torch.from_numpy(index).split(BATCH)
+    features = [model.features(bench.test.view(part)).float().cpu() for part in parts]
+    return torch.cat(features).numpy()
+
+
+def project(features: np.ndarray) -> np.ndarray:
+    """Project features to two dimensions by t-SNE from scikit-learn, with a fixed seed.
+
+    Args:
+        features: Features [n, D] of at least four images.
+
+    Returns:
+        Positions [n, 2].
+
+    Raises:
+        FczooError: There are fewer than four images.
+    """
+    from sklearn.manifold import TSNE  # takes a second
+
+    if len(features) < 4:
+        raise FczooError(f"t-SNE of {len(features)} test images shows nothing; take four or more")
+    perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
+    projection = TSNE(2, perplexity=perplexity, init="pca", random_state=0)
+    positions: np.ndarray = projection.fit_transform(features)
+    return positions

@@ -1,0 +1,73 @@
+"""t-SNE of features in reports: which images, their labels, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fczoo.board import feature_maps
+from fczoo.board.feature_maps import project
+from fczoo.cli.app import main
+from fczoo.core.errors import FczooError
+from helpers_cli import TINY, run
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    run("bench", "--methods", "fedncm", *TINY, "--out", str(folder))
+    return folder
+
+
+def test_groups_stay_groups_and_the_seed_is_fixed() -> None:
+    """Project two groups of ten points, a hundred times as far apart as wide."""
+    noise = np.random.default_rng(0).normal(size=(20, 5)).astype(np.float32)
+    noise[10:] += 100
+    positions = project(noise)
+    assert positions.shape == (20, 2) and np.array_equal(positions, project(noise))
+    centres = positions[:10].mean(0), positions[10:].mean(0)
+    own = np.linalg.norm(positions - np.repeat(centres, 10, 0), axis=1)
+    other = np.linalg.norm(positions - np.repeat(centres[::-1], 10, 0), axis=1)
+    assert (own < other).all()
+    with pytest.raises(FczooError, match="t-SNE of 3 test images shows nothing"):
+        project(noise[:3])
+
+
+def test_the_first_images_of_each_class_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_maps, "MOST_IMAGES", 6)
+    labels = np.array([1, 0, 0, 1, 2, 0, 1, 3])  # of class 3 the model knows nothing
+    assert feature_maps._some_of_each_class(labels, 3).tolist() == [1, 2, 0, 3, 4]
+
+
+@pytest.mark.parametrize("colour", ["class", "task"])
+def test_a_page_has_a_point_per_image_under_its_label(out: Path, colour: str) -> None:
+    page = out / f"{colour}.html"
+    run("report", str(out), "--html", str(page), "--tsne", colour)
+    text = page.read_text()
+    assert "<h2>Features</h2>" in text
+    start = text.index('{"kind":"points","name":"t-SNE fedncm"')
+    figure, _ = json.JSONDecoder().raw_decode(text[start:])
+    record = json.loads((out / "fedncm" / "seed0" / "model.json").read_text())
+    classes, tasks = record["classes"], record["tasks"]
+    expected = classes if colour == "class" else [f"task {i + 1}" for i in range(len(tasks))]
+    assert [one["label"] for one in figure["series"]] == expected
+    count = sum(len(one["points"]) for one in figure["series"])
+    assert count == sum(record["test_counts"])
+    assert f"features of {count} test images under the final model of seed 0" in figure["caption"]
+    assert figure["of_methods"] is False
+
+
+def test_what_is_refused(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*words: str) -> str:
+        outcome = CliRunner().invoke(main, ["report", str(out), *words])
+        assert outcome.exit_code == 1 and not list(tmp_path.iterdir())
+        return outcome.stderr
+
+    page = str(tmp_path / "page.html")
+    assert "--tsne needs --html FILE; add it" in refuse("--tsne", "class")
+    monkeypatch.setattr(feature_maps, "MOST_LABELS", 9)
+    assert "--tsne class has 10 labels" in refuse("--html", page, "--tsne", "class")
+    monkeypatch.setattr(feature_maps, "RECORD", "none.json")
+    assert "--tsne needs the kept model of a run" in refuse("--html", page, "--tsne", "task")

@@ -1,0 +1,122 @@
+"""Statistics that no honest client can have, in a world whose features are at most 5 long."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fczoo.core.backbone import Backbone
+from fczoo.core.payload import Payload, per_class, rows, whole_tensors
+from fczoo.core.training import Optim, Training
+from fczoo.security.plausibility import StatisticsCheck, largest_value, matrix_fault
+from fczoo.testing.world import CONFIG, random_weights
+
+BACKBONE = SimpleNamespace(largest_norm=5.0, dim=2)
+UPLOADS = {
+    "class.": per_class("count", "sum", "squares"),
+    "gauss.": rows("count", "mean", "var", "cov"),
+    "gram": whole_tensors("second moments"),
+    "usage": whole_tensors("counts"),
+    "momentum": whole_tensors("class means"),
+}
+
+
+def fault(tensors, images=4, trained="head."):
+    payload = Payload({k: torch.as_tensor(v) for k, v in tensors.items()}, 0, images)
+    return StatisticsCheck(Training({trained: Optim()}, uploads=UPLOADS), BACKBONE).fault(payload)
+
+
+HONEST = {  # class 0: (3, 4) and (0, 0); class 1: none
+    "class.count": [2.0, 0.0],
+    "class.sum": [[3.0, 4.0], [0.0, 0.0]],
+    "class.squares": [[9.0, 16.0], [0.0, 0.0]],
+    "gauss.label": [0],
+    "gauss.count": [2.0],
+    "gauss.mean": [[1.5, 2.0]],
+    "gauss.var": [[2.25, 4.0]],
+    "gauss.cov": [[[2.25, 3.0], [3.0, 4.0]]],
+    "gram": [[9.0, 12.0], [12.0, 16.0]],
+    "usage": [4.0, 0.0],
+    "momentum": [1.5, 2.0],
+}
+
+
+def test_honest_statistics_pass_also_at_the_longest_feature():
+    assert fault(HONEST) == ""
+    assert fault({"class.count": [1.0], "class.sum": [[3.0, 4.0]]}) == ""
+    no_row = torch.empty(0, 2)
+    assert fault({"gauss.label": [], "gauss.mean": no_row, "gauss.var": no_row}) == ""
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"class.sum": [[6.0, 8.5], [0.0, 0.0]]}, "class.sum is of features of norm 5.2, at most"),
+        ({"class.sum": [[0.0, 0.0], [1e30, 0.0]]}, "class.sum is of features of norm 1e+30"),
+        ({"class.squares": [[60.0, 0.0], [0.0, 0.0]]}, "class.squares is of features of norm 5.48"),
+        ({"class.squares": [[4.0, 16.0], [0.0, 0.0]]}, "class.squares is smaller than the square"),
+        ({"gauss.mean": [[-1e38, 0.0]]}, "gauss.mean is of features of norm 1e+38, at most 5.1"),
+        ({"gauss.var": [[30.0, 0.0]]}, "gauss.var is of features of norm 5.48"),
+        ({"gauss.cov": [[[2.0, 3.0], [3.0, 4.0]]]}, "gauss.cov has products that are larger than"),
+        ({"gauss.cov": [[[2.25, 3.0], [1.0, 4.0]]]}, "gauss.cov is not symmetric"),
+        ({"gauss.cov": [[[-1.0, 0.0], [0.0, 4.0]]]}, "gauss.cov has a square below 0"),
+        ({"gram": [[9.0, 13.0], [13.0, 16.0]]}, "gram has products that are larger than"),
+        ({"gram": [[1e9, 0.0], [0.0, 1.0]]}, "gram is of inputs of 1.58e+04, at most 5e+03"),
+        ({"usage": [4e6, 1.0]}, "usage adds up to 4e+06, of 4 images"),
+        ({"momentum": [6e3, 0.0]}, "momentum has norm 6e+03, at most 5e+03"),
+    ],
+)
+def test_impossible_statistics_are_named(bad, reason):
+    assert fault({**HONEST, **bad}).startswith(reason)
+
+
+def test_projected_features_and_a_trained_norm_have_a_wide_bound():
+    """The width of 8 is four times that of features: 1000 x 5 x 2 = 10,000."""
+    wide = {"class.count": [1.0], "class.sum": [[9_000.0] + [0.0] * 7]}
+    assert fault(wide) == ""
+    wide["class.sum"] = [[11_000.0] + [0.0] * 7]
+    assert "norm 1.1e+04, at most 1e+04" in fault(wide)
+    assert fault({"class.count": [1.0], "class.sum": [[4_000.0, 0.0]]}, trained="full.") == ""
+
+
+def test_rounding_of_large_matrices_is_no_fault():
+    features = torch.randn(1000, 300, generator=torch.Generator().manual_seed(0))
+    assert matrix_fault(features.mT @ features) == ""
+    assert matrix_fault(torch.zeros(3, 3)) == matrix_fault(torch.zeros(0, 0)) == ""
+
+
+def test_the_largest_value_is_the_cube_root_of_the_types_largest():
+    assert largest_value(torch.float32) == pytest.approx(6.98e12, rel=1e-3)
+    assert largest_value(torch.int64) == math.inf
+
+
+def test_a_feature_is_no_longer_than_the_final_norm_allows():
+    """Scales 1 and -2 of width 4 and shift (3, 0, 0, 4): 2 sqrt(4) + 5 = 9."""
+    weights = random_weights(CONFIG)
+    weights["norm.weight"] = torch.ones(32)
+    weights["norm.bias"] = torch.zeros(32)
+    weights["norm.weight"][3] = -2.0
+    weights["norm.bias"][:2] = torch.tensor([3.0, 4.0])
+    backbone = Backbone(CONFIG, weights)
+    assert backbone.largest_norm == pytest.approx(2 * math.sqrt(32) + 5)
+    images = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    norms = torch.linalg.vector_norm(backbone(images), dim=1)
+    assert 0.3 * backbone.largest_norm < float(norms.max()) <= backbone.largest_norm
+
+
+@pytest.mark.parametrize(("name", "group"), [("fppl", "local.mean"), ("pilora", "class.mean")])
+def test_a_client_with_absurd_statistics_is_rejected_without_a_defence(
+    make_bench, small_method, name, group, monkeypatch
+):
+    from fczoo.federation.engine import ClientEngine
+
+    def spoil(payloads):
+        first, *others = payloads
+        return [first.holding({**first, group: torch.full_like(first[group], 1e38)}), *others]
+
+    train = ClientEngine.train
+    monkeypatch.setattr(ClientEngine, "train", lambda *a: spoil(train(*a)))
+    result = make_bench(rounds=1, epochs=1).run(small_method(name))
+    assert {r["client"] for r in result.rejected} == {0}
+    assert all(f"{group} is of features of norm" in r["reason"] for r in result.rejected)
