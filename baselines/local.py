@@ -1,4 +1,4 @@
-"""Local training: each client alone, the reference of personalised federated learning."""
+"""Local training: no communication; the reference of personalised federated learning."""
 
 from dataclasses import dataclass, replace
 
@@ -17,16 +17,16 @@ from fczoo.functional.gaussians import class_sums
 @register_method("local")
 @dataclass(frozen=True)
 class Local(TunedLinearHead):
-    """Each client trains a model of its own on one task after another, and nothing is sent: what
-    federation has to beat.
+    """Each client trains its own model on one task after another, and nothing is sent: what federation
+    has to beat.
 
     Trained: the linear head and, by choice, all weights or LoRA pairs. Every client starts from the
     same pre-trained weights. Accuracies are means over the clients' models on all test images; a
     model answers with the classes that its client has had. ``client_mean`` weighs each model's
-    accuracies by its own client's classes. There is no global model to keep or to export.
+    accuracies by its own client's classes. No global model exists that could be kept or exported.
     """
 
-    paper = "reference of personalised federated learning: each client alone"
+    paper = "reference of personalised federated learning: clients do not communicate"
     formulas = r"""
     $$w_k \leftarrow w_k - \eta \nabla L_{ce}(w_k; D_{k,t}), \quad
     A_t = \frac{1}{K} \sum_k A_t(w_k)$$
@@ -37,7 +37,7 @@ class Local(TunedLinearHead):
     supports_recurring_classes = True
 
     def training(self) -> Training:
-        note = "each client alone: accuracies are means over the clients' models"
+        note = "clients do not communicate: accuracies are means over the clients' models"
         return replace(self.tuning("head."), own_models=True, table_note=note)
 
     def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:

@@ -75,7 +75,7 @@ def _mean(payloads: Sequence[Payload], weights: Tensor) -> Tree:
 
 
 def mean_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """Return the type of a mean of tensors: float64 for integers, else the widest of their own.
+    """Return the type of a mean of tensors: float64 for integers, else the widest type.
 
     Args:
         *dtypes: Types of the tensors.

@@ -119,7 +119,7 @@ def exchange(method: Method, dataset: str) -> list[str]:
     server_groups = ", ".join(p.rstrip(".") for p in method.server_only) or "nothing"
     parts = [f"Averaged by: {training.averaging}. Kept on the server: {server_groups}."]
     if training.own_models:
-        parts = ["Every client keeps a model of its own: nothing is sent or averaged."]
+        parts = ["Every client keeps its own model: nothing is sent or averaged."]
     parts.append(
         f"Measured in the first two tasks of {dataset} on {measurement.backbone}, a client with "
         f"every class. Its uploads, MB:\n{_moments_table(measurement)}"

@@ -170,7 +170,7 @@ class Backbone:
         """Return a bound of the Euclidean norm of every feature of the frozen weights.
 
         A normalised vector [d] is at most sqrt(d) long, and the final norm scales and shifts it.
-        Means of such vectors are no longer. The bound is infinite with attention pooling, which
+        Means of such vectors have the same bound. It is infinite with attention pooling, which
         comes after the norm.
         """
         if self.config.pool == "attention":

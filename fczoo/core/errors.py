@@ -137,7 +137,7 @@ def current_place() -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence fczoo's warnings inside, where they repeat what was said or concern random cases."""
+    """Silence fczoo's warnings inside, where they are repeated or concern random cases."""
     log = logging.getLogger("fczoo")
     level = log.level
     log.setLevel(logging.ERROR)

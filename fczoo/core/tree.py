@@ -50,19 +50,19 @@ def bytes_of(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def sha256_of(tensors: Mapping[str, Tensor], *said: str) -> str:
+def sha256_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
     """Hash tensors by name, with their types and shapes, and further text.
 
     The order of the tensors does not matter.
 
     Args:
         tensors: Tensors by name.
-        *said: Text hashed before the tensors.
+        *texts: Text hashed before the tensors.
 
     Returns:
         SHA-256 in hexadecimal digits.
     """
-    digest = hashlib.sha256("".join(said).encode())
+    digest = hashlib.sha256("".join(texts).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         digest.update(bytes_of(tensors[name]))

@@ -261,7 +261,7 @@ def percent_correct(correct: Tensor) -> float:
 def _client_accuracies(
     world: World, task: Task, class_accuracy: Mapping[int | None, list[float]]
 ) -> list[float | None]:
-    """Return the accuracy per client, of the global model (None) or of its own.
+    """Return the accuracy per client, of the global model (None) or its own model.
 
     It is empty where the server does not know the clients' classes.
     """

@@ -32,7 +32,7 @@ class LocalRule:
 
     With ``keeps`` each client has a tree of the tensors that it trains, empty at a task's
     beginning, and the server one of the same names. With ``shares`` these are control variates c_i
-    and c: a client uploads the change of its own in every round, and the server sends c, their mean
+    and c: a client uploads the change of its variate in every round, and the server sends c, their mean
     over all clients.
     """
 

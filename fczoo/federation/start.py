@@ -253,7 +253,7 @@ def grow(method: str, state: Tree, small: Tree, large: Tree) -> Tree:
         if len(dims) > 1 or min(growth) < 0:
             raise FczooError(
                 f"{method} divides {name} among a number of tasks and classes that is fixed when "
-                "it begins; continue with the tasks of its own run, or run all tasks in one go"
+                "it begins; continue with the tasks of that run, or run all tasks in one go"
             )
         (dim,) = dims
         # copies of a tensor, such as a teacher's, have its name behind a prefix

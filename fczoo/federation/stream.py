@@ -111,7 +111,7 @@ def _continued_stream(s: Settings, folder: str, pixels: bool) -> Stream:
     if counts != record.test_counts:
         raise FczooError(
             f"the tasks of {path} have {counts} test images, and had {record.test_counts} in its "
-            "run: restore its data, put new images into a folder of their own, and leave out "
+            "run: restore its data, put new images into another folder, and leave out "
             "--test-per-class"
         )
     return stream

@@ -28,7 +28,7 @@ PLUG_KINDS = {
     "prefix": "it puts trained prefixes in front of keys and values",
     "tokens": "it puts trained prompts in front of the image's tokens",
     "deep": "it puts trained prompts between the image's tokens",
-    "adapter": "it trains adapters beside the MLPs",
+    "adapter": "it trains adapters next to the MLPs",
 }
 """Kind of a plug that is not part of a weight -> what a method does with it."""
 

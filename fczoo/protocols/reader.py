@@ -284,7 +284,7 @@ def _chosen(statements: Mapping[str, Statement], copy: _Copy) -> dict[str, State
 def _value(raw: Any, key: str, siblings: Mapping[str, Statement]) -> Any:
     """Return the value of a key: lists become tuples, and tables rules.
 
-    A rule is no value, a total that tasks share, values up to numbers of tasks, or the value of
+    A rule is the absence of a value, a total that tasks share, values up to numbers of tasks, or the value of
     another option of the group's methods and data sets.
     """
     if isinstance(raw, list):

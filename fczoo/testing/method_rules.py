@@ -340,7 +340,7 @@ def uploads_are_finite_and_signed(subject: MethodUnderTest) -> None:
 def uploads_are_counted_in_bytes(subject: MethodUnderTest) -> None:
     """Check that the bytes of the result are those of the uploads, and more than zero.
 
-    They are zero where every client has a model of its own, which sends nothing.
+    They are zero where every client has its own model, which sends nothing.
 
     Args:
         subject: The method and its runs in the toy world.

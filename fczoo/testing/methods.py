@@ -24,7 +24,7 @@ from fczoo.testing.world import need, need_one_line, small_method
 def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
     """Check that a saved and loaded model gives the last evaluation's logits, bit for bit.
 
-    There is no such model where every client has its own.
+    Methods whose clients keep their own models have none.
 
     Args:
         subject: The method and its runs in the toy world.

@@ -1,4 +1,4 @@
-"""Local training: each client alone, and what an evaluation makes of the clients' models."""
+"""Local training: clients that do not communicate, and what an evaluation makes of the clients' models."""
 
 from dataclasses import replace
 
