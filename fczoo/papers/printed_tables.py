@@ -1,6 +1,5 @@
 """Runs of whole printed tables: their list, one settings file with all cells, and the verdicts."""
 
-import json
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
+from fczoo.core.files import encode_json
 from fczoo.core.options import plural
 from fczoo.papers.reproduce import Target, card_name, cards, concerns, verdict
 from fczoo.papers.tables import Paper, choose_numbers, get_paper, papers
@@ -101,7 +101,7 @@ def settings_file(name: str, chosen: Sequence[Target], reading: str) -> str:
     for card in chosen:
         cell = {"name": card.folder(reading), **card.cell(reading)}
         lines += ["", f"[[cells]]  # {card.name}"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in cell.items() if value]
+        lines += [f"{key} = {encode_json(value)}" for key, value in cell.items() if value]
     return "\n".join(lines) + "\n"
 
 

@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_named_as_it_was_written(
         (["--attack", "scal"], "no attack is called 'scal'; did you mean scale?"),
         (["--attack", "scale:far"], "scale.factor is 'far'"),
         (["--aggregator", "media"], "no aggregator is called 'media'; did you mean median"),
-        (["--augment", "cropp"], "no augmentation is called 'cropp'; did you mean crop?"),
+        (["--augment", "flipp"], "no augmentation is called 'flipp'; did you mean flip"),
         (["--protocol", "hpg"], "no protocol is called 'hpg'; did you mean hgp?"),
         (["--methods", "hgpp"], "no method is called 'hgpp'; did you mean hgp"),
         (["--set", "hgp.lrr=1"], "did you mean lr?"),

@@ -45,7 +45,7 @@ def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
             ["tune", "--LR-LoRA", "1"],
             "option of dolfin, fedlora, l2p, pilora: --set METHOD.lr_lora=VALUE",
         ),
-        (["bench", "--momentum", "1"], "and 34 more: --set METHOD.momentum=VALUE"),
+        (["bench", "--momentum", "1"], "and 35 more: --set METHOD.momentum=VALUE"),
         (["tune", "--lr", "1"], "--set METHOD.lr=VALUE"),
         (["bench", "--non-iid", "1"], "--partition dirichlet:0.1"),
         (["bench", "--pretrained", "x"], "--backbone FILE"),
@@ -84,8 +84,8 @@ def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
         ),
         (["bench", "--methods", "hgp", "--set", "hgp.wd=1"], "(--set hgp.weight_decay=VALUE)"),
         (["bench", "--methods", "pilora", "--set", "pilora.learning_rate=1"], "lr_prototype"),
-        (["reproduce", "hgp"], "hgp has "),
-        (["reproduce", "HGP"], "hgp/cifar100/"),
+        (["reproduce", "hgp/cifar100"], "hgp/cifar100 has "),
+        (["reproduce", "HGP/cifar100"], "hgp/cifar100/"),
     ],
 )
 def test_pointers(words: list[str], says: str) -> None:
@@ -150,13 +150,13 @@ def test_show_finds_what_a_name_is(name: str, says: str) -> None:
 
 
 def test_show_lists_the_meanings_of_an_ambiguous_name() -> None:
-    outcome = CliRunner().invoke(main, ["show", "local"])
+    outcome = CliRunner().invoke(main, ["show", "pool"])
     assert outcome.exit_code == 0, outcome.output
     assert outcome.stdout.startswith(
-        "local has 2 meanings:\n- the setting local of a run: fczoo bench --local"
+        "pool has 2 meanings:\n- the setting pool of a run: fczoo bench --pool"
     )
     assert (
-        "- an option of pilora: fczoo show pilora has its value, --set pilora.local=VALUE sets it\n"
+        "- an option of fppl: fczoo show fppl has its value, --set fppl.pool=VALUE sets it\n"
         in outcome.stdout
     )
 
