@@ -9,7 +9,6 @@ from tabulate import tabulate
 from fczoo.core.files import encode_json, to_csv_text
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
-from fczoo.reports.drawing import COLOURS, STYLE, import_matplotlib, picture_class
 
 PlotKind = Literal["heatmap", "bars", "bubbles"]
 FEW_CLASSES = 20  # whose names fit next to the scale of their colours
@@ -135,6 +134,8 @@ def write_plot(
     """
     counts = class_counts(partition, stream).sum(0)
     clients, classes = counts.shape
+    from fczoo.reports.drawing import STYLE, import_matplotlib, picture_class  # imports torch
+
     with import_matplotlib().rc_context(STYLE):
         size = min(2 + 0.25 * classes, 24), min(1.5 + 0.25 * clients, 24)  # inches
         figure = picture_class()(figsize=(7, size[1]) if kind == "bars" else size)
@@ -204,6 +205,8 @@ def _draw_bubbles(axes: Any, counts: np.ndarray, cell: float) -> None:
         counts: Images [clients, classes].
         cell: Width and height of a cell in points.
     """
+    from fczoo.reports.drawing import COLOURS  # imports torch
+
     rows, columns = np.nonzero(counts)
     areas = (0.95 * cell) ** 2 * counts[rows, columns] / counts.max()
     circles = axes.scatter(columns, rows, areas, color=COLOURS[0], alpha=0.8, linewidths=0)

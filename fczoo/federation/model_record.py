@@ -198,12 +198,6 @@ def models_of(folder: str | Path) -> list[Path]:
     return places if places and not (folder / RECORD).is_file() else [find_model(folder)]
 
 
-PATH_SETTINGS = ("data_root", "backbone", "partition", "start_from")
-"""Settings that name files and folders. A run folder stores only their last names, as it may be
-shared; ``FCZOO_HOME/begun`` stores their paths, on the machine that began the run.
-"""
-
-
 def path_note(out: Path) -> Path:
     """Return the file that has the paths of a run folder's settings on this machine.
 

@@ -12,8 +12,7 @@ from fczoo.core.names import fold
 from fczoo.core.options import build, check_options, flag, option
 from fczoo.core.registry import DATASETS, PARTITIONERS
 from fczoo.data.dataset import domains_of, released_norm
-from fczoo.federation.model_record import PATH_SETTINGS, start_values
-from fczoo.federation.settings_checks import check_participation, check_settings, check_vary
+from fczoo.federation import settings_checks as checks
 from fczoo.protocols.registry import sources, spell_names
 from fczoo.protocols.source import Source
 
@@ -303,7 +302,7 @@ class Settings:
         values = {"backbone": canonical_backbone(self.backbone), "augment": fold(self.augment)}
         for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
             object.__setattr__(self, name, value)
-        check_participation(self.participation, self.clients)
+        checks.check_participation(self.participation, self.clients)
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
@@ -327,7 +326,7 @@ class Settings:
         Without the defaults of later settings.
         """
         return {
-            k: shorten(v) if k in PATH_SETTINGS else v
+            k: shorten(v) if k in checks.PATH_SETTINGS else v
             for k, v in asdict(self).items()
             if v or k not in LATER_SETTINGS  # records of earlier runs stay the same
         }
@@ -344,7 +343,7 @@ class Settings:
 
         Raises FczooError where a saved partition or a list of classes leaves nothing to vary.
         """
-        check_vary(self.vary, self.partition, self.class_order)
+        checks.check_vary(self.vary, self.partition, self.class_order)
         seeds: dict[str, Any] = {
             field: seed for field in map(SEEDED_SETTINGS.get, self.vary) if field
         }
@@ -364,8 +363,7 @@ class Settings:
         ``dataset`` may be None. Raises FczooError for unknown names and wrong values.
         """
         overrides = {k: v for k, v in changes.items() if v is not None}
-        if (folder := overrides.get("start_from", "none")) != "none":
-            overrides = {**start_values(folder, dataset, overrides.get("data_root")), **overrides}
+        overrides = checks.with_start_values(overrides, dataset)
         entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")
         defaults = {"dataset": entry.name, **asdict(entry.defaults)}
         origins = sources(overrides.get("protocol"), overrides.get("as_released")).values()
@@ -386,7 +384,7 @@ class Settings:
 
     def check(self) -> None:
         """Raise FczooError for an unknown name or a wrong value, without loading data."""
-        check_settings(self)
+        checks.check_settings(self)
 
     @property
     def sources(self) -> dict[str, Source]:

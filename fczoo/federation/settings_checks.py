@@ -6,9 +6,11 @@ from typing import Any
 from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.options import flag
 from fczoo.core.registry import ATTACKS
-from fczoo.data.stream import DOMAINS
-from fczoo.federation.model_record import models_of, read_model_record
 
+PATH_SETTINGS = ("data_root", "backbone", "partition", "start_from")
+"""Settings that name files and folders. A run folder stores only their last names, as it may be
+shared; ``FCZOO_HOME/begun`` stores their paths, on the machine that began the run.
+"""
 START_SETTINGS = ("protocol", "as_released", "test_crop")
 """Settings that a run which starts from a model has as the model's run."""
 
@@ -37,8 +39,21 @@ def check_vary(vary: Collection[str], partition: str, class_order: Any) -> None:
             raise FczooError(f"--vary {name} has nothing to vary in {place}; leave one out")
 
 
+def with_start_values(overrides: dict[str, Any], dataset: str | None) -> dict[str, Any]:
+    """Return settings with those of the run of the model from which they start, if any."""
+    folder = overrides.get("start_from", "none")
+    if folder == "none":
+        return overrides
+    from fczoo.federation.model_record import start_values  # imports numpy
+
+    return {**start_values(folder, dataset, overrides.get("data_root")), **overrides}
+
+
 def check_start_settings(settings: Any) -> None:
     """Raise FczooError for settings with which no run can start from a kept model."""
+    from fczoo.data.stream import DOMAINS  # imports numpy
+    from fczoo.federation.model_record import models_of, read_model_record
+
     path = models_of(settings.start_from)[0]
     record = read_model_record(path)
     run_settings = record.settings

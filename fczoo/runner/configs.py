@@ -11,9 +11,10 @@ from loky import cpu_count
 
 from fczoo.core.files import shorten, write_json
 from fczoo.federation.device import pick_device
-from fczoo.federation.model_record import PATH_SETTINGS, path_note
+from fczoo.federation.model_record import path_note
 from fczoo.federation.result import read_result
 from fczoo.federation.settings import Settings
+from fczoo.federation.settings_checks import PATH_SETTINGS
 from fczoo.models.storage import KeepModel
 from fczoo.reports.run_config import RunConfig, configure_run
 from fczoo.reports.run_folder import FAILURE, RESULT

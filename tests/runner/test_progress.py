@@ -32,7 +32,9 @@ def on_terminal(command: list[str], columns: int = 140) -> str:
         environment = {
             name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
         }
-        os.execve(command[0], command, environment)  # the terminal has them
+        os.execve(
+            sys.executable, [sys.executable, *command[1:]], environment
+        )  # the terminal has them
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     written = b""
     try:

@@ -49,7 +49,7 @@ def listener(federation, monkeypatch) -> Iterator[SiteListener]:
     listener.close()
 
 
-def link_of(federation: tuple[Path, int], name: str, patience: float = 0.1) -> ServerLink:
+def link_of(federation: tuple[Path, int], name: str, patience: float = 5.0) -> ServerLink:
     folder, port = federation
     return ServerLink(folder / name, ("localhost", port), patience)
 

@@ -66,10 +66,6 @@ def always_refused(labels, clients, rng):
     raise FczooError("not today")
 
 
-def refused_at_length(labels, clients, rng):
-    raise FczooError("not\ntoday")
-
-
 @pytest.mark.parametrize(
     ("split", "says"),
     [
@@ -82,7 +78,6 @@ def refused_at_length(labels, clients, rng):
         (as_lists, "not an array of whole numbers"),
         (labels_sorted, "changes the labels that it is given"),
         (always_refused, "refuses even 200 images of 5 classes for 8 clients"),
-        (refused_at_length, r"refuses with 'not\\ntoday'; raise FczooError with one line"),
     ],
 )
 def test_a_broken_partitioner_is_refused(monkeypatch, split: Callable, says: str) -> None:
