@@ -208,9 +208,13 @@ def bench(config: Path | None, **given: Any) -> None:
     keep = parse_keep_model(options)
     if options.get("dry_run"):
         from fczoo.runner.dry_run import dry_run
+        from fczoo.runner.progress import say
 
         check_loggers(loggers)
-        click.echo("\n\n".join(dry_run(runs, keep) for runs in sweep.values()))
+        for number, (folder, runs) in enumerate(sweep.items(), 1):
+            if len(sweep) > 1:
+                say(f"setting {number} of {len(sweep)}: {folder}")
+            click.echo(("\n" if number > 1 else "") + dry_run(runs, keep))
         return
     out = Path(options.get("out", results / time.strftime("run-%Y%m%d-%H%M%S")))
     executor = parse_executor(options.get("executor", "cores"))

@@ -100,7 +100,7 @@ def build(
             the class lacks a function.
     """
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     arguments = {}
     for key, value in values.items():
         if key not in fields:
@@ -200,6 +200,16 @@ def spaces(cls: type) -> dict[str, Space]:
     return {name: space for name, space in search_spaces.items() if space is not None}
 
 
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def _type_hints(cls: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, computed once: files with many cells ask often."""
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
+
+
 def check_options(instance: Any) -> None:
     """Check the fields of a dataclass instance, and convert values of NumPy and paths.
 
@@ -209,7 +219,7 @@ def check_options(instance: Any) -> None:
     Raises:
         FczooError: A field has the wrong type or is outside its limits.
     """
-    hints = typing.get_type_hints(type(instance))
+    hints = _type_hints(type(instance))
     for field in dataclasses.fields(instance):
         label = f"{getattr(instance, 'name', '') or type(instance).__name__}.{field.name}"
         setting = plain(getattr(instance, field.name))
@@ -323,11 +333,8 @@ def _limits(low: float | None, high: float | None) -> str:
 def _parse(given: Any, hint: Any, label: str) -> Any:
     value = plain(given)
     if typing.get_origin(hint) in _UNIONS:
-        if (
-            isinstance(value, str)
-            and value.lower() == "none"
-            and types.NoneType in typing.get_args(hint)
-        ):
+        is_none = value is None or (isinstance(value, str) and value.lower() == "none")
+        if is_none and types.NoneType in typing.get_args(hint):
             return None
         for alternative in typing.get_args(hint):
             try:

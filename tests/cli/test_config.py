@@ -92,6 +92,16 @@ set = ["fedncm.distance=cosine"]
     assert run("--config", config(cells), "--out", str(out)) == output
 
 
+def test_a_dry_run_says_which_of_the_settings_it_counts(config) -> None:
+    cells = '[[cells]]\nname = "a"\nclients = 2\n[[cells]]\nname = "b"\nclients = 3\n'
+    words = ["bench", "--config", config(cells), "--methods", "fedncm", "--dry-run"]
+    outcome = CliRunner().invoke(main, words)
+    assert outcome.exit_code == 0, outcome.output
+    assert "setting 1 of 2: a" in outcome.stderr
+    assert "setting 2 of 2: b" in outcome.stderr
+    assert outcome.stdout.count("Work is counted") + outcome.stdout.count("Image-steps") >= 2
+
+
 def test_a_run_folder_is_given_back(config, tmp_path: Path) -> None:
     """Restore configuration, split and numbers from a run folder.
 
