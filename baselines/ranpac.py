@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import per_class, whole_tensors
+from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
@@ -73,7 +73,7 @@ class RanPAC(AdaptableAnalytic):
         if self.ridge is not None:
             return base
         gram = whole_tensors("second moments", symmetric=True)
-        judge = {"judge.": per_class("count", "sum"), "judge_gram": gram}
+        judge = {"judge.": self.class_group("count", "sum"), "judge_gram": gram}
         return replace(base, uploads={**base.uploads, **judge}, draws=1)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

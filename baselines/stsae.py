@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from fczoo.baselines.stsa import STSA
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
@@ -47,7 +46,7 @@ class STSAE(STSA):
     )
 
     def training(self) -> Training:
-        uploads = {f"part{j}.": per_class("count", "sum") for j in range(self.parts)}
+        uploads = {f"part{j}.": self.class_group("count", "sum") for j in range(self.parts)}
         return replace(
             super().training(),
             uploads=uploads,

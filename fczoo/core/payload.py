@@ -73,6 +73,7 @@ class Group:
     content: Content | None = None  # of every tensor; None: by the name of the statistic
     statistics: tuple[str, ...] = ()
     symmetric: bool = False  # matrices, of which the lower triangle is sent
+    projected: bool = False  # statistics of other features than the backbone's
 
     def __post_init__(self) -> None:
         unknown = set(self.statistics) - STATISTICS.keys()
@@ -108,33 +109,37 @@ def whole_tensors(content: Content, symmetric: bool = False) -> Group:
     return Group("whole", content, symmetric=symmetric)
 
 
-def per_class(*statistics: str) -> Group:
+def per_class(*statistics: str, projected: bool = False) -> Group:
     """Declare one row per class of the current task.
 
     Count 0 means that the client lacks the class.
 
     Args:
         *statistics: Keys of ``STATISTICS``.
+        projected: The features are projected or scaled behind the backbone, so that they may be
+            longer than its features are (``Backbone.largest_norm``).
     """
-    return Group("classes", None, statistics)
+    return Group("classes", None, statistics, projected=projected)
 
 
-def per_seen_class(*statistics: str) -> Group:
+def per_seen_class(*statistics: str, projected: bool = False) -> Group:
     """Declare one row per class seen so far, for clients with images of earlier tasks.
 
     Args:
         *statistics: Keys of ``STATISTICS``.
+        projected: As in ``per_class``.
     """
-    return Group("seen classes", None, statistics)
+    return Group("seen classes", None, statistics, projected=projected)
 
 
-def rows(*statistics: str) -> Group:
+def rows(*statistics: str, projected: bool = False) -> Group:
     """Declare one row per class that the client holds; ``label`` [g] names each class once.
 
     Args:
         *statistics: Keys of ``STATISTICS``; ``label`` is added.
+        projected: As in ``per_class``.
     """
-    return Group("rows", None, ("label", *statistics))
+    return Group("rows", None, ("label", *statistics), projected=projected)
 
 
 def samples(content: Content) -> Group:

@@ -198,11 +198,14 @@ def decode_upload(compression: Compression, upload: Payload, start: Tree) -> Pay
     """Decode an upload of ``encode_upload``.
 
     A tensor whose code has other parts, shapes or types stays encoded. Validation then turns the
-    upload away, as it lacks the tensor.
+    upload away, as it lacks the tensor. Tensors are decoded where their codes are, which may wait
+    on the host.
     """
     tensors = dict(upload)
-    for name, like in start.items():
-        form = compression.layout(like)
+    for name, sent in start.items():
+        if not compression.shrinks(sent):
+            continue
+        form = compression.layout(sent)
         code = {part: tensors.get(f"{name}{PART}{part}") for part in form}
         known = {part: value for part, value in code.items() if value is not None}
         if known.keys() < form.keys() or any(
@@ -210,6 +213,7 @@ def decode_upload(compression: Compression, upload: Payload, start: Tree) -> Pay
             for part, value in known.items()
         ):
             continue
+        like = sent.to(next(iter(known.values())).device)
         try:
             change = compression.decode(known, like)
         except ValueError:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, naming, read_lines
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
@@ -33,6 +34,15 @@ KINDS = {
     "included",
 }
 """What is recorded of every method; ``Diagnoses.diagnose`` adds a method's own kinds."""
+
+
+def check_diagnostics(method: Method) -> None:
+    """Raise FczooError where a method has nothing to diagnose."""
+    if method.training().own_models:
+        raise FczooError(
+            f"--diagnostics is about uploads and the global model, and {method.name} has "
+            "neither; leave one of the two out"
+        )
 
 
 class Probe:

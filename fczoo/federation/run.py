@@ -28,7 +28,7 @@ from fczoo.federation.checkpoint import (
 )
 from fczoo.federation.client import ClientRequest
 from fczoo.federation.device import Plan, plan_of
-from fczoo.federation.diagnostics import Probe
+from fczoo.federation.diagnostics import Probe, check_diagnostics
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row, evaluate, personal_accuracies
@@ -68,11 +68,8 @@ class FederatedRun:
         self.world, self.method, self.seed = world, method, seed
         self.callback, self.checkpoint, self.probe = callback, checkpoint, probe
         self.elsewhere = elsewhere
-        if probe and method.training().own_models:
-            raise FczooError(
-                f"--diagnostics is about uploads and the global model, and {method.name} has "
-                "neither; leave one of the two out"
-            )
+        if probe:
+            check_diagnostics(method)
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.server = Server(world, method, seed)
         attackers = self.server.uplink.attackers

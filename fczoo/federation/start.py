@@ -18,7 +18,6 @@ from fczoo.core.options import quote
 from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree
 from fczoo.core.types import EndsTasks, HasClientMemory, Task
-from fczoo.federation.local_rules import CONTROL
 from fczoo.federation.model_record import (
     SERVER_STATE,
     TENSORS,
@@ -43,7 +42,6 @@ class Start:
 
     record: ModelRecord
     state: Tree  # of the server
-    control: Tree  # the server's control variates
     about: Mapping[str, Any]  # model, its number of tasks, and the hash of its tensors
 
     def progress(self, gives_logits: bool) -> dict[str, Any]:
@@ -191,14 +189,13 @@ def load_start(world: World, method: Method, seed: int) -> Start:
             for t in tasks
         ]
         state = grow(method.name, state, *fresh)
-    control = {k.removeprefix(CONTROL): v for k, v in tensors.items() if k.startswith(CONTROL)}
     parts = path.resolve().parts[-3:]
     about = {
         "model": "/".join(parts),
         "tasks": len(record.tasks),
         "sha256": record.files[TENSORS],
     }
-    return Start(record, state, control, about)
+    return Start(record, state, about)
 
 
 def start_from_model(server: Server, seed: int) -> int:
@@ -224,7 +221,6 @@ def start_from_model(server: Server, seed: int) -> int:
             method.name,
         )
     server.replace_state(start.state)
-    server.controls.server = start.control
     progress = start.progress(server.training.gives_logits)
     server.result = replace(server.result, **progress)
     server.result.metrics = metrics_of(server.result)

@@ -139,6 +139,8 @@ class Uplink:
         options = {
             "--aggregator": s.aggregator,
             "--local": s.local,
+            "--server-optimizer": s.server_optimizer,
+            "--compress": s.compress,
             "--attack": s.attack,
             "--outliers": s.outliers,
             "--merge-statistics": s.merge_statistics,

@@ -13,7 +13,7 @@ from torch import Tensor
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import option
-from fczoo.core.payload import per_class, whole_tensors
+from fczoo.core.payload import Group, per_class, whole_tensors
 from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
@@ -62,11 +62,19 @@ class Analytic(Method):
         """Return the score that the classifier predicts by: linear or cosine."""
         return "linear"
 
+    def class_group(self, *statistics: str) -> Group:
+        """Declare one row per class of the task, of features that may be projected.
+
+        Args:
+            *statistics: As in ``per_class``.
+        """
+        return per_class(*statistics, projected=self.random_features() > 0)
+
     def training(self) -> Training:
         gram = whole_tensors("second moments", symmetric=True)
         return Training(
             inputs=["query"],
-            uploads={"class.": per_class("count", "sum"), "gram": gram},
+            uploads={"class.": self.class_group("count", "sum"), "gram": gram},
             collect_at={"task_start"},
             gives_logits=False,
         )

@@ -16,6 +16,7 @@ from fczoo.data.partition import PARTITION, Partition
 from fczoo.data.stream import Stream, data_sha256
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import resolve_precision
+from fczoo.federation.diagnostics import check_diagnostics
 from fczoo.federation.environment import code_of, command, hardware, versions
 from fczoo.federation.settings import AUTO, Settings
 from fczoo.reports.formats import write_summary
@@ -249,6 +250,8 @@ def _describe(
     one_per_method = {config.method: config for config in configs}.values()
     for config in configs if settings.start_from else one_per_method:
         bench.check(config.create_method(), config.seed)
+        if execution.diagnostics:
+            check_diagnostics(config.create_method())
     search = next((config.search for config in configs if config.search), {})
     about: dict[str, Any] = {
         "methods": options,

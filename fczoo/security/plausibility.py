@@ -5,8 +5,8 @@ merely wrong; ``--outliers`` compares the clients with each other.
 
 The feature of a frozen backbone leaves a layer norm and has a largest norm B
 (``Backbone.largest_norm``). So have means of such features, and their second moments are at most
-B^2. Methods that train the norm, project features or look into other layers have no such bound;
-``MARGIN`` times B is far beyond what they upload.
+B^2. Methods that train the norm, project features (``Group.projected``, or another width) or look
+into other layers have no such bound; ``MARGIN`` times B is far beyond what they upload.
 """
 
 import math
@@ -23,6 +23,8 @@ from fczoo.core.training import Training
 ROUNDING = 1.02  # factor on a bound, as features can be in bfloat16
 MARGIN = 1e3  # times B, for features that no bound is known of
 COUNTS_PER_IMAGE = 1e6  # in counts of other things than images, such as prompts over all epochs
+OF_FEATURES = "is of features of norm"  # in reasons of statistics by class
+NORM = "full.norm."  # names of the final norm where it is trained
 BLOCK = 256  # rows of a matrix that are checked at once
 
 
@@ -58,7 +60,7 @@ class StatisticsCheck:
         for prefix, group in self.training.uploads.items():
             if group.layout != "whole":
                 tensors = {n: payload[f"{prefix}{n}"] for n in _present(payload, prefix, group)}
-                fault = self._class_fault(tensors, prefix)
+                fault = self._class_fault(tensors, prefix, group.projected)
             else:
                 names = [
                     n for n in payload if n == prefix or n.startswith(f"{prefix.rstrip('.')}.")
@@ -72,12 +74,15 @@ class StatisticsCheck:
     def _largest_norm(self, width: int, exact: bool = True) -> float:
         """Return the largest norm of a feature of some width, or of an input of a layer."""
         bound, dim = self.backbone.largest_norm, self.backbone.dim
-        trains_norm = "full.norm.".startswith(self.training.trained_prefixes or ("\0",))
+        trains_norm = any(
+            NORM.startswith(prefix) or prefix.startswith(NORM)
+            for prefix in self.training.trained_prefixes
+        )
         if exact and width == dim and not trains_norm:
             return ROUNDING * bound
         return MARGIN * bound * math.sqrt(max(1.0, width / dim))
 
-    def _class_fault(self, tensors: Mapping[str, Tensor], prefix: str) -> str:
+    def _class_fault(self, tensors: Mapping[str, Tensor], prefix: str, projected: bool) -> str:
         """Check statistics with one row per class by what they say of a single image."""
         count = _wide(tensors["count"]).clamp(min=1) if "count" in tensors else None
         means = dict[str, Tensor]()  # per image: [g, D], of matrices the diagonal
@@ -92,12 +97,12 @@ class StatisticsCheck:
                 rows = rows.diagonal(dim1=1, dim2=2)
             means[name] = rows / count[:, None] if is_sum and count is not None else rows
         for name, rows in means.items():
-            limit = self._largest_norm(rows.shape[1])
+            limit = self._largest_norm(rows.shape[1], exact=not projected)
             is_vector = name in ("mean", "sum")
             lengths = torch.linalg.vector_norm(rows, dim=1) if is_vector else rows.sum(1).sqrt()
             longest = float(lengths.max()) if len(lengths) else 0.0
             if not longest <= limit:  # also of a negative sum, whose root is not a number
-                return f"{prefix}{name} is of features of norm {longest:.3g}, at most {limit:.3g}"
+                return f"{prefix}{name} {OF_FEATURES} {longest:.3g}, at most {limit:.3g}"
         mean = means.get("sum", means.get("mean"))
         for name in ("squares", "products"):
             if mean is not None and name in means:
@@ -112,7 +117,7 @@ class StatisticsCheck:
         if group.content == "counts" and (total := float(value.double().sum())):
             most = COUNTS_PER_IMAGE * images
             return f"{name} adds up to {total:.3g}, of {images} images" if total > most else ""
-        if group.content == "class means" and value.dim():
+        if group.content == "class means" and value.dim() and value.numel():
             limit = self._largest_norm(value.shape[-1], exact=False)
             longest = float(torch.linalg.vector_norm(_wide(value), dim=-1).max())
             return f"{name} has norm {longest:.3g}, at most {limit:.3g}" if longest > limit else ""

@@ -18,7 +18,7 @@ from fczoo.core.payload import ROW_DIMENSIONS, Group, Payload, Uploads, content_
 from fczoo.core.training import Training
 from fczoo.core.tree import Tree
 from fczoo.core.types import Exchange, Task
-from fczoo.security.plausibility import StatisticsCheck, largest_value, value_range
+from fczoo.security.plausibility import OF_FEATURES, StatisticsCheck, largest_value, value_range
 
 DROPPED_OUT = "dropped out"
 LARGEST_NORM = 1e3  # times the round's median; a longer update would undo all others
@@ -119,11 +119,11 @@ class UploadValidator:
         has_diverged = any(
             "diverged" in reason or "not finite" in reason for reason in reasons.values()
         )
-        advice = (
-            "lower its learning rates with --set"
-            if has_diverged
-            else "lower --min-clients or --drop-rate"
-        )
+        advice = "lower --min-clients or --drop-rate"
+        if has_diverged:
+            advice = "lower its learning rates with --set"
+        elif any(f" {OF_FEATURES} " in reason for reason in reasons.values()):
+            advice = "if the method projects features, declare it, see fczoo/core/payload.py"
         event = "diverged" if has_diverged else "stopped"
         raise FczooError(
             f"{self.method} {event} in {exchange}: {sound} of {asked} uploads are valid, "

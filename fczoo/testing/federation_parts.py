@@ -275,7 +275,7 @@ def check_local_training(spec: str) -> None:
         AssertionError: A rule is broken.
     """
     rule = LOCAL_TRAINING.create(spec)
-    need(isinstance(rule, LocalRule), f"{spec} is not a LocalTraining; derive it from that class")
+    need(isinstance(rule, LocalRule), f"{spec} is not a LocalRule; derive it from that class")
     need_documented(type(rule), spec)
 
     def case(draw: Draw) -> None:

@@ -141,6 +141,12 @@ def test_a_tensor_whose_code_is_not_smaller_is_sent_as_it_is():
     assert encoded["w"] is upload["w"] and not residuals
 
 
+def test_no_code_is_read_of_a_tensor_that_is_sent_as_it_is():
+    code = {"w@values": torch.empty(0), "w@positions": torch.empty(0, dtype=torch.int32)}
+    decoded = decode_upload(make_compression("topk"), Payload(code), {"w": torch.empty(0, 3)})
+    assert decoded.keys() == code.keys()
+
+
 def test_a_damaged_code_is_turned_away(make_bench):
     uplink = make_bench(compress="topk:0.2").uplink(create_method("fedavg", tune="head"), 0)
     shared = {"head.weight": torch.zeros(2, 8), "head.bias": torch.zeros(2)}

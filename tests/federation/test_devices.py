@@ -185,13 +185,15 @@ def test_aggregators_and_attacks_mix_no_devices(spec: str) -> None:
         assert to_pretend_device(bench).run(method).accuracy == bench.run(method).accuracy
 
 
-@pytest.mark.parametrize("waiting", ["host", "disk"])
-def test_uploads_that_wait_elsewhere_mix_no_devices(waiting: str) -> None:
+@pytest.mark.parametrize(
+    ("waiting", "compress"),
+    [("host", None), ("disk", None), ("host", "topk:0.3"), ("host", "lowrank:2"), ("disk", "int8")],
+)
+def test_uploads_that_wait_elsewhere_mix_no_devices(waiting: str, compress: str | None) -> None:
     """Let large uploads wait on the host or on disk, as an accelerator does."""
     method, plan = small_method("hgp"), run.FederatedRun._plan
-    bench = bench_of(
-        method, 1, attack="gaussian:1", attackers=0.34, outliers=3.0, aggregator="norm_clip"
-    )
+    robust = {"attack": "gaussian:1", "attackers": 0.34, "outliers": 3.0, "aggregator": "norm_clip"}
+    bench = bench_of(method, 1, **({"compress": compress} if compress else robust))
     with (
         pretend_device(),
         mock.patch.object(

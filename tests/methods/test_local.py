@@ -1,18 +1,21 @@
 """Local training: clients that do not communicate, and what an evaluation makes of the clients' models."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fczoo import FczooError
+from fczoo import FczooError, Settings
 from fczoo.core.tree import select
 from fczoo.data.client_index import ClientIndex
 from fczoo.federation.evaluate import accuracy_row, evaluate
 from fczoo.federation.result import consistent
 from fczoo.models.storage import save_model
+from fczoo.runner.configs import ExecutionConfig, make_sweep
+from fczoo.runner.sweep import run_sweep
 from fczoo.testing.world import TASKS, TEST, small_method, toy_bench
 
 
@@ -94,6 +97,8 @@ def test_personal_models_are_the_clients_own_trained_further():
     [
         {"aggregator": "median"},
         {"local": "fedprox:0.1"},
+        {"server_optimizer": "fedadam:0.01"},
+        {"compress": "int8"},
         {"attack": "scale:10"},
         {"dp_clip": 1.0},
         {"min_clients": 2},
@@ -103,6 +108,14 @@ def test_personal_models_are_the_clients_own_trained_further():
 def test_settings_about_uploads_are_refused(settings):
     with pytest.raises(FczooError, match="clients of local send nothing; leave one of the two out"):
         toy_bench(**settings).check(small_method("local"))
+
+
+def test_diagnostics_are_refused_before_any_run_starts(tmp_path):
+    settings = Settings.for_dataset("digits", train_per_class=8, test_per_class=1)
+    sweep = make_sweep(Path(), settings, ["fedncm", "local"], [0], {})
+    with pytest.raises(FczooError, match=r"--diagnostics is about uploads .* local has neither"):
+        run_sweep(sweep, tmp_path / "run", ExecutionConfig(diagnostics=True))
+    assert not list(tmp_path.rglob("result.json"))
 
 
 def test_there_is_no_global_model(tmp_path):

@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
 from fczoo.core.payload import Payload, per_class, rows, whole_tensors
 from fczoo.core.training import Optim, Training
 from fczoo.security.plausibility import StatisticsCheck, largest_value, matrix_fault
 from fczoo.testing.world import CONFIG, random_weights
 
 BACKBONE = SimpleNamespace(largest_norm=5.0, dim=2)
+BACKBONE_WIDTH = 32  # of the toy world
 UPLOADS = {
     "class.": per_class("count", "sum", "squares"),
+    "lifted.": per_class("count", "sum", projected=True),
     "gauss.": rows("count", "mean", "var", "cov"),
     "gram": whole_tensors("second moments"),
     "usage": whole_tensors("counts"),
@@ -77,7 +80,15 @@ def test_projected_features_and_a_trained_norm_have_a_wide_bound():
     assert fault(wide) == ""
     wide["class.sum"] = [[11_000.0] + [0.0] * 7]
     assert "norm 1.1e+04, at most 1e+04" in fault(wide)
-    assert fault({"class.count": [1.0], "class.sum": [[4_000.0, 0.0]]}, trained="full.") == ""
+    narrow = {"class.count": [1.0], "class.sum": [[4_000.0, 0.0]]}
+    assert fault(narrow, trained="full.") == fault(narrow, trained="full.norm.weight") == ""
+    assert "norm 4e+03, at most 5.1" in fault(narrow, trained="full.blocks.")
+    assert fault({"lifted.count": [1.0], "lifted.sum": [[4_000.0, 0.0]]}) == ""
+
+
+@pytest.mark.parametrize("name", ["ranpac", "stsae"])
+def test_random_features_as_wide_as_the_backbones_are_admitted(make_bench, small_method, name):
+    assert not make_bench().run(small_method(name, width=BACKBONE_WIDTH)).rejected
 
 
 def test_rounding_of_large_matrices_is_no_fault():
@@ -103,6 +114,12 @@ def test_a_feature_is_no_longer_than_the_final_norm_allows():
     images = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     norms = torch.linalg.vector_norm(backbone(images), dim=1)
     assert 0.3 * backbone.largest_norm < float(norms.max()) <= backbone.largest_norm
+
+
+def test_where_no_upload_is_left_the_reason_is_the_features(make_bench, small_method, monkeypatch):
+    monkeypatch.setattr(Backbone, "largest_norm", 1e-3)
+    with pytest.raises(FczooError, match="if the method projects features, declare it"):
+        make_bench().run(small_method("fedncm"))
 
 
 @pytest.mark.parametrize(("name", "group"), [("fppl", "local.mean"), ("pilora", "class.mean")])
