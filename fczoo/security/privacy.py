@@ -181,7 +181,10 @@ class Privacy:
         return (
             out
             if self.clip is None
-            else [self._noisy(p, trained, exchange) if p else p for p in out]
+            else [
+                self._noisy(p, trained, exchange) if p or (self.secure and p.num_samples) else p
+                for p in out
+            ]
         )
 
     def _withheld(self, payload: Payload, uploads: Uploads) -> Payload:
@@ -207,15 +210,22 @@ class Privacy:
         rng = torch_stream(
             "privacy", self.seed, exchange.task.index, exchange.round + 1, payload.client
         )
-        change = {k: payload[k] - v.to(payload[k]) for k, v in trained.items()}
-        if not all(v.isfinite().all() for v in change.values()):
+        change = {k: payload[k] - v.to(payload[k]) for k, v in trained.items() if payload}
+        if not payload or not all(v.isfinite().all() for v in change.values()):
             # without a norm to clip the upload is empty, as for a client that diverged
-            return payload.holding({})
+            if not self.secure:
+                return payload.holding({})
+            # a missing upload would tell of images without noise; a server can send states for it
+            change = {k: torch.zeros_like(v) for k, v in trained.items()}
         norm = math.sqrt(sum(float(v.double().square().sum()) for v in change.values()))
         out, share = dict(payload), min(1.0, self.clip / norm) if norm else 1.0
         for name, value in change.items():
-            noise = secure_normal(value) if self.secure else _normal(value, rng)
-            out[name] = trained[name].to(value) + share * value + self.noise * self.clip * noise
+            start = trained[name].to(value)
+            if self.secure:  # rounds after the noise, so large values of a server cannot grow it
+                noise = self.noise * self.clip * secure_normal(value.double())
+                out[name] = (start.double() + (share * value.double() + noise)).to(value)
+            else:
+                out[name] = start + share * value + self.noise * self.clip * _normal(value, rng)
         return payload.holding(out)
 
 

@@ -23,6 +23,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
 from fczoo.sites.federation_config import read_agreement
 from fczoo.sites.folders import open_server, open_site
+from fczoo.sites.ledger import PrivacyLedger, default_ledger
 from fczoo.sites.messages import REFUSAL, Refusal, serialize
 from fczoo.sites.site import Site
 
@@ -142,7 +143,8 @@ class Answers(Executor):  # type: ignore[misc]
             if self.site is None:
                 folder, name = _folder(fl_ctx), fl_ctx.get_identity_name()
                 agreement = read_agreement(folder / "agreed")
-                self.site = open_site(agreement, name, folder / "images", folder / "kept")
+                ledger = PrivacyLedger(default_ledger())
+                self.site = open_site(agreement, name, folder / "images", folder / "kept", ledger)
             return Shareable({BYTES: self.site.answer(_bytes(asked))})
         except FczooError:  # its text may name private files
             self.log_exception(fl_ctx, "the site cannot be opened")

@@ -44,7 +44,7 @@ class InvalidMessage(ValueError):
 class Call(msgspec.Struct, frozen=True):
     """Start of a run, or its continuation after its server has ended."""
 
-    run: str  # its unique name
+    run: Annotated[str, msgspec.Meta(max_length=64)]  # its unique name, which the ledger stores
     terms: dict[str, Any]  # see ``terms_of``
     goes_on: bool = False
 

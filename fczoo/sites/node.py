@@ -4,6 +4,7 @@ import http.client
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import ssl
@@ -19,7 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fczoo.core.errors import FczooError, first_line, printable
-from fczoo.core.files import read_json, write_json, write_safely
+from fczoo.core.files import convert_json, read_json, write_json, write_safely
 from fczoo.federation.model_record import read_checked, read_model_record
 from fczoo.models.storage import store_weights_path
 from fczoo.sites.credentials import AGREEMENT_FOLDER, SERVER, read_place, tls_context
@@ -162,8 +163,9 @@ def _serve(
         open_server(agreement, images, listener, folder).run_to(result)
     except BaseException as error:
         reason = _reason(error)
-        write_json(folder / FAILURE, {"reason": reason})
-        write_status(RUN_FAILED, reason)
+        with suppress(OSError):  # a full disk, of which the sites must learn as well
+            write_json(folder / FAILURE, {"reason": reason})
+            write_status(RUN_FAILED, reason)
         if not isinstance(error, Exception):  # a signal: sites wait for the next start
             raise
         if not isinstance(error, FczooError):
@@ -221,7 +223,7 @@ def _take_part(
         if status == RUN_ENDED:
             break
         if status == HTTPStatus.OK:
-            answer, limit = site.answer(content), int(headers.get(LIMIT, 0))
+            answer, limit = site.answer(content), _limit(headers)
             if len(answer) > limit:
                 reason = f"its answer has {len(answer)} bytes, and at most {limit} are declared"
                 answer = serialize(REFUSAL, Refusal(f"{reason}; raise answer_mb in {RUN}"))
@@ -231,13 +233,33 @@ def _take_part(
                 HTTPStatus.CONFLICT,
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             )
-            link.request(f"{ANSWER}/{headers.get(KEY, '')}", answer, statuses)
-    outcome = json.loads(content)
+            try:
+                link.request(f"{ANSWER}/{headers.get(KEY, '')}", answer, statuses)
+            except FczooError as error:  # the server asks again if it still waits for the answer
+                log.info("the answer has not arrived: %s", error)
+                time.sleep(RETRY)
+    outcome = _outcome(content)
     if outcome.get("status") != RUN_COMPLETED:
-        reason = printable(str(outcome.get("reason")), 500)
+        reason = printable(outcome.get("reason", ""), 500)
         raise FczooError(f"the run has failed at the server: {reason}")
     store_weights_path(agreement.settings.backbone, site.world.backbone.sha256)
     return _fetch_model(link, folder / MODEL)
+
+
+def _limit(headers: Mapping[str, str]) -> int:
+    """Return the bytes that an answer may have; 0 if the server states no number."""
+    text = headers.get(LIMIT, "")
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
+
+
+def _outcome(content: bytes) -> dict[str, str]:
+    try:
+        return convert_json(json.loads(content), dict[str, str])
+    except (ValueError, RecursionError) as error:
+        raise FczooError(
+            f"the server sent no outcome of the run: {first_line(error)}; install the same version "
+            "of fczoo at both"
+        ) from error
 
 
 def _fetch_model(link: "ServerLink", place: Path) -> Path:
@@ -273,6 +295,9 @@ class ServerLink:
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request; if the server cannot be reached, try again for ``patience`` seconds.
 
+        A request with a body is given up at once: a server that does not wait for it any more
+        closes the connection without reading it.
+
         Args:
             path: Path, such as ``question``.
             body: Bytes to send. None: the request fetches something.
@@ -284,7 +309,7 @@ class ServerLink:
         Raises:
             FczooError: The server cannot be reached, is another one, or refuses the site.
         """
-        end = time.monotonic() + self.patience
+        end = time.monotonic() + (self.patience if body is None else 0.0)
         while True:
             try:
                 status, headers, content = self._try(path, body)

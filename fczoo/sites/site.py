@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fczoo.core.errors import FczooError, first_line
-from fczoo.core.files import write_safely
+from fczoo.core.files import content_sha256, write_safely
 from fczoo.core.method import Method, task_exchanges
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
@@ -244,7 +244,8 @@ class Site:
             question: torch.from_numpy(np.frombuffer(bytearray(answer), np.uint8))
             for question, answer in standing.answers.items()
         }
-        notes = {"run": standing.run, "moment": standing.progress}
+        terms = content_sha256(self.terms)
+        notes = {"run": standing.run, "moment": standing.progress, "terms": terms}
         write_safely(
             self.path, pack(STATE_FORM, {**kept_trees(standing.kept), "answers": answers}, notes)
         )
@@ -257,12 +258,15 @@ class Site:
         """
         if not self.path.exists():
             return SiteState()
+        terms = content_sha256(self.terms)
         try:
             trees, notes = unpack(STATE_FORM, self.path.read_bytes(), self.world.backbone.device)
             answers = {
                 question: value.numpy().tobytes() for question, value in trees["answers"].items()
             }
             task, position = notes["moment"]
+            if notes.get("terms", terms) != terms:  # the agreement has changed since it enrolled
+                return SiteState()
             return SiteState(notes["run"], (task, position), kept_in(trees), answers)
         except (ValueError, KeyError) as error:
             problem = f"{self.path} is not a file of a site: {first_line(error)}"

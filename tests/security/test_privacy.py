@@ -115,6 +115,36 @@ def test_an_update_that_is_not_finite_is_not_sent():
     assert [len(p) for p in out] == [0, 0, 2] and out[0].client == 4
 
 
+def test_noise_hides_that_training_has_diverged():
+    """A server may choose states with which training diverges only for some images.
+
+    With secure noise, z C = 2, the upload is noise around the start then, as of an update of zero.
+    """
+    start = {"w": torch.full((20000,), 7.0)}
+    privacy = Privacy(0, clip=1.0, noise=2.0, secure=True)
+    for tensors in ({}, {"w": torch.full((20000,), math.nan)}):
+        (out,) = privacy.protect([Payload(tensors, 4, 3)], start, TRAINING, ROUND)
+        assert (out.client, out.num_samples, list(out)) == (4, 3, ["w"])
+        assert float(out["w"].mean()) == pytest.approx(7, abs=0.1)
+        assert float(out["w"].std()) == pytest.approx(2, rel=0.05)
+    (empty,) = privacy.protect([Payload({}, 4, 0)], start, TRAINING, ROUND)
+    assert not empty  # a client without images, whose number is public
+
+
+def test_rounding_does_not_grow_an_update():
+    """Around 2^25 float32 has steps of 4: updates of 2.1 must not become 4 before the noise.
+
+    Clipped to norm 300, 20,000 updates of 4 become 2.12; with noise of z C = 150 their mean is
+    2.12 with a deviation of 150 / sqrt(20,000) = 1.06 if rounding comes last, and else 4.
+    """
+    start = {"w": torch.full((20000,), 2.0**25)}
+    uploads = [Payload({"w": start["w"] + 4}, c, 3) for c in range(40)]
+    privacy = Privacy(0, clip=300.0, noise=0.5, secure=True)
+    out = privacy.protect(uploads, start, TRAINING, ROUND)
+    mean = torch.stack([p["w"].double() - 2.0**25 for p in out]).mean()
+    assert float(mean) == pytest.approx(2.12, abs=0.7)  # four deviations of 40 uploads
+
+
 def test_what_nobody_declared_does_not_leave_a_client_unclipped():
     raw = Payload({**upload().tensors, "raw.sums": torch.full((3,), 1e6)})
     with pytest.raises(FczooError, match=r"'raw.sums' is uploaded, too, and would go unprotected"):

@@ -192,10 +192,26 @@ def test_questions_of_another_run_and_rubbish_are_refused(make_bench, small_meth
     server_of(bench, method, way, "first").run()
     question = next(q for _, q, _ in way.passed if form_of(q) != CALL)
     server_of(bench, method, way, "second")
-    for content, words in ((question, "not enrolled in this run"), (b"nothing", "damaged")):
+    long_name = serialize(CALL, Call("x" * 65, {}))  # which the ledger would store
+    expected = ((question, "not enrolled in this run"), (b"nothing", "damaged"))
+    for content, words in (*expected, (long_name, "run: Expected `str` of length <= 64")):
         answer = sites[0].answer(content)
         assert form_of(answer) == REFUSAL
         assert words in deserialize(REFUSAL, answer, Refusal)[0].reason
+
+
+def test_a_site_whose_agreement_has_changed_leaves_the_run(
+    make_bench, small_method, tmp_path, caplog
+):
+    """It is started again in the middle of a run, when the server compares no terms."""
+    bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
+    way = LocalConnection(sites_of(bench, method, tmp_path))
+    run = server_of(bench, method, way)
+    assert sites_of(bench, method, tmp_path)[0].standing.run == "a run"
+    way.sites[0] = sites_of(make_bench(epochs=2, rounds=1), method, tmp_path)[0]
+    result = run.run()
+    assert {(r["client"], r["reason"]) for r in result.rejected} == {(0, "dropped out")}
+    assert "site paris: the site has not enrolled in this run; begin the run again" in caplog.text
 
 
 def test_a_site_that_fails_is_left_out_and_no_text_of_its_error_leaves(

@@ -16,6 +16,7 @@ from fczoo import FczooError
 from fczoo.core.files import write_json
 from fczoo.sites import credentials, node, transport
 from fczoo.sites.credentials import tls_context, write_federation
+from fczoo.sites.federation_config import read_agreement
 from fczoo.sites.node import ServerLink
 from fczoo.sites.transport import (
     ANSWER,
@@ -329,6 +330,51 @@ def test_a_site_with_an_expired_certificate_is_refused(
     write_federation(tmp_path / "old", agreement_folder, "localhost", port)
     context = client_context(None, tmp_path / "old" / "paris", "site")
     assert response_of(port, context, PATHS[0]) == b""
+
+
+def test_a_large_answer_that_comes_too_late_does_not_stop_a_site(
+    federation, listener, tmp_path, monkeypatch
+):
+    """The server closes the connection unread; the site goes on with what is asked next."""
+    folder, port = federation
+    thread, answers = question_in_background(listener, (0,), limit=10**8)
+
+    class SlowSite:
+        def answer(self, content: bytes) -> bytes:
+            thread.join()  # the server has waited long enough
+            listener.end("failed", "no one answered")
+            return b"x" * 20_000_000
+
+    monkeypatch.setattr(node, "open_site", lambda *_: SlowSite())
+    monkeypatch.setattr(node, "RETRY", 0.05)
+    with pytest.raises(FczooError, match="failed at the server: no one answered"):
+        node._take_part(folder / "paris", tmp_path, None, "paris", ("localhost", port), 1.0)
+    assert answers == [{}]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"status": 1}', b"[" * 10**5, b"\xff"])
+def test_an_outcome_that_is_none_is_one_line(content):
+    with pytest.raises(FczooError, match=r"the server sent no outcome of the run: .+; install"):
+        node._outcome(content)
+    for limit in ("", "-1", "9" * 5000, "many"):
+        assert node._limit({transport.LIMIT: limit}) == 0
+
+
+def test_sites_learn_of_a_failure_that_cannot_be_written(federation, tmp_path, monkeypatch):
+    """On a full disk the server cannot even write the reason."""
+    folder, port = federation
+    outcomes = []
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device", "disk")
+
+    monkeypatch.setattr(node, "write_json", fail)
+    monkeypatch.setattr(transport, "GRACE", 0.0)
+    monkeypatch.setattr(SiteListener, "end", lambda _, *outcome: outcomes.append(outcome))
+    agreement = read_agreement(folder / "server" / "agreed")
+    with pytest.raises(FczooError, match="the run has failed: No space left on device: disk"):
+        node._serve(folder / "server", tmp_path, agreement, "server", ("localhost", port), 0.1)
+    assert outcomes == [("failed", "No space left on device: disk")]
 
 
 def test_folders_of_the_flower_version_are_named(agreement_folder, tmp_path):
