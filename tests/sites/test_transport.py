@@ -133,7 +133,7 @@ def test_questions_and_answers_pass(federation, listener):
         assert (status, question) == (200, b"what")
         assert link.request(QUESTION)[1][KEY] == headers[KEY]  # it is asked until it is answered
         assert link.request(f"{ANSWER}/{headers[KEY]}", content, (204,))[0] == 204
-        again = link.request(f"{ANSWER}/{headers[KEY]}", content, (204, 409))
+        again = link.request(f"{ANSWER}/{headers[KEY]}", b"late", (204, 409))
         assert again[0] == 409
     thread.join()
     assert answers == [{0: b"large " * 500_000, 2: b""}]
