@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -56,8 +57,9 @@ class Local(TunedLinearHead):
             class_sums(self.features(backbone, model, batch), batch, ctx.task)
             for batch in data.batches(data.index)
         ]
-        count = sum(part["class.count"] for part in sums)
-        means = F.normalize(sum(part["class.sum"] for part in sums), dim=-1)
+        count = torch.stack([part["class.count"] for part in sums]).sum(0)
+        total = torch.stack([part["class.sum"] for part in sums]).sum(0)
+        means = F.normalize(total, dim=-1)
         start = untrained & (count > 0)
         weight[new][start] = means[start].to(weight)
         return weight
