@@ -13,6 +13,7 @@ from fczoo.core.options import plural
 
 if TYPE_CHECKING:
     from fczoo.papers.reproduce import Target
+    from fczoo.papers.tables import Paper
 
 TABLE = click.option(
     "--table",
@@ -111,7 +112,7 @@ def reproduce(
     """
     from fczoo.cli.arguments import wrap_to_terminal
     from fczoo.papers.compare import spread
-    from fczoo.papers.printed_tables import find_table, list_tables
+    from fczoo.papers.printed_tables import choose_cells, find_table, list_tables
     from fczoo.papers.reproduce import get_card, listing, shell_command, verdict
     from fczoo.papers.tables import papers as all_papers
     from fczoo.reports.runs import read_experiments
@@ -128,8 +129,9 @@ def reproduce(
     if card.casefold() in all_papers() and not (extra or reading or results or rows or patterns):
         click.echo(list_tables(card.casefold()))
         return
-    if find_table(card) and not (results or paper or tables):
-        _reproduce_table(card, extra, dry_run, reading or "print", rows, patterns)
+    if (table := find_table(card)) and not (results or paper or tables):
+        chosen = choose_cells(*table, rows, patterns)
+        _reproduce_table(*table, chosen, extra, dry_run, reading or "print")
         return
     list_options = {
         "--results": results,
@@ -157,21 +159,17 @@ def reproduce(
 
 
 def _reproduce_table(
-    name: str,
+    paper: "Paper",
+    table: str,
+    chosen: "list[Target]",
     extra: tuple[str, ...],
     dry_run: bool,
     reading: str,
-    rows: tuple[str, ...],
-    patterns: tuple[str, ...],
 ) -> None:
     """Write the settings file of a table's cells, run it, and judge the cells."""
     from fczoo.core.files import write_safely
-    from fczoo.papers.printed_tables import choose_cells, find_table, judge_cells, settings_file
+    from fczoo.papers.printed_tables import judge_cells, settings_file
 
-    printed_table = find_table(name)
-    assert printed_table is not None
-    paper, table = printed_table
-    chosen = choose_cells(paper, table, rows, patterns)
     suffix = "" if reading == "print" else "-released"
     folder = Path("results") / f"{paper.key}-{table}{suffix}"
     command = ["--config", f"{folder}.toml", "--out", str(folder), *extra]

@@ -29,7 +29,9 @@ def printable(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
         text: Text of another party, such as a file's name or the reason of a refusal.
         limit: Largest number of characters that are kept.
     """
-    line = "".join(map(_printable_character, text[: limit + 1]))
+    line = text[: limit + 1]
+    if not line.isprintable():
+        line = "".join(map(_printable_character, line))
     return line if len(text) <= limit else f"{line[:limit].rpartition(' ')[0] or line[:limit]} ..."
 
 

@@ -121,8 +121,8 @@ def masked_logits(
 
     A class without images at any client, or at ``client``, has a logit of -infinity, whatever the
     method gives: nothing has been learned of it, and a head that starts at zero would have it beat
-    negative logits. Raises TypeError when the method's logits do not cover exactly the classes seen so far,
-    and FczooError when a logit of a class with images at a client is NaN.
+    negative logits. Raises TypeError when the method's logits do not cover exactly the classes seen
+    so far, and FczooError when a logit of a class with images at a client is NaN.
     """
     store = world.test
     has_images = (

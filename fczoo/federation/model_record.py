@@ -315,7 +315,7 @@ def start_values(folder: str, dataset: str | None, data_root: str | None) -> dic
         tasks[-remaining:] if isinstance(tasks, list) and remaining else remaining or 1
     )
     if tasks == DOMAINS:
-        values["tasks"] = tasks  # ``check_start`` refuses it
+        values["tasks"] = tasks  # ``check_start_settings`` refuses it
     root = values["data_root"] if data_root is None else None if data_root == "none" else data_root
     if not has_same_data(values, dataset or str(values["dataset"]), root):
         values |= {"tasks": 1, "class_order": "natural", "class_order_seed": None}

@@ -179,9 +179,9 @@ class Server:
     def send(self, clients: Sequence[Client]) -> tuple[Tree, int]:
         """Return the broadcast, and the bytes that the clients do not have yet."""
         shared = broadcast(self.method, self.state)
-        tree = {**shared, **self.controls.broadcast}
         if self.training.own_models:  # every client makes the start of its model by itself
             return shared, 0
+        tree = {**shared, **self.controls.broadcast}
         total = self.tracker.send(tree, [client.number for client in clients])
         self.result.bytes_down += total
         return shared, total

@@ -116,8 +116,8 @@ class Uplink:
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
         self._check_own_models()
-        uploads = self.training.uploads
         self._check_training()
+        uploads = self.training.uploads
         _ = self.attackers, self.privacy, self.compression
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
@@ -150,7 +150,7 @@ class Uplink:
             "--dp-noise": s.dp_noise,
         }
         chosen = [name for name, value in options.items() if value]
-        if self.method.training().own_models and chosen:
+        if self.training.own_models and chosen:
             raise FczooError(
                 f"{chosen[0]} is about what clients send, and clients of {self.method.name} send "
                 "nothing; leave one of the two out"

@@ -1,6 +1,6 @@
 """Runs of whole printed tables: their list, one settings file with all cells, and the verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
 from fczoo.core.options import plural
 from fczoo.papers.reproduce import Target, card_name, cards, concerns, verdict
-from fczoo.papers.tables import Paper, choose_numbers, get_paper, papers
+from fczoo.papers.tables import Number, Paper, choose_numbers, get_paper, papers
 from fczoo.reports.runs import read_experiments
 
 
@@ -23,12 +23,12 @@ def list_tables(name: str) -> str:
     Raises:
         FczooError: The paper is unknown.
     """
-    paper, rows = get_paper(name), []
+    paper, all_cards, rows = get_paper(name), cards(), []
     for table in dict.fromkeys(n.table for n in paper.numbers):
         numbers = [n for n in paper.numbers if n.table == table]
         datasets = dict.fromkeys(paper.row(n).dataset for n in numbers)
         methods = dict.fromkeys(n.method for n in numbers)
-        table_cards = _cards_of(paper, table)
+        table_cards = _cards_of(numbers, paper, all_cards)
         command = f"fczoo reproduce {paper.key}/{table}" if table_cards else "-"
         rows.append((table, ", ".join(datasets), len(methods), len(table_cards), command))
     return tabulate(rows, ["table", "data sets", "rows", "cells that run", "command"])
@@ -63,26 +63,27 @@ def choose_cells(
     Raises:
         FczooError: A row is unknown, a pattern fits no card, or no card is left.
     """
-    all_cards = _cards_of(paper, table, rows)
-    if not all_cards:
+    numbers = choose_numbers(paper.numbers, [table], rows)
+    table_cards = _cards_of(numbers, paper, cards())
+    if not table_cards:
         raise FczooError(
             f"no run can follow these rows of {paper.key}/{table}; see fczoo papers --missing"
         )
     for pattern in patterns:
-        if not any(fnmatchcase(card.name, pattern) for card in all_cards):
-            names = ", ".join(card.name for card in all_cards[:8])
+        if not any(fnmatchcase(card.name, pattern) for card in table_cards):
+            names = ", ".join(card.name for card in table_cards[:8])
             raise FczooError(f"--cells {pattern} fits no cell of {paper.key}/{table}: {names}, ...")
     return [
         card
-        for card in all_cards
+        for card in table_cards
         if not patterns or any(fnmatchcase(card.name, pattern) for pattern in patterns)
     ]
 
 
-def _cards_of(paper: Paper, table: str, rows: Sequence[str] = ()) -> list[Target]:
-    numbers = choose_numbers([n for n in paper.numbers if n.table == table], rows=rows)
+def _cards_of(
+    numbers: Sequence[Number], paper: Paper, all_cards: Mapping[str, Target]
+) -> list[Target]:
     names = dict.fromkeys(card_name(paper, paper.row(n), n) for n in numbers if n.metric_here)
-    all_cards = cards()
     return [all_cards[name] for name in names if name in all_cards]
 
 

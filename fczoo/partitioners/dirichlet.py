@@ -78,6 +78,7 @@ class Dirichlet:
         if not self.reserve:
             return owners
         classes = np.unique(labels)
+        images = {c: np.flatnonzero(labels == c) for c in classes}
         shares = rng.dirichlet(np.full(clients, self.beta), len(classes))  # [classes, clients]
         for k in range(clients):
             share = shares[:, k]
@@ -85,7 +86,7 @@ class Dirichlet:
                 share / share.sum() if share.sum() > 0 else np.full(len(classes), 1 / len(classes))
             )
             for c in rng.choice(classes, self.reserve, p=share):
-                owners[rng.choice(np.flatnonzero(labels == c))] = k
+                owners[rng.choice(images[c])] = k
         return owners
 
     def _once(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:

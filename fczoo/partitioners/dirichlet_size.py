@@ -7,7 +7,7 @@ import numpy as np
 
 from fczoo.core.options import check_options, option
 from fczoo.core.registry import register_partitioner
-from fczoo.partitioners.size import whole_sizes
+from fczoo.partitioners.size import split_by_shares
 
 
 @register_partitioner("dirichlet-size")
@@ -37,5 +37,4 @@ class DirichletSize:
         shares = rng.dirichlet(np.full(clients, self.alpha))
         if not shares.sum() > 0:  # a tiny alpha underflows: one client drawn at random has all
             shares = np.eye(clients)[rng.integers(clients)]
-        sizes = whole_sizes(shares / shares.sum(), len(labels), self.min_size)
-        return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
+        return split_by_shares(shares, len(labels), self.min_size, rng)

@@ -34,8 +34,25 @@ class Size:
         self, labels: np.ndarray, clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
         shares = np.arange(1, clients + 1, dtype=float) ** -self.power
-        sizes = whole_sizes(shares / shares.sum(), len(labels), self.min_size)
-        return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
+        return split_by_shares(shares, len(labels), self.min_size, rng)
+
+
+def split_by_shares(
+    shares: np.ndarray, images: int, min_size: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Draw the images of each client, in proportion to its share.
+
+    Args:
+        shares: Share of each client [clients], with any positive sum.
+        images: Number of images.
+        min_size: Least size of a client; capped at an equal share.
+        rng: Random generator.
+
+    Returns:
+        Positions of the images of each client.
+    """
+    sizes = whole_sizes(shares / shares.sum(), images, min_size)
+    return np.split(rng.permutation(images), np.cumsum(sizes)[:-1])
 
 
 def whole_sizes(shares: np.ndarray, images: int, min_size: int) -> np.ndarray:

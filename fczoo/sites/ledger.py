@@ -59,14 +59,9 @@ class PrivacyLedger:
         Raises:
             FczooError: Uploads are not protected although there is a budget, or it is spent.
         """
-        if self.budget is None:
-            return
-        if not settings.dp_noise:
-            raise FczooError(
-                "the institution has set an epsilon budget, and uploads of this run have no "
-                "noise; agree on dp_clip, dp_noise and dp_secure in run.toml"
-            )
-        self._check_budget(self._read(), settings)
+        self._check_noise(settings)
+        if self.budget is not None:
+            self._check_budget(self._read(), settings)
 
     def spend(self, settings: Settings, data: str, run: str) -> None:
         """Record one upload, on disk before it leaves; no other process can do so in between.
@@ -79,13 +74,12 @@ class PrivacyLedger:
         Raises:
             FczooError: The upload would exceed the budget, or the ledger is damaged.
         """
-        self.check(settings)
+        self._check_noise(settings)
         if not settings.dp_noise:
             return
         with self._locked():
             releases = self._read()
-            if self.budget is not None:
-                self._check_budget(releases, settings)
+            self._check_budget(releases, settings)
             key = data, run, settings.dp_noise
             entry = next((r for r in releases if (r.data, r.run, r.noise) == key), None)
             if entry is None:
@@ -102,9 +96,18 @@ class PrivacyLedger:
         """
         return composed_epsilon([(r.noise, r.uploads) for r in self._read()], delta)
 
+    def _check_noise(self, settings: Settings) -> None:
+        """Raise FczooError for uploads without noise where there is a budget."""
+        if self.budget is not None and not settings.dp_noise:
+            raise FczooError(
+                "the institution has set an epsilon budget, and uploads of this run have no "
+                "noise; agree on dp_clip, dp_noise and dp_secure in run.toml"
+            )
+
     def _check_budget(self, releases: list[Releases], settings: Settings) -> None:
         """Raise FczooError if one more upload would exceed the budget."""
-        assert self.budget is not None
+        if self.budget is None:
+            return
         uploads = [(r.noise, r.uploads) for r in releases] + [(settings.dp_noise, 1)]
         total = composed_epsilon(uploads, min(settings.dp_delta, LARGEST_DELTA))
         if total > self.budget:

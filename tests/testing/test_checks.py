@@ -66,6 +66,10 @@ def always_refused(labels, clients, rng):
     raise FczooError("not today")
 
 
+def refused_without_words(labels, clients, rng):
+    raise FczooError("")
+
+
 @pytest.mark.parametrize(
     ("split", "says"),
     [
@@ -78,6 +82,7 @@ def always_refused(labels, clients, rng):
         (as_lists, "not an array of whole numbers"),
         (labels_sorted, "changes the labels that it is given"),
         (always_refused, "refuses even 200 images of 5 classes for 8 clients"),
+        (refused_without_words, r"refuses with ''; raise FczooError with one line"),
     ],
 )
 def test_a_broken_partitioner_is_refused(monkeypatch, split: Callable, says: str) -> None:
