@@ -30,7 +30,10 @@ class SLCA(TunedLinearHead):
     answers; training resumes from the other one.
     """
 
-    paper = "Zhang et al., ICCV 2023; federated in FPPL's comparison"
+    paper = (
+        'Zhang et al., "SLCA: Slow Learner with Classifier Alignment for Continual Learning on a '
+        "Pre-trained Model\", ICCV 2023; federated in FPPL's comparison"
+    )
     formulas = r"""
     After a task $t$ but the first the server trains the head on features of each class $c$, of task
     $i$:

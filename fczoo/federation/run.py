@@ -92,6 +92,11 @@ class FederatedRun:
         return {c: {**self.state, **memory} for c, memory in sorted(self.memories.items())}
 
     @property
+    def models(self) -> dict[int | None, Tree]:
+        """Return the models that are evaluated: the clients' own, or the state under None."""
+        return dict(self.own_models.items()) or {None: self.state}
+
+    @property
     def result(self) -> Result:
         """Return what is known of the run so far."""
         return self.server.result
@@ -124,8 +129,7 @@ class FederatedRun:
             rounds_done = 0
             with self.result.phase("evaluation"):
                 batch = self._plan().pass_size
-                models = self.own_models
-                self.result.add(evaluate(self.method, self.world, self.state, task, batch, models))
+                self.result.add(evaluate(self.method, self.world, self.models, task, batch))
                 self.result.add_to_curve(task, self.server.rounds[task.index])
             if self.settings.personal_epochs and task.index + 1 == len(self.stream.tasks):
                 self._personalise(task)
@@ -263,8 +267,7 @@ class FederatedRun:
             return {}
         with self.result.phase("evaluation"):
             task, batch = exchange.task, self._plan().pass_size
-            models = self.own_models
-            row = accuracy_row(self.method, self.world, self.state, task, batch, models)
+            row = accuracy_row(self.method, self.world, self.models, task, batch)
         accuracy = pooled_accuracy(row, self.result.test_counts)
         self.result.add_to_curve(task, number, accuracy)
         return {"accuracy": accuracy}
