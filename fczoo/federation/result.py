@@ -91,6 +91,8 @@ class Result:
     uploaded: dict[str, Count] = field(default_factory=dict)
     # uploads turned away, in whole or part, or lost: task, moment, client, reason
     rejected: list[dict[str, Any]] = field(default_factory=list)
+    # exchanges between sites with too few valid uploads, in which the state stayed: task, moment
+    skipped: list[dict[str, Any]] = field(default_factory=list)
     # client -> uploads whose class statistics were far from the other clients' and were used all
     # the same
     far: dict[str, Count] = field(default_factory=dict)

@@ -37,6 +37,7 @@ from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
 from fczoo.federation.server import Server, broadcast
 from fczoo.federation.start import start_from_model
+from fczoo.federation.uplink import Arrival
 from fczoo.federation.world import World
 
 log = logging.getLogger("fczoo")
@@ -103,9 +104,7 @@ class FederatedRun:
         return self.result
 
     def __iter__(self) -> Iterator[Task]:
-        """Yield each task once it is learned and evaluated; ``state`` and ``result`` are as of
-        then.
-        """
+        """Yield each task after its evaluation; ``state`` and ``result`` are as of then."""
         tasks_done, rounds_done = self._restore()
         self.begin = time.perf_counter() - self.result.seconds
         reset_peak_memory(self.backbone.device)
@@ -114,11 +113,9 @@ class FederatedRun:
             for of_task in self.server.exchanges
         ]
         first = self.stream.learned
-        rounds_before = sum(rounds_of[first:tasks_done]) + rounds_done
-        rounds = sum(rounds_of[first:])
-        self.callback.start(
-            self.method, self.seed, self.world.partition.clients, rounds, rounds_before
-        )
+        done, rounds = sum(rounds_of[first:tasks_done]) + rounds_done, sum(rounds_of[first:])
+        clients = self.world.partition.clients
+        self.callback.start(self.method, self.seed, clients, rounds, done)
         for task in self.stream.tasks[tasks_done:]:
             self._learn(task, rounds_done)
             rounds_done = 0
@@ -229,12 +226,12 @@ class FederatedRun:
         else:
             form = engine.upload_form(ClientRequest(None, shared, server.controls.shared, ctx))
             arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses, form)
-        uploads = server.receive(arrival)
+        uploads = self._receive(arrival, exchange)
         server.note_storage(shared, responding, engine.client_state)
         if self.probe and uploads and number == rounds - 1:
             payloads = [upload.drop(*RULE_UPLOADS) for upload in uploads]
             self.probe.on_last_round(self.world, self.method, self.state, payloads, task)
-        if uploads:  # without any, the state stays
+        if uploads:
             with self.result.phase("server"):
                 server.merge(uploads, exchange)
         seconds = time.perf_counter() - start_time
@@ -315,7 +312,8 @@ class FederatedRun:
                 uploads = list(client_uploads)
                 arrival = server.uplink.arrive(uploads, clients, shared, exchange, form=expected)
         server.note_storage(shared, clients, engine.client_state)
-        server.update_from(phase, server.receive(arrival), task, folded_sums)
+        if received := self._receive(arrival, exchange):
+            server.update_from(phase, received, task, folded_sums)
 
     def _end_task(
         self, engine: ClientEngine, clients: Sequence[Client], task: Task
@@ -339,8 +337,13 @@ class FederatedRun:
             exchange = Exchange(task, boundary="after_rounds")
             form = engine.upload_form(ClientRequest("after_rounds", shared, {}, ctx))
             arrival = server.uplink.arrive(uploads, senders, shared, exchange, form=form)
-            server.update_from("after_rounds", server.receive(arrival), task, {})
+            if received := self._receive(arrival, exchange):
+                server.update_from("after_rounds", received, task, {})
         return holders
+
+    def _receive(self, arrival: Arrival, exchange: Exchange) -> list[Payload]:
+        """Record an arrival and return the uploads to merge; without any, the state stays."""
+        return self.server.receive(arrival)
 
     def _training_clients(self, task: Task) -> set[int]:
         """Return the numbers of the clients that train in a round of a task."""

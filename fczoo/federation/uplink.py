@@ -27,7 +27,7 @@ from fczoo.federation.compression import (
     encode_upload,
     make_compression,
 )
-from fczoo.federation.local_rules import LocalRule, frozen_features, make_local_training
+from fczoo.federation.local_rules import STEPS, LocalRule, frozen_features, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
 from fczoo.security.outliers import (
@@ -112,6 +112,7 @@ class Uplink:
     seed: int
     clients: int
     backbone: Backbone | None = None  # bounds statistics of its features
+    ends_run: bool = True  # with fewer valid uploads than ``min_clients``; else the run decides
 
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
@@ -284,7 +285,9 @@ class Uplink:
         guard = self._validator
         by_client = {payload.client: payload for payload in sent}
         images = {c.number: len(c.index) for c in asked}
-        sound, rejections = guard.admit(by_client, images, start_tensors, exchange, losses, form)
+        sound, rejections = guard.admit(
+            by_client, images, start_tensors, exchange, losses, form, self._count_limits(asked)
+        )
         if self.settings.outliers is not None:
             sound, exclusions = leave_out(
                 sound, training.uploads, self.settings.outliers, exchange.task
@@ -317,9 +320,21 @@ class Uplink:
         ]
         return Arrival([], diverged, {}, 0, [])
 
+    def _count_limits(self, asked: Sequence[Client]) -> dict[int, dict[str, int]]:
+        """Return what clients can count: images once per epoch, and steps of their schedule."""
+        uploads, s, limits = self.training.uploads, self.settings, dict[int, dict[str, int]]()
+        of_images = [prefix for prefix, group in uploads.items() if group.of_images]
+        for client in asked if of_images or STEPS in uploads else ():
+            images = len(client.index)
+            if self.training.exemplars:  # at most all images of earlier tasks
+                images += len(client.earlier)
+            steps = {STEPS: s.epochs * math.ceil(images / s.batch_size)}
+            limits[client.number] = dict.fromkeys(of_images, s.epochs * images) | steps
+        return limits
+
     @property
     def _validator(self) -> UploadValidator:
-        least = self.settings.min_clients
+        least = self.settings.min_clients if self.ends_run else 0
         return UploadValidator(self.method.name, self.training, least, self.backbone)
 
     @property
@@ -358,9 +373,8 @@ class Uplink:
             upload = next(arrivals)
             size.update(bytes_by_content(training, [upload]))
             uploads += bool(upload)
-            if reason := guard.fault(
-                upload, client.number, images[client.number], form, exchange.task
-            ):
+            number, limits = client.number, self._count_limits([client])
+            if reason := guard.fault(upload, number, images[number], form, exchange.task, limits):
                 reasons[client.number] = reason
             else:
                 total.add(upload.only(*large).tensors)

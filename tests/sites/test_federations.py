@@ -25,8 +25,8 @@ from fczoo.federation.result import read_result
 from fczoo.sites import node, transport
 from fczoo.sites.credentials import read_place
 from fczoo.sites.federation_config import read_agreement
-from fczoo.sites.server import CHECKPOINT, RUN_START_FILE
 from fczoo.sites.site import STATE_FORM
+from fczoo.sites.site_data import CHECKPOINT, RUN_START_FILE
 from helpers_site_folders import simulated_folders
 from helpers_sites import NAMES, free_port
 

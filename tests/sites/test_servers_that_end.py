@@ -8,8 +8,8 @@ import torch
 from fczoo import FczooError
 from fczoo.federation.checkpoint import form_of, seal_of
 from fczoo.sites.messages import CALL, read_request
-from fczoo.sites.server import CHECKPOINT, RUN_START_FILE
 from fczoo.sites.site import Site
+from fczoo.sites.site_data import CHECKPOINT, RUN_START_FILE
 from helpers_sites import LocalConnection, own_world, server_of, sites_of
 
 
