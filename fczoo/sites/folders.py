@@ -66,7 +66,8 @@ def open_site(
     check_image_counts(name, counts, agreement.max_images)
     if ledger:
         ledger.check(settings)
-    return Site(world, agreement.method, agreement.seed, number, folder, ledger)
+    names = agreement.sites
+    return Site(world, agreement.method, agreement.seed, number, names, folder, ledger)
 
 
 def open_server(

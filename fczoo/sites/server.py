@@ -346,7 +346,7 @@ def begin(
             one.
     """
     check_sites(settings, method)
-    terms = terms_of(settings, stream, backbone, method, seed)
+    terms = terms_of(settings, stream, backbone, method, seed, sites.names)
     beginning = ServerFolder(folder) if folder else None
     resumed_run = beginning.run(terms) if beginning else None
     if resumed_run:

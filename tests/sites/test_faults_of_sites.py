@@ -50,7 +50,7 @@ def test_killed_sites_go_on_from_their_folders(make_bench, small_method, tmp_pat
     )
 
     def start_site(number: int) -> Site:
-        return Site(own_world(bench, number), method, 0, number, tmp_path / str(number))
+        return Site(own_world(bench, number), method, 0, number, NAMES, tmp_path / str(number))
 
     way = Dying(start_site, sites_of(bench, method, tmp_path))
     remote, simulation = server_of(bench, method, way), simulate(bench, method)
@@ -151,6 +151,10 @@ def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, ch
         ({"version": {"torch": "1.0"}}, "version torch is .* here and 1.0 at the server"),
         ({"method": {"name": "fedncm"}}, "method name is fedavg here and fedncm at the server"),
         ({"seed": 1}, "seed is 0 here and 1 at the server"),
+        (
+            {"sites": ["rome", "paris", "lyon"]},
+            "sites, entry 1 is paris here and rome at the server",
+        ),
     ],
 )
 def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms, words):
