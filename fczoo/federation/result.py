@@ -16,7 +16,14 @@ from tabulate import tabulate
 from fczoo.core.class_metrics import OVER_CLIENTS, class_accuracies, confusion_matrix
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, convert_json, read_record, write_record
-from fczoo.core.metrics import all_metrics, final, forward_transfer, seen_accuracy
+from fczoo.core.metrics import (
+    BASE_METRICS,
+    all_metrics,
+    final,
+    forward_transfer,
+    has_base_task,
+    seen_accuracy,
+)
 from fczoo.core.tasks import Task
 
 FORMAT = "fczoo-result-1"
@@ -195,6 +202,9 @@ PROGRESS = tuple(f.name for f in fields(Result) if f.name not in KNOWN_AT_START)
 def metrics_of(result: Result) -> dict[str, float]:
     """Compute every metric of a result by name, without those for which it lacks data."""
     metrics = all_metrics(result.accuracy, result.test_counts)
+    if has_base_task(result.task_sizes) and len(result.accuracy) > 1:
+        counts = result.test_counts
+        metrics |= {k: metric(result.accuracy, counts) for k, metric in BASE_METRICS.items()}
     if result.task_aware:
         metrics["task_aware"] = final(result.task_aware, result.test_counts)
         metrics["top5"] = result.top5[-1]

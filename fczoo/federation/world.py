@@ -52,7 +52,7 @@ class World:
             "has of it "
             "when its labels come back"
         )
-        options = "with --tasks domains, --moving or --task-order own"
+        options = "with --tasks domains, --blurry, --moving or --task-order own"
         raise FczooError(f"{problem}, as they do {options}; these add to it: {able}")
 
     def check_least(self, method: Method) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
 from fczoo.federation.result import Result
-from fczoo.federation.settings import MEASUREMENTS, SEEDED_SETTINGS, Settings
+from fczoo.federation.settings import SEEDED_SETTINGS, Settings
+from fczoo.federation.settings_checks import MEASUREMENTS
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_folder import (
     ABOUT,

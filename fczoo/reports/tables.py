@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from fczoo.core.errors import FczooError
-from fczoo.core.metrics import METRICS, MORE_METRICS, intransigence
+from fczoo.core.metrics import BASE_METRICS, METRICS, MORE_METRICS, intransigence
 from fczoo.core.names import match
 from fczoo.core.options import nearest
 from fczoo.core.payload import Content
@@ -46,6 +46,9 @@ MEANINGS = {
     "task_aware": "A_N with the answer among the classes of the image's task",
     "top5": "% of all test images whose class is among the five highest logits",
     "ECE": "expected calibration error in points; only of methods that give logits",
+    "base": "accuracy on the classes of the first task at the end; where that has most classes",
+    "novel": "accuracy on the classes of all later tasks at the end",
+    "harmonic": "harmonic mean of base and novel",
     "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
     "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
     "client_std": "standard deviation over clients of what client_mean averages",
@@ -176,7 +179,7 @@ UPLOADS = (
     ),
 )
 MORE = (
-    *map(_metric, (*MORE_METRICS, *EVALUATION_METRICS)),
+    *map(_metric, (*MORE_METRICS, *BASE_METRICS, *EVALUATION_METRICS)),
     Column(
         "intransigence",
         "mean accuracy of the joint run on a new task minus the method's, where one is at hand",

@@ -28,8 +28,8 @@ SITE_SETTINGS = (
 # settings that only a simulation can have
 SIMULATION_SETTINGS = (
     *("attack", "drop_rate", "train_per_class", "joining", "moving", "task_order"),
-    "personal_epochs",
-    "start_from",
+    *("base_classes", "ways", "shots", "imbalance", "blurry", "label_noise"),
+    *("personal_epochs", "start_from"),
 )
 
 
