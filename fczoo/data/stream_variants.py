@@ -123,7 +123,7 @@ def _blur(stream: Stream, order: list[np.ndarray], part: float, seed: int) -> St
     Raises:
         FczooError: There is one task only.
     """
-    count, classes = len(stream.tasks), len(stream.classes)
+    count = len(stream.tasks)
     if count == 1:
         raise FczooError("--blurry moves images between tasks, and there is one; raise --tasks")
     task_of_class = np.repeat(np.arange(count), [task.size for task in stream.tasks])
@@ -137,8 +137,17 @@ def _blur(stream: Stream, order: list[np.ndarray], part: float, seed: int) -> St
         stream,
         train=stream.train._replace(domains=domains),
         test=stream.test._replace(domains=task_of_class[stream.test.labels]),
-        tasks=tuple(Task(t, 0, classes, classes, count) for t in range(count)),
+        tasks=blurry_tasks(stream.tasks),
     )
+
+
+def blurry_tasks(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """Return tasks that have all classes each.
+
+    Args:
+        tasks: Tasks of a stream with sharp boundaries.
+    """
+    return tuple(replace(task, start=0, stop=task.classes) for task in tasks)
 
 
 def noisy_count(images: int, rate: float) -> int:
