@@ -1,16 +1,16 @@
 """The settings of a run: everything but the method."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
 from fczoo.backbones.names import canonical_backbone
 from fczoo.core.errors import use_python_names
-from fczoo.core.files import shorten
 from fczoo.core.names import fold
-from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import DATASETS, PARTITIONERS
+from fczoo.core.options import check_options, option
+from fczoo.core.registry import PARTITIONERS
 from fczoo.data.dataset import domains_of, released_norm
 from fczoo.federation import settings_checks as checks
 from fczoo.protocols.registry import sources, spell_names
@@ -28,10 +28,6 @@ SEEDED_SETTINGS = {
     "class-order": "class_order_seed",
 }
 """What the seed of a run may move, and the setting that says so."""
-MEASUREMENTS = ("eval_every", "personal_epochs")
-"""Settings that measure more of a run and change nothing else of it; 0 by default."""
-LATER_SETTINGS = (*MEASUREMENTS, "pool", "start_from", "server_optimizer", "compress")
-"""Settings that early versions did not have, and whose default leaves a run as it was."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +131,15 @@ class Settings:
         "Sample participants once per round or once per task",
         quirk={"task": "fed-mammoth"},
         group=POPULATION,
+    )
+    client_devices: str | None = option(
+        None, "Clients' speeds, for a virtual clock: phones, cross-silo or FILE", group=POPULATION
+    )
+    deadline: float | None = option(
+        None, "Seconds after which a round leaves late clients out", low=1e-3, group=POPULATION
+    )
+    over_select: float | None = option(
+        None, "Ask this many times the participants, take the first", low=1, group=POPULATION
     )
     rounds: int = option(3, "Number of communication rounds per task", low=1, group=TRAINING)
     eval_every: int = option(
@@ -325,11 +330,7 @@ class Settings:
 
         Without the defaults of later settings.
         """
-        return {
-            k: shorten(v) if k in checks.PATH_SETTINGS else v
-            for k, v in asdict(self).items()
-            if v or k not in LATER_SETTINGS  # records of earlier runs stay the same
-        }
+        return checks.portable(self)
 
     @property
     def task_count(self) -> int:
@@ -354,6 +355,11 @@ class Settings:
         share = self.participation
         return min(int(share), candidates) if share > 1 else max(1, round(share * candidates))
 
+    def asked_count(self, candidates: int) -> int:
+        """Return the number of clients that a round asks, at least its participants."""
+        asked = (self.over_select or 1) * self.participant_count(candidates)
+        return min(ceil(asked), candidates)
+
     @staticmethod
     @use_python_names
     def for_dataset(dataset: str | None, **changes: Any) -> "Settings":
@@ -362,20 +368,8 @@ class Settings:
         The word ``none`` means None. With ``start_from`` they are those of the model's run, and
         ``dataset`` may be None. Raises FczooError for unknown names and wrong values.
         """
-        overrides = {k: v for k, v in changes.items() if v is not None}
-        overrides = checks.with_start_values(overrides, dataset)
-        entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")
-        defaults = {"dataset": entry.name, **asdict(entry.defaults)}
-        origins = sources(overrides.get("protocol"), overrides.get("as_released")).values()
-        for source in origins:
-            source.check_names(frozenset(Settings.__dataclass_fields__))
-        statements = {k: v for source in origins for k, v in source.settings_on(entry.name).items()}
-        if "class_order" in overrides:
-            statements.pop("class_order_seed", None)
-        plain = {k: v.value for k, v in statements.items() if not v.depends_on_tasks}
-        tasks = build(Settings, "bench", {**defaults, **plain, **overrides}, flag).task_count
-        values = {k: v.value_for(tasks) for k, v in statements.items()}
-        return build(Settings, "bench", {**defaults, **values, **overrides}, flag)
+        settings: Settings = checks.scheduled(Settings, dataset, changes)
+        return settings
 
     @cached_property
     def partitioner(self) -> Any:

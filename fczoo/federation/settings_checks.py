@@ -1,18 +1,37 @@
 """Checks of a run's settings that need no data."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fczoo.core.errors import FczooError, use_python_names
-from fczoo.core.options import flag
-from fczoo.core.registry import ATTACKS
+from fczoo.core.files import shorten
+from fczoo.core.options import build, flag
+from fczoo.core.registry import ATTACKS, DATASETS
+from fczoo.protocols.registry import sources
 
-PATH_SETTINGS = ("data_root", "backbone", "partition", "start_from")
+PATH_SETTINGS = ("data_root", "backbone", "partition", "start_from", "client_devices")
 """Settings that name files and folders. A run folder stores only their last names, as it may be
 shared; ``FCZOO_HOME/begun`` stores their paths, on the machine that began the run.
 """
+MEASUREMENTS = ("eval_every", "personal_epochs")
+"""Settings that measure more of a run and change nothing else of it; 0 by default."""
+LATER_SETTINGS = (
+    *(*MEASUREMENTS, "pool", "start_from", "server_optimizer", "compress"),
+    *("client_devices", "deadline", "over_select"),
+)
+"""Settings that early versions did not have, and whose default leaves a run as it was."""
 START_SETTINGS = ("protocol", "as_released", "test_crop")
 """Settings that a run which starts from a model has as the model's run."""
+
+
+def portable(settings: Any) -> dict[str, Any]:
+    """Return plain values of settings for ``Settings.portable``."""
+    return {
+        k: shorten(v) if k in PATH_SETTINGS else v
+        for k, v in asdict(settings).items()
+        if v or k not in LATER_SETTINGS  # records of earlier runs stay the same
+    }
 
 
 def check_participation(share: float, clients: int) -> None:
@@ -27,6 +46,27 @@ def check_participation(share: float, clients: int) -> None:
         problem = f"{share:g} asks for more than {there_are}; raise --clients"
     if problem:
         raise FczooError(f"--participation {problem}")
+
+
+def check_devices(s: Any) -> None:
+    """Raise FczooError where options of the virtual clock do not fit each other or the run."""
+    for name in ("deadline", "over_select"):
+        if getattr(s, name) is not None and s.client_devices is None:
+            raise FczooError(f"{flag(name)} needs the virtual clock; give --client-devices, too")
+    if s.over_select is not None and s.participant_count(s.clients) == s.clients:
+        raise FczooError(
+            "--over-select asks more clients than take part, and --participation "
+            f"{s.participation:g} takes all; lower --participation"
+        )
+    if s.client_devices is not None:
+        from fczoo.federation.client_devices import read_devices  # imports torch
+
+        read_devices(s.client_devices, 0)
+        if s.dp_subsampling:
+            raise FczooError(
+                "--dp-subsampling holds where every client is equally likely, and --client-devices "
+                "makes some less available; leave one out"
+            )
 
 
 def check_vary(vary: Collection[str], partition: str, class_order: Any) -> None:
@@ -77,6 +117,24 @@ def check_start_settings(settings: Any) -> None:
             )
 
 
+def scheduled(settings: Any, dataset: str | None, changes: Mapping[str, Any]) -> Any:
+    """Return an instance of the class ``settings`` for ``Settings.for_dataset``."""
+    overrides = {k: v for k, v in changes.items() if v is not None}
+    overrides = with_start_values(overrides, dataset)
+    entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")
+    defaults = {"dataset": entry.name, **asdict(entry.defaults)}
+    origins = sources(overrides.get("protocol"), overrides.get("as_released")).values()
+    for source in origins:
+        source.check_names(frozenset(settings.__dataclass_fields__))
+    statements = {k: v for source in origins for k, v in source.settings_on(entry.name).items()}
+    if "class_order" in overrides:
+        statements.pop("class_order_seed", None)
+    plain = {k: v.value for k, v in statements.items() if not v.depends_on_tasks}
+    tasks = build(settings, "bench", {**defaults, **plain, **overrides}, flag).task_count
+    values = {k: v.value_for(tasks) for k, v in statements.items()}
+    return build(settings, "bench", {**defaults, **values, **overrides}, flag)
+
+
 @use_python_names
 def check_settings(settings: Any) -> None:
     """Raise FczooError for an unknown name or a wrong value in ``Settings``."""
@@ -99,5 +157,6 @@ def check_settings(settings: Any) -> None:
     make_local_training(settings.local)
     make_server_optimizer(settings.server_optimizer)
     make_compression(settings.compress)
+    check_devices(settings)
     if settings.start_from is not None:
         check_start_settings(settings)
