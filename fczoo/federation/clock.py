@@ -121,7 +121,7 @@ class VirtualClock:
         down: Mapping[int, int],
         uploads: list[Payload],
         asked: list[Client],
-        wanted: int | None = None,
+        wanted: int,
     ) -> Closing:
         """Close a round when ``wanted`` clients have finished, or at the deadline.
 
@@ -138,8 +138,7 @@ class VirtualClock:
             for client, s in seconds.items()
             if s > deadline
         }
-        enough = len(asked) if wanted is None else min(wanted, len(asked))
-        waits = len(first) < enough and deadline < math.inf
+        waits = len(first) < min(wanted, len(asked)) and deadline < math.inf
         return Closing(
             [u for u in uploads if u.client not in late and u.client not in surplus],
             [client for client in asked if client.number not in surplus],

@@ -182,8 +182,8 @@ class FederatedRun:
             elif exchange.boundary == "task_end":
                 self._collect("task_end", engine, holders, task)
             elif exchange.balanced:
-                remembering = [replace(c, index=engine.exemplars(c)) for c in members]
-                self._round(engine, [c for c in remembering if len(c.index)], exchange)
+                owners = [replace(c, index=engine.exemplars(c)) for c in members]
+                self._round(engine, [c for c in owners if len(c.index)], exchange, len(members))
             elif exchange.is_training_round and exchange.round >= first_round:
                 candidates = self.server.participation.candidates(members)
                 participants = self.server.participation.sample(candidates, task, exchange.round)
@@ -194,15 +194,11 @@ class FederatedRun:
             self.probe.on_task_end(self.world, self.method, self.state, task)
 
     def _round(
-        self,
-        engine: ClientEngine,
-        participants: Sequence[Client],
-        exchange: Exchange,
-        wanted: int | None = None,
+        self, engine: ClientEngine, participants: Sequence[Client], exchange: Exchange, wanted: int
     ) -> None:
         """Run one round: send the broadcast, train the participants, merge their uploads.
 
-        The server takes the first ``wanted`` uploads; None: all.
+        The server takes the first ``wanted`` uploads.
         """
         start_time = time.perf_counter()
         server, task, number = self.server, exchange.task, exchange.round
@@ -378,7 +374,7 @@ class FederatedRun:
         controls = self.server.controls
         clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.residuals)
         trees = {"state": self.state, "control": controls.server, "begin": begin}
-        trees |= {"moments": self.server.steps.moments, **kept_trees(clients)}
+        trees |= {"moments": self.server.moments, **kept_trees(clients)}
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -393,7 +389,7 @@ class FederatedRun:
             return start_from_model(self.server, self.seed), 0
         notes, trees, server = snapshot.notes, snapshot.trees, self.server
         server.state, server.controls.server = trees["state"], trees["control"]
-        server.steps.moments = trees.get("moments", {})  # not in older files
+        server.moments = trees.get("moments", {})  # not in older files
         self.memories, self.teacher_cache, server.controls.clients, self.residuals = kept_in(trees)
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), trees["begin"])

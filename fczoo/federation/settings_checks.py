@@ -17,7 +17,7 @@ shared; ``FCZOO_HOME/begun`` stores their paths, on the machine that began the r
 MEASUREMENTS = ("eval_every", "personal_epochs")
 """Settings that measure more of a run and change nothing else of it; 0 by default."""
 LATER_SETTINGS = (
-    *(*MEASUREMENTS, "pool", "start_from", "server_optimizer", "compress"),
+    *(*MEASUREMENTS, "pool", "start_from", "stop_after_tasks", "server_optimizer", "compress"),
     *("client_devices", "deadline", "over_select"),
 )
 """Settings that early versions did not have, and whose default leaves a run as it was."""
@@ -139,6 +139,7 @@ def scheduled(settings: Any, dataset: str | None, changes: Mapping[str, Any]) ->
 def check_settings(settings: Any) -> None:
     """Raise FczooError for an unknown name or a wrong value in ``Settings``."""
     from fczoo.aggregators.merge import check_stateless
+    from fczoo.data.task_schedule import in_stages  # imports numpy
     from fczoo.data.views import get_augment  # imports torch
     from fczoo.federation.compression import make_compression
     from fczoo.federation.local_rules import make_local_training
@@ -148,6 +149,11 @@ def check_settings(settings: Any) -> None:
         clients = f"the {settings.clients} clients at the start"
         problem = f"--min-clients {settings.min_clients} is more than {clients}"
         raise FczooError(f"{problem}, so every run would stop; lower it or raise --clients")
+    if settings.stop_after_tasks and in_stages(settings.moving, settings.task_order):
+        raise FczooError(
+            "--stop-after-tasks does not work with --moving or --task-order own, whose clients are "
+            "in different tasks at one time; leave one out"
+        )
     _ = settings.partitioner, settings.normalisation
     get_augment(settings.augment)
     if settings.aggregator is not None:

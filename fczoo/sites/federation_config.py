@@ -29,7 +29,7 @@ SITE_SETTINGS = (
 SIMULATION_SETTINGS = (
     *("attack", "drop_rate", "train_per_class", "joining", "moving", "task_order"),
     "personal_epochs",
-    *("start_from", "client_devices", "deadline", "over_select"),
+    *("start_from", "stop_after_tasks", "client_devices", "deadline", "over_select"),
 )
 
 
