@@ -323,4 +323,5 @@ def start_values(folder: str, dataset: str | None, data_root: str | None) -> dic
             values |= {name: record.backbone[name] for name in ("mean", "std")}
             values["norm_by_dataset"] = False
     values |= {"dataset": dataset or values["dataset"], "data_root": root, "vary": ["training"]}
+    values.pop("stop_after_tasks", None)  # the model's run ended there; this one continues
     return {name: "none" if value is None else value for name, value in values.items()}

@@ -373,7 +373,7 @@ class FederatedRun:
         controls = self.server.controls
         clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.residuals)
         trees = {"state": self.state, "control": controls.server, "begin": begin}
-        trees |= {"moments": self.server.steps.moments, **kept_trees(clients)}
+        trees |= {"moments": self.server.moments, **kept_trees(clients)}
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -388,7 +388,7 @@ class FederatedRun:
             return start_from_model(self.server, self.seed), 0
         notes, trees, server = snapshot.notes, snapshot.trees, self.server
         server.state, server.controls.server = trees["state"], trees["control"]
-        server.steps.moments = trees.get("moments", {})  # not in older files
+        server.moments = trees.get("moments", {})  # not in older files
         self.memories, self.teacher_cache, server.controls.clients, self.residuals = kept_in(trees)
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), trees["begin"])

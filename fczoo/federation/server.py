@@ -23,7 +23,7 @@ from fczoo.federation.environment import code_of, digest, versions
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.participation import Participation
 from fczoo.federation.result import Result
-from fczoo.federation.server_optimizers import ServerSteps, make_server_optimizer
+from fczoo.federation.server_optimizers import make_server_optimizer, step_server
 from fczoo.federation.uplink import Arrival, sum_or_stack
 from fczoo.federation.world import World
 
@@ -133,7 +133,8 @@ class Server:
         self.average = sound(make_aggregator(averaging))
         self.average_controls = sound(make_aggregator(self.settings.aggregator or "uniform"))
         self.controls = ControlVariates(self.uplink.rule)
-        self.steps = ServerSteps(make_server_optimizer(self.settings.server_optimizer))
+        self.optimizer = make_server_optimizer(self.settings.server_optimizer)
+        self.moments: Tree = {}  # of the optimizer
         self.tracker = BroadcastTracker()
         self.participation = Participation(world, seed, self.training.data_scope)
         tasks, rounds = world.stream.tasks, self.settings.rounds
@@ -172,7 +173,7 @@ class Server:
     def begin_task(self, task: Task) -> None:
         """Start a task: the method's state for it; control variates and moments of zero."""
         self.controls.clear()
-        self.steps.moments = {}
+        self.moments = {}
         rng = self.generator("begin", task, device="cpu")
         self.replace_state(self.method.begin_task(self.state, task, self.backbone, rng))
 
@@ -207,7 +208,9 @@ class Server:
         merged = self.method.aggregate(payloads, self.average)
         merged = {name: value.to(self.backbone.device) for name, value in merged.items()}
         merged = rule.correct_merged(merged, self.controls.server)
-        merged = self.steps.apply(merged, sent, self.method.name)
+        merged, self.moments = step_server(
+            self.optimizer, self.moments, merged, sent, self.method.name
+        )
         ctx = self._context("server", exchange.task, exchange.round, payloads)
         self.replace_state(self.method.server_update(self.state, merged, ctx))
 
@@ -270,7 +273,7 @@ class Server:
                     f"lower its learning rates with --set"
                 )
         self.tracker.update(self.state, tensors)
-        size = nbytes(tensors) + nbytes(self.steps.moments)
+        size = nbytes(tensors) + nbytes(self.moments)
         self.result.server_storage = max(self.result.server_storage or 0, size)
         self.state = tensors
 

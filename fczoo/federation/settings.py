@@ -30,7 +30,10 @@ SEEDED_SETTINGS = {
 """What the seed of a run may move, and the setting that says so."""
 MEASUREMENTS = ("eval_every", "personal_epochs")
 """Settings that measure more of a run and change nothing else of it; 0 by default."""
-LATER_SETTINGS = (*MEASUREMENTS, "pool", "start_from", "server_optimizer", "compress")
+LATER_SETTINGS = (
+    *MEASUREMENTS,
+    *("pool", "start_from", "stop_after_tasks", "server_optimizer", "compress"),
+)
 """Settings that early versions did not have, and whose default leaves a run as it was."""
 
 
@@ -63,18 +66,13 @@ class Settings:
         group=TRAINING,
     )
     image_size: int | None = option(
-        None,
-        "Side of the square input images, in pixels; none: the checkpoint's",
-        low=1,
-        group=TRAINING,
+        None, "Side of the input images, in pixels; none: the checkpoint's", low=1, group=TRAINING
     )
     mean: tuple[float, ...] | None = option(
         None, "Mean per input channel, to normalise by; none: the checkpoint's", group=TRAINING
     )
     std: tuple[float, ...] | None = option(
-        None,
-        "Standard deviation per input channel, to normalise by; none: the checkpoint's",
-        group=TRAINING,
+        None, "Deviation per input channel, to normalise by; none: the checkpoint's", group=TRAINING
     )
     pool: Literal["cls", "mean", "cls+mean"] | None = option(
         None, "Feature: class token, mean of patches, or both; none: the backbone's", group=TRAINING
@@ -96,6 +94,9 @@ class Settings:
         "Number of tasks; or the classes per task, 50,10,10; or domains: one task per domain",
         low=1,
         group=DATA,
+    )
+    stop_after_tasks: int | None = option(
+        None, "End the run after task NUMBER of the stream; none: all", low=1, group=TRAINING
     )
     clients: int = option(
         5, "Number of clients at the start", low=1, high=MOST_CLIENTS, group=POPULATION

@@ -81,6 +81,7 @@ def check_start_settings(settings: Any) -> None:
 def check_settings(settings: Any) -> None:
     """Raise FczooError for an unknown name or a wrong value in ``Settings``."""
     from fczoo.aggregators.merge import check_stateless
+    from fczoo.data.task_schedule import in_stages  # imports numpy
     from fczoo.data.views import get_augment  # imports torch
     from fczoo.federation.compression import make_compression
     from fczoo.federation.local_rules import make_local_training
@@ -90,6 +91,11 @@ def check_settings(settings: Any) -> None:
         clients = f"the {settings.clients} clients at the start"
         problem = f"--min-clients {settings.min_clients} is more than {clients}"
         raise FczooError(f"{problem}, so every run would stop; lower it or raise --clients")
+    if settings.stop_after_tasks and in_stages(settings.moving, settings.task_order):
+        raise FczooError(
+            "--stop-after-tasks does not work with --moving or --task-order own, whose clients are "
+            "in different tasks at one time; leave one out"
+        )
     _ = settings.partitioner, settings.normalisation
     get_augment(settings.augment)
     if settings.aggregator is not None:

@@ -63,12 +63,27 @@ def tasks_of(s: Settings, classes: int = 0) -> tuple[Task, ...]:
     """
     count = DATASETS.get(s.dataset).classes
     if not s.start_from:
-        return make_tasks(s.dataset, classes or count, s.tasks)
+        return _tasks_to_learn(s, make_tasks(s.dataset, classes or count, s.tasks))
     path, record = _start_model(s.start_from)
     old = len(record.classes)
     if not has_same_data(settings_at_hand(path, record), s.dataset, s.data_root):
         count += old
-    return _further_tasks(s, record, (classes or count) - old)
+    tasks = _further_tasks(s, record, (classes or count) - old)
+    return _tasks_to_learn(s, tasks, len(record.tasks))
+
+
+def _tasks_to_learn(s: Settings, tasks: tuple[Task, ...], learned: int = 0) -> tuple[Task, ...]:
+    """Return the first tasks of a stream, up to the one after which a run stops.
+
+    Raises FczooError unless that is a task of the stream that the run has not learned.
+    """
+    stop = s.stop_after_tasks
+    if stop is not None and not learned < stop <= len(tasks):
+        raise FczooError(
+            f"--stop-after-tasks is {stop}, but the tasks of this run are {learned + 1} to "
+            f"{len(tasks)}; give one of them, or leave it out"
+        )
+    return tasks[:stop]
 
 
 def _cut(s: Settings, tasks: Cut, pixels: bool) -> Stream:
@@ -225,7 +240,8 @@ def split_stream(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
         s.partitioner,
     )
     if not in_stages(s.moving, s.task_order):
-        return stream, split()
+        partition = split()
+        return replace(stream, tasks=_tasks_to_learn(s, stream.tasks, stream.learned)), partition
     if s.joining:
         problem = "--moving and --task-order are for clients that are there from the start"
         raise FczooError(f"{problem}; leave out --joining")

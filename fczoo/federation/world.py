@@ -138,7 +138,7 @@ class World:
     @cached_property
     def _classes_with_images(self) -> torch.Tensor:
         """Return [T, C] whether any client has had images of each class by each task."""
-        labels, classes = self.stream.train.labels, self.stream.tasks[-1].stop
+        labels, classes = self.stream.train.labels, self.stream.tasks[-1].classes
         of_task = [
             np.bincount(labels[task_index.positions], minlength=classes) > 0
             for task_index in self._places

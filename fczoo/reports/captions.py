@@ -38,6 +38,7 @@ def describe(experiment: Experiment) -> str:
 def _data(experiment: Experiment) -> str:
     s, result, split = experiment.settings, experiment.first, experiment.split
     sizes = sorted(set(result.task_sizes))
+    first = "the first " if s["stop_after_tasks"] else ""
     classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     kind = s["tasks"] if isinstance(s["tasks"], str) else "tasks"
     if "class-order" in s["vary"]:
@@ -60,7 +61,8 @@ def _data(experiment: Experiment) -> str:
     )
     each = ""
     if most := s["train_per_class"]:
-        has_cap = split.images < most * len(result.class_order)
+        arrived = sum(result.task_sizes) if first else len(result.class_order)
+        has_cap = split.images < most * arrived
         each = f" ({'at most ' if has_cap else ''}{most} per class)"
     training = f"{split.images} training{each} and " if split.counts else ""
     start = ""
@@ -69,7 +71,7 @@ def _data(experiment: Experiment) -> str:
         start = f" ({number} learned by the kept model {s['start_from']})"
     part = "" if _only_surveys(experiment) else f", participation {s['participation']:g}"
     return (
-        f"{s['dataset']}: {len(result.task_sizes)} {kind} of {classes} classes{start}, "
+        f"{s['dataset']}: {first}{len(result.task_sizes)} {kind} of {classes} classes{start}, "
         f"{training}{sum(result.test_counts)} test images, {order}; "
         f"{s['clients']} clients{joining}, {spec} ({draw_source}){part}"
     )

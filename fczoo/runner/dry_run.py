@@ -300,16 +300,16 @@ def _work(
     memory = (
         seen.weights * part
         + trained_bytes * (1 + COPIES * together)
-        + seen.step.activations * part * settings.batch_size * together
+        + seen.activations * part * settings.batch_size * together
     )
-    seconds = timer.seconds(method, seen.step, steps, images)
-    operations = f"{seen.step.flops * steps / 1e15:,.3f}" if steps else "unknown"
+    seconds = timer.seconds(method, seen, steps, images)
+    operations = f"{seen.flops * steps / 1e15:,.3f}" if steps else "unknown"
     traffic = f"{seen.up / 1e6:.3f}", f"{nbytes(seen.received) / 1e6:.3f}"
     return (
         method.name,
         f"{scalars:,}",
         *traffic,
-        f"{seen.step.flops / 1e9:.3f}",
+        f"{seen.flops / 1e9:.3f}",
         operations if seen.trained else "0",
         f"{memory / 1e9:.2f}",
         f"{kept / 1e6:.2f}",

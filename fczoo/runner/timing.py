@@ -24,7 +24,7 @@ from fczoo.federation.device import DTYPES, Plan, pick_device
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
-from fczoo.runner.cost import Step, first_tasks, random_backbone, with_random_weights
+from fczoo.runner.cost import FirstRound, first_tasks, random_backbone, with_random_weights
 
 STEPS = 3  # that are timed
 SHORT = 0.02  # seconds of a step that is timed, and not estimated from its operations
@@ -45,12 +45,12 @@ class StepTimer:
         self.task = first_tasks(settings, classes)[0]
         self.config = config or configuration(settings.backbone, settings.image_size, settings.pool)
 
-    def seconds(self, method: Method, step: Step, image_steps: float, images: int) -> float:
+    def seconds(self, method: Method, cost: FirstRound, image_steps: float, images: int) -> float:
         """Return the seconds of ``image_steps``, and of the query features of ``images``."""
         if not method.training().active_optims(self.task, 0):
             return 0.0
-        queries, size = step.query * images / self.speed, self.settings.batch_size
-        of_step = step.flops * size / self.speed
+        queries, size = cost.query_flops * images / self.speed, self.settings.batch_size
+        of_step = cost.flops * size / self.speed
         if of_step <= SHORT:
             of_step = seconds_a_step(
                 with_fewest_steps(method), self.settings, self.classes, self.backbone

@@ -30,6 +30,7 @@ SIMULATION_SETTINGS = (
     *("attack", "drop_rate", "train_per_class", "joining", "moving", "task_order"),
     "personal_epochs",
     "start_from",
+    "stop_after_tasks",
 )
 
 
