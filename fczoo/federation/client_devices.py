@@ -152,8 +152,8 @@ def _rows(spec: str) -> list[dict[str, str]]:
         return rows
     path = Path(spec).expanduser()
     if not path.is_file():
-        advice = f"{nearest(spec, {row['table'] for row in bundled})}, or give a CSV file"
-        raise FczooError(f"no table of client devices is called {spec!r}; {advice}")
+        advice = nearest(spec, {row["table"] for row in bundled})
+        raise FczooError(f"no table or CSV file of client devices is called {spec!r}; {advice}")
     try:
         return list(csv.DictReader(StringIO(path.read_text(encoding="utf-8")), strict=True))
     except (OSError, ValueError, csv.Error) as error:

@@ -238,7 +238,7 @@ def test_wrong_tables_end_in_one_line(tmp_path, content, says):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"client_devices": "phnes"}, "'phnes'; .*phones.*, or give a CSV file"),
+        ({"client_devices": "phnes"}, "no table or CSV file .* 'phnes'; did you mean phones"),
         ({"deadline": 10}, "deadline needs the virtual clock; give client_devices"),
         ({"over_select": 1.3}, "over_select needs the virtual clock"),
         ({"client_devices": "phones", "over_select": 0.5}, "over_select"),
