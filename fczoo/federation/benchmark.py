@@ -215,6 +215,8 @@ class Benchmark(World):
         check_stateless(self.settings.aggregator or training.averaging)
         self.check_labels(method)
         self.check_least(method)
+        if self.devices:
+            self.devices.check(self.partition.clients)
         uplink = self.uplink(method, 0)
         uplink.check()
         uplink.attackers.check(self.partition)

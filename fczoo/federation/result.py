@@ -3,7 +3,7 @@
 import html
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -91,6 +91,9 @@ class Result:
     # task, rounds of it, accuracy over all classes seen, bytes sent so far: after every task, and
     # after every ``eval_every`` rounds
     curve: list[list[Any]] = field(default_factory=list)
+    # seconds of the virtual clock at each point of the curve; empty without --client-devices
+    curve_seconds: list[Number] = field(default_factory=list)
+    virtual_seconds: Number = 0.0  # since the run began
     bytes_up: Count = 0  # all uploads
     bytes_down: Count = 0  # all broadcasts; a tensor that a client already has is not sent again
     client_rounds: Count = 0  # uploads
@@ -147,6 +150,10 @@ class Result:
         yield
         self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begin
 
+    def add_peaks(self, peaks: Mapping[str, int]) -> None:
+        """Record the peak memory of this process, which may continue the run of another."""
+        self.peak_memory = {k: max(v, self.peak_memory.get(k, 0)) for k, v in peaks.items()}
+
     def add(self, evaluation: Evaluation) -> None:
         """Add the evaluation after a task and compute all metrics."""
         self.accuracy.append(evaluation.accuracy)
@@ -165,6 +172,8 @@ class Result:
         if accuracy is None:
             accuracy = seen_accuracy(self.accuracy, self.test_counts, task.index)
         self.curve.append([task.index, rounds, accuracy, self.bytes_up + self.bytes_down])
+        if self.settings.get("client_devices"):
+            self.curve_seconds.append(self.virtual_seconds)
 
     @property
     def is_finished(self) -> bool:
@@ -275,6 +284,8 @@ def consistent(result: Result) -> Result:
             f"and rows of {rows} accuracies"
         )
     convert_json(result.curve, list[tuple[Count, Count, float, Count]])
+    if len(result.curve_seconds) not in (0, len(result.curve)):
+        raise ValueError("curve_seconds: it lacks a point of the curve")
     if not sum(result.test_counts):
         raise ValueError("its tasks have no test images at all")
     for name, values in _percentages(result).items():

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,32 +91,22 @@ class Settings:
     base_classes: int | None = option(
         None, "Few-shot increments: classes of the first task, with --ways", low=1, group=DATA
     )
-    ways: int | None = option(
-        None, "Few-shot increments: classes of each later task", low=1, group=DATA
-    )
+    ways: int | None = option(None, "Few-shot: classes of each later task", low=1, group=DATA)
     shots: int | None = option(
         None, "Training images per class after the first task; none: all", low=1, group=DATA
     )
     imbalance: float | None = option(
         None,
-        "Long tail: images of the rarest class over those of the most frequent; none: as they are",
+        "Long tail: images of the rarest class per most frequent",
         low=1e-6,
         high=1,
         group=DATA,
     )
     blurry: float = option(
-        0.0,
-        "Share of each class's training images that other tasks get, from 0 to 1",
-        low=0,
-        high=1,
-        group=DATA,
+        0.0, "Share of each class's images that other tasks get", low=0, high=1, group=DATA
     )
     label_noise: float = option(
-        0.0,
-        "Share of each client's training labels that are wrong, from 0 to 1",
-        low=0,
-        high=1,
-        group=DATA,
+        0.0, "Share of each client's labels that are wrong", low=0, high=1, group=DATA
     )
     stop_after_tasks: int | None = option(
         None, "End the run after task NUMBER of the stream; none: all", low=1, group=TRAINING
@@ -158,6 +149,15 @@ class Settings:
         "Sample participants once per round or once per task",
         quirk={"task": "fed-mammoth"},
         group=POPULATION,
+    )
+    client_devices: str | None = option(
+        None, "Clients' speeds, for a virtual clock: phones, cross-silo or FILE", group=POPULATION
+    )
+    deadline: float | None = option(
+        None, "Seconds after which a round leaves late clients out", low=1e-3, group=POPULATION
+    )
+    over_select: float | None = option(
+        None, "Ask this many times the participants, take the first", low=1, group=POPULATION
     )
     rounds: int = option(3, "Number of communication rounds per task", low=1, group=TRAINING)
     eval_every: int = option(
@@ -362,6 +362,11 @@ class Settings:
         """Return the number of participants per round among the candidates."""
         share = self.participation
         return min(int(share), candidates) if share > 1 else max(1, round(share * candidates))
+
+    def asked_count(self, candidates: int) -> int:
+        """Return the number of clients that a round asks, at least its participants."""
+        asked = (self.over_select or 1) * self.participant_count(candidates)
+        return min(ceil(asked), candidates)
 
     @staticmethod
     @use_python_names

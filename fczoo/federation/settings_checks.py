@@ -11,7 +11,7 @@ from fczoo.core.registry import ATTACKS, DATASETS
 from fczoo.data.dataset import released_norm
 from fczoo.protocols.registry import sources
 
-PATH_SETTINGS = ("data_root", "backbone", "partition", "start_from")
+PATH_SETTINGS = ("data_root", "backbone", "partition", "start_from", "client_devices")
 """Settings that name files and folders. A run folder stores only their last names, as it may be
 shared; ``FCZOO_HOME/begun`` stores their paths, on the machine that began the run.
 """
@@ -20,6 +20,7 @@ MEASUREMENTS = ("eval_every", "personal_epochs")
 LATER_SETTINGS = (
     *(*MEASUREMENTS, "pool", "start_from", "stop_after_tasks", "server_optimizer", "compress"),
     *("base_classes", "ways", "shots", "imbalance", "blurry", "label_noise"),
+    *("client_devices", "deadline", "over_select"),
 )
 """Settings that early versions did not have, and whose default leaves a run as it was."""
 START_SETTINGS = ("protocol", "as_released", "test_crop")
@@ -103,6 +104,27 @@ def check_stream(s: Any) -> None:
     ):
         if is_both:
             raise FczooError(f"--{first} does not work with --{second}: {reason}; leave one out")
+
+
+def check_devices(s: Any) -> None:
+    """Raise FczooError where options of the virtual clock do not fit each other or the run."""
+    for name in ("deadline", "over_select"):
+        if getattr(s, name) is not None and s.client_devices is None:
+            raise FczooError(f"{flag(name)} needs the virtual clock; give --client-devices, too")
+    if s.over_select is not None and s.participant_count(s.clients) == s.clients:
+        raise FczooError(
+            "--over-select asks more clients than take part, and --participation "
+            f"{s.participation:g} takes all; lower --participation"
+        )
+    if s.client_devices is not None:
+        from fczoo.federation.client_devices import read_devices  # imports torch
+
+        read_devices(s.client_devices, 0)
+        if s.dp_subsampling:
+            raise FczooError(
+                "--dp-subsampling holds where every client is equally likely, and --client-devices "
+                "makes some less available; leave one out"
+            )
 
 
 def check_vary(vary: Collection[str], partition: str, class_order: Any) -> None:
@@ -204,5 +226,6 @@ def check_settings(settings: Any) -> None:
     make_local_training(settings.local)
     make_server_optimizer(settings.server_optimizer)
     make_compression(settings.compress)
+    check_devices(settings)
     if settings.start_from is not None:
         check_start_settings(settings)

@@ -149,6 +149,12 @@ def conditions(experiment: Experiment) -> list[str]:
     if s["compress"] is not None:
         feedback = "" if s["dp_clip"] is None else " without error feedback"
         descriptions.append(f"uploads compressed by {s['compress']}{feedback}")
+    if s["client_devices"] is not None:
+        descriptions.append(f"client devices {s['client_devices']}")
+    if s["deadline"] is not None and trains:
+        descriptions.append(f"deadline {s['deadline']:g} s")
+    if s["over_select"] is not None and trains:
+        descriptions.append(f"over-selection {s['over_select']:g}")
     if s["outliers"] is not None:
         descriptions.append(f"outliers beyond {s['outliers']:g} median distances left out")
     if s["merge_statistics"] is not None:

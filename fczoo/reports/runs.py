@@ -126,7 +126,7 @@ def identity(about: About, *ignored: str) -> tuple[str, ...]:
     by_split = () if by_seed else ("partition_seed",)  # other seeds may draw the same split
     excluded_names = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed, *ignored)
     same = [encode_json(value) for name, value in settings.items() if name not in excluded_names]
-    return (*same, about.backbone["sha256"], split)
+    return (*same, about.backbone["sha256"], split, str((about.data or {}).get("devices")))
 
 
 def places_below(place: Path) -> list[Path]:

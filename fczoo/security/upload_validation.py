@@ -21,6 +21,7 @@ from fczoo.core.types import Exchange, Task
 from fczoo.security.plausibility import OF_FEATURES, StatisticsCheck, largest_value, value_range
 
 DROPPED_OUT = "dropped out"
+LATE = "late"  # beginning of the reason of those that miss a deadline
 LARGEST_NORM = 1e3  # times the round's median; a longer update would undo all others
 LARGEST_GROWTH = 10.0  # times the norm of the start; a shorter update may be all left to learn
 
@@ -54,6 +55,7 @@ class UploadValidator:
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
         form: Payload | None = None,
+        late: Mapping[int, str] = MappingProxyType({}),
     ) -> tuple[list[Payload], list[dict[str, Any]]]:
         """Return the valid uploads, and task, moment, client and reason of the rejected ones.
 
@@ -61,7 +63,7 @@ class UploadValidator:
         images; a simulator knows them, and a real server bounds them when clients enrol.
         ``trained`` are the tensors from which clients started, ``losses`` those of the clients that
         have trained. ``form`` has names, shapes and types of a valid upload; without it they are
-        those of most uploads.
+        those of most uploads. ``late`` has the reason of each client whose upload was left out.
 
         Raises RunStopped if too few uploads are valid, and TypeError if the method uploads
         undeclared tensors.
@@ -74,7 +76,9 @@ class UploadValidator:
             payloads, trained, training, exchange.task, asked, form, self.backbone
         )
         for client, reason in reasons.items():
-            if reason == DROPPED_OUT and client in losses:
+            if reason == DROPPED_OUT and client in late:
+                reasons[client] = late[client]
+            elif reason == DROPPED_OUT and client in losses:
                 reasons[client] = f"diverged, loss {losses[client]:g}"
         return valid_uploads, self.turned_away(len(valid_uploads), reasons, exchange)
 
@@ -122,6 +126,8 @@ class UploadValidator:
         advice = "lower --min-clients or --drop-rate"
         if has_diverged:
             advice = "lower its learning rates with --set"
+        elif any(reason.startswith(LATE) for reason in reasons.values()):
+            advice = "raise --deadline"
         elif any(f" {OF_FEATURES} " in reason for reason in reasons.values()):
             advice = "if the method projects features, declare it, see fczoo/core/payload.py"
         event = "diverged" if has_diverged else "stopped"

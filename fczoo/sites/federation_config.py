@@ -29,7 +29,8 @@ SITE_SETTINGS = (
 SIMULATION_SETTINGS = (
     *("attack", "drop_rate", "train_per_class", "joining", "moving", "task_order"),
     *("base_classes", "ways", "shots", "imbalance", "blurry", "label_noise"),
-    *("personal_epochs", "start_from", "stop_after_tasks"),
+    "personal_epochs",
+    *("start_from", "stop_after_tasks", "client_devices", "deadline", "over_select"),
 )
 
 
