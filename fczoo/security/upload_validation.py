@@ -21,6 +21,7 @@ from fczoo.core.types import Exchange, Task
 from fczoo.security.plausibility import OF_FEATURES, StatisticsCheck, largest_value, value_range
 
 DROPPED_OUT = "dropped out"
+LATE = "late"  # beginning of the reason of those that miss a deadline
 LARGEST_NORM = 1e3  # times the round's median; a longer update would undo all others
 LARGEST_GROWTH = 10.0  # times the norm of the start; a shorter update may be all left to learn
 CountLimits = Mapping[int, Mapping[str, int]]
@@ -56,6 +57,7 @@ class UploadValidator:
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
         form: Payload | None = None,
+        late: Mapping[int, str] = MappingProxyType({}),
         counts: CountLimits = MappingProxyType({}),
     ) -> tuple[list[Payload], list[dict[str, Any]]]:
         """Return the valid uploads, and task, moment, client and reason of the rejected ones.
@@ -64,7 +66,8 @@ class UploadValidator:
         images; a simulator knows them, and a real server bounds them when clients enrol.
         ``trained`` are the tensors from which clients started, ``losses`` those of the clients that
         have trained. ``form`` has names, shapes and types of a valid upload; without it they are
-        those of most uploads. ``counts`` are limits of what clients count.
+        those of most uploads. ``late`` has the reason of each client whose upload was left out,
+        ``counts`` limits of what clients count.
 
         Raises RunStopped if too few uploads are valid, and TypeError if the method uploads
         undeclared tensors.
@@ -77,7 +80,9 @@ class UploadValidator:
             payloads, trained, training, exchange.task, asked, form, self.backbone, counts
         )
         for client, reason in reasons.items():
-            if reason == DROPPED_OUT and client in losses:
+            if reason == DROPPED_OUT and client in late:
+                reasons[client] = late[client]
+            elif reason == DROPPED_OUT and client in losses:
                 reasons[client] = f"diverged, loss {losses[client]:g}"
         return valid_uploads, self.turned_away(len(valid_uploads), reasons, exchange)
 
@@ -96,15 +101,9 @@ class UploadValidator:
         tensors that the method has not declared.
         """
         self._check_declared([form], self.training.trained_prefixes, self.training.uploads)
+        asked = {client: images}
         _, reasons = validate_uploads(
-            {client: payload},
-            {},
-            self.training,
-            task,
-            {client: images},
-            form,
-            self.backbone,
-            counts,
+            {client: payload}, {}, self.training, task, asked, form, self.backbone, counts
         )
         return reasons.get(client, "")
 
@@ -137,6 +136,8 @@ class UploadValidator:
         event, advice = "stopped", "lower --min-clients or --drop-rate"
         if have_diverged(reasons.values()):
             event, advice = "diverged", "lower its learning rates with --set"
+        elif any(reason.startswith(LATE) for reason in reasons.values()):
+            advice = "raise --deadline"
         elif any(f" {OF_FEATURES} " in reason for reason in reasons.values()):
             advice = "if the method projects features, declare it, see fczoo/core/payload.py"
         raise FczooError(

@@ -28,9 +28,9 @@ SITE_SETTINGS = (
 # settings that only a simulation can have
 SIMULATION_SETTINGS = (
     *("attack", "drop_rate", "train_per_class", "joining", "moving", "task_order"),
+    *("base_classes", "ways", "shots", "imbalance", "blurry", "label_noise"),
     "personal_epochs",
-    "start_from",
-    "stop_after_tasks",
+    *("start_from", "stop_after_tasks", "client_devices", "deadline", "over_select"),
 )
 
 
