@@ -92,6 +92,8 @@ class Method(ABC):
     ``after_training``        client  its memory after a round, and more to upload
     ``aggregate``             server  uploads of the round -> one tree
     ``server_update``         server  state and this tree -> state
+    ``collect``               client  sums over a batch ("before_exemplars")
+    ``update_from``           server  state and these sums -> state
     ``end_task_client``       client  its memory after the last round, and sums to upload
     ``update_from``           server  state and these sums -> state ("after_rounds")
     ``loss``                  client  one more round on exemplars, with ``Training.balanced``
@@ -346,6 +348,8 @@ def task_exchanges(method: Method, task: Task, rounds: int) -> Iterator[Exchange
     rounds = rounds if training.active_optims(task, 0) else 0
     for number in range(rounds):
         yield Exchange(task, number)
+    if "before_exemplars" in training.collect_at:
+        yield Exchange(task, boundary="before_exemplars")
     if isinstance(method, EndsTasks):
         yield Exchange(task, boundary="after_rounds")
     if training.balanced and task.index:

@@ -72,11 +72,12 @@ done).
 LOCAL = {"cosine_local"}
 """Schedules whose factor changes inside a round."""
 
-TaskPhase = Literal["task_start", "after_training", "task_end"]
+TaskPhase = Literal["task_start", "after_training", "before_exemplars", "task_end"]
 """Phases of a task in which clients collect sums over their images, in one pass without training.
 
 task_start: before the rounds. after_training: in each round, under the client's trained tensors.
-task_end: after the rounds.
+before_exemplars: after the rounds, before clients choose exemplars (``EndsTasks``). task_end: after
+that, exemplars included.
 """
 
 Scope = Literal["task", "latest", "seen", "pooled"]
