@@ -343,16 +343,16 @@ def task_exchanges(method: Method, task: Task, rounds: int) -> Iterator[Exchange
         rounds: Rounds of training per task; a task in which the method trains nothing has none.
     """
     training = method.training()
-    if "task_start" in training.collect_at:
+    if training.collects_at("task_start", task):
         yield Exchange(task, boundary="task_start")
     rounds = rounds if training.active_optims(task, 0) else 0
     for number in range(rounds):
         yield Exchange(task, number)
-    if "before_exemplars" in training.collect_at:
+    if training.collects_at("before_exemplars", task):
         yield Exchange(task, boundary="before_exemplars")
     if isinstance(method, EndsTasks):
         yield Exchange(task, boundary="after_rounds")
     if training.balanced and task.index:
         yield Exchange(task, rounds, balanced=True)
-    if "task_end" in training.collect_at:
+    if training.collects_at("task_end", task):
         yield Exchange(task, boundary="task_end")

@@ -151,6 +151,8 @@ class Training:
     per_client_statistics: bool = False
     # phases in which clients call ``collect``
     collect_at: Collection[TaskPhase] = ()
+    # tasks with these exchanges at their boundaries: all, or the first, as for the scale of features
+    collect_in: Literal["all", "first"] = "all"
     # clients that collect as a task ends: all with images of it, or those that trained in it
     collect_from: Literal["all", "trained"] = "all"
     # view of the images that are collected after training; at task boundaries it is "test"
@@ -200,6 +202,15 @@ class Training:
     def trained_prefixes(self) -> tuple[str, ...]:
         """Return the prefixes of all that is trained in any round."""
         return tuple({**self.optims, **self.balanced})
+
+    def collects_at(self, phase: TaskPhase, task: Task) -> bool:
+        """Return whether clients collect sums in a phase at a boundary of a task.
+
+        Args:
+            phase: Phase of the task.
+            task: The task.
+        """
+        return phase in self.collect_at and (self.collect_in == "all" or task.index == 0)
 
     def active_optims(self, task: Task, round: int, balanced: bool = False) -> Mapping[str, Optim]:
         """Return the optimizers of one round by prefix; empty if the task has no such round.
