@@ -180,8 +180,8 @@ class FederatedRun:
         for exchange in exchanges:
             if exchange.boundary == "after_rounds":
                 holders = self._end_task(engine, members, task)
-            elif exchange.boundary == "task_end":
-                self._collect("task_end", engine, holders, task)
+            elif exchange.boundary in ("before_exemplars", "task_end"):
+                self._collect(exchange.boundary, engine, holders, task)
             elif exchange.balanced:
                 owners = [replace(c, index=engine.exemplars(c)) for c in members]
                 self._round(engine, [c for c in owners if len(c.index)], exchange, len(members))
