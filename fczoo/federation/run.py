@@ -165,8 +165,8 @@ class FederatedRun:
             self.teacher_cache.clear()
             self.residuals.clear()
             self.server.begin_task(task)
-        trained_tensors = select(self.state, *training.optims)
-        self.result.trained_scalars = sum(value.numel() for value in trained_tensors.values())
+        trained = select(self.state, *training.optims).values()
+        self.result.trained_scalars = sum(value.numel() for value in trained)
         engine = self._engine(self._plan())
         if not first_round:
             if any(exchange.boundary == "task_start" for exchange in exchanges):
@@ -187,9 +187,9 @@ class FederatedRun:
                 self._round(engine, [c for c in owners if len(c.index)], exchange, len(members))
             elif exchange.is_training_round and exchange.round >= first_round:
                 candidates = self.server.participation.candidates(members)
-                participants = self.server.participation.sample(candidates, task, exchange.round)
-                count = self.settings.participant_count(len(candidates))
-                self._round(engine, participants, exchange, count)
+                sampled = self.server.participation.sample(candidates, task, exchange.round)
+                wanted = self.settings.participant_count(len(candidates))
+                self._round(engine, sampled, exchange, wanted)
                 self._save(task.index, exchange.round + 1)
         if self.probe:
             self.probe.on_task_end(self.world, self.method, self.state, task)
@@ -201,9 +201,8 @@ class FederatedRun:
 
         The server takes the first ``wanted`` uploads.
         """
-        start_time = time.perf_counter()
-        server, task, number = self.server, exchange.task, exchange.round
-        rounds = server.rounds[task.index]
+        start_time, server = time.perf_counter(), self.server
+        task, number, rounds = exchange.task, exchange.round, server.rounds[exchange.task.index]
         present = [client for client in participants if len(client.index)]
         shared, down = server.send(participants)
         losses: dict[int, float] = {}
