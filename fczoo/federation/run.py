@@ -188,8 +188,8 @@ class FederatedRun:
             elif exchange.is_training_round and exchange.round >= first_round:
                 candidates = self.server.participation.candidates(members)
                 sampled = self.server.participation.sample(candidates, task, exchange.round)
-                wanted = self.settings.participant_count(len(candidates))
-                self._round(engine, sampled, exchange, wanted)
+                count = self.settings.participant_count(len(candidates))
+                self._round(engine, sampled, exchange, count)
                 self._save(task.index, exchange.round + 1)
         if self.probe:
             self.probe.on_task_end(self.world, self.method, self.state, task)
