@@ -97,7 +97,7 @@ class FCILPT(PromptPool):
         training = Training(
             optims=self.optims(self.optim(self.lr), "pool.", "common"),
             inputs=["images", "query"],
-            uploads={"usage": whole_tensors("counts")},
+            uploads={"usage": whole_tensors("counts", of_images=True)},
             averaging="uniform",
             averages_trained=not self.sort,
             data_scope="task" if idle else "latest",

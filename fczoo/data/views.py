@@ -194,6 +194,25 @@ class ImageStore:
         return x.sub_(self._mean).div_(self._std).to(self.backbone.dtype)
 
 
+class KnownFeatures(ImageStore):
+    """A store whose query features are known, for counting or timing what else a step computes."""
+
+    @classmethod
+    def like(cls, store: ImageStore) -> "KnownFeatures":
+        """Return a store of the same images.
+
+        Args:
+            store: Another store; it stays as it is.
+        """
+        known = cls.__new__(cls)
+        vars(known).update(vars(store))
+        return known
+
+    def query(self, index: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.backbone.dtype, torch.float32)
+        return torch.ones(len(index), self.backbone.dim, dtype=dtype, device=self.backbone.device)
+
+
 def evaluation_view(images: Tensor, size: int, test_crop: float) -> Tensor:
     """Resize the middle of each image.
 

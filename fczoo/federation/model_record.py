@@ -314,6 +314,7 @@ def start_values(folder: str, dataset: str | None, data_root: str | None) -> dic
     values["tasks"] = (
         tasks[-remaining:] if isinstance(tasks, list) and remaining else remaining or 1
     )
+    values |= {"base_classes": None, "ways": None}  # the tasks are listed
     if tasks == DOMAINS:
         values["tasks"] = tasks  # ``check_start_settings`` refuses it
     root = values["data_root"] if data_root is None else None if data_root == "none" else data_root

@@ -51,17 +51,17 @@ class BroadcastTracker:
             elif same < rows:
                 self.changed[name].append([same, self.clock])
 
-    def send(self, tree: Tree, clients: Sequence[int]) -> int:
-        """Return the bytes of a broadcast that the clients lack, and mark them as sent."""
-        total = 0
+    def send(self, tree: Tree, clients: Sequence[int]) -> dict[int, int]:
+        """Return the bytes of a broadcast that each client lacks, and mark them as sent."""
+        sizes = {}
         for client in clients:
             last_broadcast = self.told.get(client, 0)
             first = {name: self._first_new(name, last_broadcast) for name in tree}
-            total += nbytes(
+            sizes[client] = nbytes(
                 {k: torch.atleast_1d(tree[k])[n:] for k, n in first.items() if n is not None}
             )
             self.told[client] = self.clock
-        return total
+        return sizes
 
     def _first_new(self, name: str, told: int) -> int | None:
         """Return the row from which on all rows of a tensor changed; None if none changed."""
@@ -170,6 +170,10 @@ class Server:
         result.privacy = self.uplink.privacy.promise(list(draws))
         return result
 
+    def training_clients(self, task: Task) -> set[int]:
+        """Return the numbers of the clients that train in a round of a task."""
+        return self.participation.training_clients(task, self.rounds[task.index])
+
     def begin_task(self, task: Task) -> None:
         """Start a task: the method's state for it; control variates and moments of zero."""
         self.controls.clear()
@@ -177,15 +181,15 @@ class Server:
         rng = self.generator("begin", task, device="cpu")
         self.replace_state(self.method.begin_task(self.state, task, self.backbone, rng))
 
-    def send(self, clients: Sequence[Client]) -> tuple[Tree, int]:
-        """Return the broadcast, and the bytes that the clients do not have yet."""
+    def send(self, clients: Sequence[Client]) -> tuple[Tree, dict[int, int]]:
+        """Return the broadcast, and the bytes of it that each client does not have yet."""
         shared = broadcast(self.method, self.state)
         if self.training.own_models:  # every client makes the start of its model by itself
-            return shared, 0
+            return shared, {}
         tree = {**shared, **self.controls.broadcast}
-        total = self.tracker.send(tree, [client.number for client in clients])
-        self.result.bytes_down += total
-        return shared, total
+        sizes = self.tracker.send(tree, [client.number for client in clients])
+        self.result.bytes_down += sum(sizes.values())
+        return shared, sizes
 
     def receive(self, arrival: Arrival) -> list[Payload]:
         """Record an arrival and return its valid uploads."""

@@ -1,17 +1,17 @@
 """The settings of a run: everything but the method."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
 from fczoo.backbones.names import canonical_backbone
 from fczoo.core.errors import use_python_names
-from fczoo.core.files import shorten
 from fczoo.core.names import fold
-from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import DATASETS, PARTITIONERS
-from fczoo.data.dataset import domains_of, released_norm
+from fczoo.core.options import check_options, option
+from fczoo.core.registry import PARTITIONERS
+from fczoo.data.dataset import domains_of
 from fczoo.federation import settings_checks as checks
 from fczoo.protocols.registry import sources, spell_names
 from fczoo.protocols.source import Source
@@ -28,13 +28,6 @@ SEEDED_SETTINGS = {
     "class-order": "class_order_seed",
 }
 """What the seed of a run may move, and the setting that says so."""
-MEASUREMENTS = ("eval_every", "personal_epochs")
-"""Settings that measure more of a run and change nothing else of it; 0 by default."""
-LATER_SETTINGS = (
-    *MEASUREMENTS,
-    *("pool", "start_from", "stop_after_tasks", "server_optimizer", "compress"),
-)
-"""Settings that early versions did not have, and whose default leaves a run as it was."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +88,26 @@ class Settings:
         low=1,
         group=DATA,
     )
+    base_classes: int | None = option(
+        None, "Few-shot increments: classes of the first task, with --ways", low=1, group=DATA
+    )
+    ways: int | None = option(None, "Few-shot: classes of each later task", low=1, group=DATA)
+    shots: int | None = option(
+        None, "Training images per class after the first task; none: all", low=1, group=DATA
+    )
+    imbalance: float | None = option(
+        None,
+        "Long tail: images of the rarest class per most frequent",
+        low=1e-6,
+        high=1,
+        group=DATA,
+    )
+    blurry: float = option(
+        0.0, "Share of each class's images that other tasks get", low=0, high=1, group=DATA
+    )
+    label_noise: float = option(
+        0.0, "Share of each client's labels that are wrong", low=0, high=1, group=DATA
+    )
     stop_after_tasks: int | None = option(
         None, "End the run after task NUMBER of the stream; none: all", low=1, group=TRAINING
     )
@@ -136,6 +149,15 @@ class Settings:
         "Sample participants once per round or once per task",
         quirk={"task": "fed-mammoth"},
         group=POPULATION,
+    )
+    client_devices: str | None = option(
+        None, "Clients' speeds, for a virtual clock: phones, cross-silo or FILE", group=POPULATION
+    )
+    deadline: float | None = option(
+        None, "Seconds after which a round leaves late clients out", low=1e-3, group=POPULATION
+    )
+    over_select: float | None = option(
+        None, "Ask this many times the participants, take the first", low=1, group=POPULATION
     )
     rounds: int = option(3, "Number of communication rounds per task", low=1, group=TRAINING)
     eval_every: int = option(
@@ -304,17 +326,7 @@ class Settings:
         for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
             object.__setattr__(self, name, value)
         checks.check_participation(self.participation, self.clients)
-
-    @property
-    def normalisation(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        """Return mean and standard deviation of the input; None for the checkpoint's own.
-
-        Raises FczooError where none is known for the data set.
-        """
-        if not self.norm_by_dataset:
-            return self.mean, self.std
-        mean, std = released_norm(self.dataset)
-        return self.mean or mean, self.std or std
+        checks.check_stream(self)
 
     @property
     def root(self) -> Path | None:
@@ -326,11 +338,7 @@ class Settings:
 
         Without the defaults of later settings.
         """
-        return {
-            k: shorten(v) if k in checks.PATH_SETTINGS else v
-            for k, v in asdict(self).items()
-            if v or k not in LATER_SETTINGS  # records of earlier runs stay the same
-        }
+        return checks.portable(self)
 
     @property
     def task_count(self) -> int:
@@ -355,6 +363,11 @@ class Settings:
         share = self.participation
         return min(int(share), candidates) if share > 1 else max(1, round(share * candidates))
 
+    def asked_count(self, candidates: int) -> int:
+        """Return the number of clients that a round asks, at least its participants."""
+        asked = (self.over_select or 1) * self.participant_count(candidates)
+        return min(ceil(asked), candidates)
+
     @staticmethod
     @use_python_names
     def for_dataset(dataset: str | None, **changes: Any) -> "Settings":
@@ -363,20 +376,8 @@ class Settings:
         The word ``none`` means None. With ``start_from`` they are those of the model's run, and
         ``dataset`` may be None. Raises FczooError for unknown names and wrong values.
         """
-        overrides = {k: v for k, v in changes.items() if v is not None}
-        overrides = checks.with_start_values(overrides, dataset)
-        entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")
-        defaults = {"dataset": entry.name, **asdict(entry.defaults)}
-        origins = sources(overrides.get("protocol"), overrides.get("as_released")).values()
-        for source in origins:
-            source.check_names(frozenset(Settings.__dataclass_fields__))
-        statements = {k: v for source in origins for k, v in source.settings_on(entry.name).items()}
-        if "class_order" in overrides:
-            statements.pop("class_order_seed", None)
-        plain = {k: v.value for k, v in statements.items() if not v.depends_on_tasks}
-        tasks = build(Settings, "bench", {**defaults, **plain, **overrides}, flag).task_count
-        values = {k: v.value_for(tasks) for k, v in statements.items()}
-        return build(Settings, "bench", {**defaults, **values, **overrides}, flag)
+        settings: Settings = checks.scheduled(Settings, dataset, changes)
+        return settings
 
     @cached_property
     def partitioner(self) -> Any:

@@ -238,7 +238,7 @@ def first_round(
         state = method.begin_task({}, task, backbone, torch.Generator().manual_seed(0))
 
         def uploads_of(some: int) -> dict[str, Payload]:
-            return _first_uploads(with_fewest_steps(method), settings, task, state, backbone, some)
+            return _client_uploads(with_fewest_steps(method), settings, task, state, backbone, some)
 
         trained_tensors, broadcast_tree = (
             select(state, *method.training().optims),
@@ -271,10 +271,35 @@ def _two_each(task: Task, classes: int) -> Images:
     return Images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels)
 
 
-def _first_uploads(
-    method: Method, settings: Settings, task: Task, state: Tree, backbone: Backbone, classes: int
+def client_tensors(method: Method, settings: Settings) -> dict[str, Tree]:
+    """Return what a client trains, sends and receives at ViT scale: shapes without values.
+
+    ``trained``, and the moments of ``MOMENTS``, are of a client with every class of the first task;
+    ``state`` is the server's as the last task begins.
+    """
+    (task, *later), rng = tasks_of(settings, 0), torch.Generator().manual_seed(0)
+    with Outlines():
+        backbone = outline_backbone(_configuration(settings))
+        state = method.begin_task({}, task, backbone, rng)
+        trained = select(state, *method.training().optims)
+        quick = with_fewest_steps(method)
+        sent = _client_uploads(quick, settings, task, state, backbone, task.size, whole_task=True)
+        for task in later:
+            state = method.begin_task(state, task, backbone, rng)
+    tensors = {moment: dict(upload.tensors) for moment, upload in sent.items()}
+    return {"trained": trained, "state": state, **tensors}
+
+
+def _client_uploads(
+    method: Method,
+    settings: Settings,
+    task: Task,
+    state: Tree,
+    backbone: Backbone,
+    classes: int,
+    whole_task: bool = False,
 ) -> dict[str, Payload]:
-    """Return what a client with this many classes sends, by moments."""
+    """Return what a client with this many classes sends, by moments, up to its first round."""
     plan = Plan(1, 2 * classes, Augment(), seed=0, pass_size=2 * classes)
     controls = ControlVariates(make_local_training(settings.local))
     store = ImageStore(_two_each(task, classes), backbone)
@@ -283,7 +308,8 @@ def _first_uploads(
     )
     client, rng = Client(0, torch.arange(2 * classes)), torch.Generator().manual_seed(0)
     compression = make_compression(settings.compress)
-    return uploads(engine, client, task, state, rng, compression, first_round_only=True)[0]
+    up_to_round = not whole_task
+    return uploads(engine, client, task, state, rng, compression, first_round_only=up_to_round)[0]
 
 
 def _shapes(tree: Tree) -> dict[str, torch.Size]:
