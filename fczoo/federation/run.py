@@ -172,9 +172,8 @@ class FederatedRun:
             if any(exchange.boundary == "task_start" for exchange in exchanges):
                 # sums are of the task's classes
                 latest = training.data_scope == "latest"
-                self._collect(
-                    "task_start", engine, self.world.clients(task) if latest else holders, task
-                )
+                owners = self.world.clients(task) if latest else holders
+                self._collect("task_start", engine, owners, task)
             if self.probe:
                 self.probe.on_task_start(self.method, self.state)
         for exchange in exchanges:
