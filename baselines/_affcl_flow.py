@@ -35,16 +35,16 @@ def start_flow(dim: int, classes: int, hidden: int, rng: torch.Generator) -> Tre
     Returns:
         ``flow.L.*``, which clients train, and ``permutation`` [4, D].
     """
-    fixed = dim // 2  # dimensions that a coupling passes on
+    half = dim // 2  # dimensions that a coupling passes on
     flow: Tree = {}
     for coupling in range(COUPLINGS):
         name = f"flow.{coupling}"
-        flow |= linear_layer(f"{name}.first", fixed + classes, hidden, rng)
+        flow |= linear_layer(f"{name}.first", half + classes, hidden, rng)
         for block in range(BLOCKS):
             flow |= linear_layer(f"{name}.{block}.inner", hidden, hidden, rng)
             flow |= linear_layer(f"{name}.{block}.outer", hidden, hidden, rng, bound=1e-3)
             flow |= linear_layer(f"{name}.{block}.gate", classes, hidden, rng)
-        flow |= linear_layer(f"{name}.last", hidden, 2 * (dim - fixed), rng)
+        flow |= linear_layer(f"{name}.last", hidden, 2 * (dim - half), rng)
     reverse = torch.arange(dim).flip(0)
     orders = [reverse, reverse, torch.randperm(dim, generator=rng)]
     return {**flow, "permutation": torch.stack([*orders, torch.randperm(dim, generator=rng)])}
@@ -117,8 +117,8 @@ def _couplings(permutation: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
-    fixed = rows.shape[1] // 2
-    return rows[:, :fixed], rows[:, fixed:]
+    half = rows.shape[1] // 2
+    return rows[:, :half], rows[:, half:]
 
 
 def _shift_and_scale(flow: Tree, name: str, half: Tensor, hot: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,9 +170,9 @@ def credibility(
             with their codes.
 
     Returns:
-        w [B]: density per dimension, averaged over the dimensions; q for classes of which the client
-            has no image or, unless ``mixed``, one image, whose variance is 0. And q, a scalar: the
-            mean density of the client's features per dimension.
+        w [B]: density per dimension, averaged over the dimensions. It is q where the client has no
+            image of the class or, unless ``mixed``, one image, whose variance is 0. And q, a scalar:
+            the mean density of the client's features per dimension.
     """
     codes, points, labels = replayed
     local, log_density = encode(flow, permutation, features, members)

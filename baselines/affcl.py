@@ -24,7 +24,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.training import TaskPhase, Training
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, strip_prefix
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.gaussians import moment_sums
 from fczoo.functional.losses import distillation
@@ -40,8 +40,8 @@ class AFFCL(TunedBackbone):
 
     Trained and sent: the flow, two hidden layers and the classifier and, by choice, LoRA pairs or
     all weights. Sent once, as the run begins: count, sum and squares of each class's features, for
-    the scale of the features. Memory beyond the model: the last task's model and flow, and the noise
-    from which features are made. No image is kept.
+    the scale of the features. Memory beyond the model: the last task's model and flow, and the
+    noise from which features are made. No image is kept.
     """
 
     paper = (
@@ -135,7 +135,7 @@ class AFFCL(TunedBackbone):
         return {**state, "scale.mean": mean.float(), "scale.std": std.float()}
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        last = teacher_of(shared)
+        last = strip_prefix(shared, "teacher.")
         if not last:
             return batch.query.new_empty(len(batch.y), 0)
         return self.scaled_features(backbone, {**shared, **last}, shared, batch)
@@ -153,39 +153,42 @@ class AFFCL(TunedBackbone):
         features = self.scaled_features(backbone, train, ctx.shared, batch)
         flow_loss = self.flow_loss(train, features.detach(), batch, ctx)
         replay_loss = self.replay_loss(train, features.detach(), batch, ctx)
-        data_loss = self.data_loss(train, features, batch, teacher_of(ctx.shared))
+        data_loss = self.data_loss(train, features, batch, strip_prefix(ctx.shared, "teacher."))
         return flow_loss + replay_loss + data_loss, {}
 
     def flow_loss(self, train: Tree, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
         """Compute L_g on the client's features [B, D] and on features of the last flow."""
-        order, last = ctx.shared["permutation"], teacher_of(ctx.shared)
+        order, last = ctx.shared["permutation"], strip_prefix(ctx.shared, "teacher.")
         hot = F.one_hot(batch.y, ctx.task.classes).to(features)
         loss = -batch.mean(encode(train, order, features, hot)[1])
         if last:  # labels are uniform over the classes of earlier tasks
-            drawn = F.one_hot((batch.draws[:, 0] * ctx.task.start).long(), ctx.task.classes)
+            labels = (batch.draws[:, 0] * ctx.task.start).long()
+            replay_hot = F.one_hot(labels, ctx.task.classes).to(features)
             codes = mix_rows(ctx.shared["noise"], batch.draws[:, 1:3])
-            points = decode(last, order, codes, drawn.to(features))
-            loss = loss - self.k_last * batch.mean(
-                encode(train, order, points, drawn.to(points))[1]
-            )
+            points = decode(last, order, codes, replay_hot)
+            loss = loss - self.k_last * batch.mean(encode(train, order, points, replay_hot)[1])
         return loss
 
     def replay_loss(self, train: Tree, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
         """Compute L_r on features of the current flow, of all classes seen; only fc2 learns."""
-        order, last = ctx.shared["permutation"], teacher_of(ctx.shared)
-        fixed = {name: value.detach() for name, value in train.items()}
-        drawn = (batch.draws[:, 3] * ctx.task.stop).long()
+        order, last = ctx.shared["permutation"], strip_prefix(ctx.shared, "teacher.")
+        detached_tensors = {name: value.detach() for name, value in train.items()}
+        labels = (batch.draws[:, 3] * ctx.task.stop).long()
         codes = mix_rows(ctx.shared["noise"], batch.draws[:, 4:6])
-        points = decode(fixed, order, codes, F.one_hot(drawn, ctx.task.classes).to(features))
+        points = decode(
+            detached_tensors, order, codes, F.one_hot(labels, ctx.task.classes).to(features)
+        )
         hot = F.one_hot(batch.y, ctx.task.classes).to(features) * batch.w[:, None]
-        weight, q = credibility(fixed, order, features, hot, (codes, points, drawn), self.space)
+        weight, q = credibility(
+            detached_tensors, order, features, hot, (codes, points, labels), self.space
+        )
         learns = {k: v if k.startswith("head.fc2.") else v.detach() for k, v in train.items()}
         logits = head_outputs(learns, points)
-        entropy = F.cross_entropy(logits, drawn, reduction="none")
+        entropy = F.cross_entropy(logits, labels, reduction="none")
         loss = ((1 - self.theta) * q + self.theta) * batch.mean(weight * entropy)
         if last:
-            distilled = distillation(logits, head_outputs(last, points), TEMPERATURE)
-            loss = loss + self.k_output * self.k_kd * batch.mean(distilled)
+            output_loss = distillation(logits, head_outputs(last, points), TEMPERATURE)
+            loss = loss + self.k_output * self.k_kd * batch.mean(output_loss)
         return self.k_loss * loss
 
     def data_loss(self, train: Tree, features: Tensor, batch: Batch, last: Tree) -> Tensor:
@@ -200,9 +203,11 @@ class AFFCL(TunedBackbone):
         logits = head_outputs(train, features)
         loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
         if last:
-            moved = (batch.teacher - features).square().mean(1)
-            distilled = distillation(logits, head_outputs(last, batch.teacher), TEMPERATURE)
-            loss = loss + self.k_kd * batch.mean(self.k_feature * moved + self.k_output * distilled)
+            feature_loss = (batch.teacher - features).square().mean(1)
+            output_loss = distillation(logits, head_outputs(last, batch.teacher), TEMPERATURE)
+            loss = loss + self.k_kd * batch.mean(
+                self.k_feature * feature_loss + self.k_output * output_loss
+            )
         return loss
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
@@ -218,8 +223,3 @@ def head_outputs(head: Tree, features: Tensor) -> Tensor:
             rows = F.linear(features, head[f"{name}.weight"], head[f"{name}.bias"])
             features = F.leaky_relu(rows)
     return F.linear(features, head["head.out.weight"], head["head.out.bias"])
-
-
-def teacher_of(shared: Tree) -> Tree:
-    """Return the tensors of the last task's model and flow; empty in the first task."""
-    return {name.removeprefix("teacher."): v for name, v in select(shared, "teacher.").items()}

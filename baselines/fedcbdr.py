@@ -104,12 +104,12 @@ class FedCBDR(TunedLinearHead):
         """
         if not old:
             return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
-        scaled = torch.cat([logits[:, :old] / self.tau_old, logits[:, old:] / self.tau_new], 1)
-        per_image = F.cross_entropy(scaled, batch.y, reduction="none")
+        z = torch.cat([logits[:, :old] / self.tau_old, logits[:, old:] / self.tau_new], 1)
+        per_image = F.cross_entropy(z, batch.y, reduction="none")
         is_old = (batch.y < old).to(batch.w)
-        replayed = batch._replace(w=batch.w * is_old).mean(per_image)
-        new = batch._replace(w=batch.w * (1 - is_old)).mean(per_image)
-        return self.weight_old * replayed + self.weight_new * new
+        replay_loss = batch._replace(w=batch.w * is_old).mean(per_image)
+        new_loss = batch._replace(w=batch.w * (1 - is_old)).mean(per_image)
+        return self.weight_old * replay_loss + self.weight_new * new_loss
 
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
@@ -140,9 +140,9 @@ class FedCBDR(TunedLinearHead):
         task, last_place = ctx.task, state["last_place"].clone()
         # Class balance: the first images in the draw, as many of each class over all clients; fewer
         # where the next ones share a place.
-        drawn = sums["places"].double().round().cumsum(1)  # [c, BINS]
-        quotas = self.quotas(task)[:, None].to(drawn)
-        last_place[task.start : task.stop] = (drawn <= quotas).sum(1) - 1
+        images = sums["places"].double().round().cumsum(1)  # [c, BINS]
+        quotas = self.quotas(task)[:, None].to(images)
+        last_place[task.start : task.stop] = (images <= quotas).sum(1) - 1
         return {**drop(state, "leverage"), "last_place": last_place}
 
     def quotas(self, task: Task) -> Tensor:
@@ -189,15 +189,15 @@ class FedCBDR(TunedLinearHead):
         index, place = [memory["exemplar.index"]], [memory["exemplar.place"]]
         for label, quota in enumerate(self.quotas(task).tolist()):
             of_class = (labels == label).nonzero()[:, 0]
-            drawn = of_class[waits[of_class].argsort()][:quota]
-            counts[label] = torch.bincount(places[drawn], minlength=BINS)
-            index.append(data.index.cpu()[drawn])
-            place.append(places[drawn])
+            chosen = of_class[waits[of_class].argsort()][:quota]
+            counts[label] = torch.bincount(places[chosen], minlength=BINS)
+            index.append(data.index.cpu()[chosen])
+            place.append(places[chosen])
         kept = {"exemplar.index": torch.cat(index), "exemplar.place": torch.cat(place)}
         return kept, {"places": counts}
 
     def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
-        """Return the memory without images that lie behind their class's last place."""
+        """Return the memory without images behind the last place of their class."""
         index = ctx.memory.get("exemplar.index", NONE)
         place = ctx.memory.get("exemplar.place", NONE)
         last_place = ctx.shared["last_place"].cpu()[data.labels(index).cpu()]

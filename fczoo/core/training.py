@@ -151,7 +151,7 @@ class Training:
     per_client_statistics: bool = False
     # phases in which clients call ``collect``
     collect_at: Collection[TaskPhase] = ()
-    # tasks with these exchanges at their boundaries: all, or the first, as for the scale of features
+    # tasks at whose boundaries clients collect: all, or the first, as for the scale of features
     collect_in: Literal["all", "first"] = "all"
     # clients that collect as a task ends: all with images of it, or those that trained in it
     collect_from: Literal["all", "trained"] = "all"
