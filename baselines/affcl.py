@@ -46,7 +46,7 @@ class AFFCL(TunedBackbone):
 
     paper = (
         'Wuerkaixi et al., "Accurate Forgetting for Heterogeneous Federated Continual Learning", '
-        "ICLR 2024"
+        "ICLR 2024, arXiv 2502.14205"
     )
     formulas = r"""
     The flow $g$, with the feature $x$, the class $y$ and features $\tilde x$ of the last flow:
@@ -89,7 +89,7 @@ class AFFCL(TunedBackbone):
     )
 
     def training(self) -> Training:
-        training = self.tuning("head.", "flow.")
+        training = self.tuning("classifier.", "flow.")
         optims = {**training.optims, "flow.": self.optim(self.lr_flow)}
         uploads = {"class.": per_class("count", "sum", "squares")} if self.standardise else {}
         phases: set[TaskPhase] = {"task_start"} if self.standardise else set()
@@ -100,9 +100,9 @@ class AFFCL(TunedBackbone):
         # Task boundary: model and flow at the end of the last task are the old ones.
         dim, classes = backbone.dim, task.classes
         state = state or {
-            **linear_layer("head.fc1", dim, self.hidden, rng),
-            **linear_layer("head.fc2", self.hidden, self.hidden, rng),
-            **linear_layer("head.out", self.hidden, classes, rng),
+            **linear_layer("classifier.fc1", dim, self.hidden, rng),
+            **linear_layer("classifier.fc2", self.hidden, self.hidden, rng),
+            **linear_layer("classifier.out", self.hidden, classes, rng),
             **start_flow(dim, classes, self.flow_hidden, rng),
             **self.start_plugs(backbone, rng),
             "scale.mean": torch.zeros(dim),
@@ -182,7 +182,7 @@ class AFFCL(TunedBackbone):
         weight, q = credibility(
             detached_tensors, order, features, hot, (codes, points, labels), self.space
         )
-        learns = {k: v if k.startswith("head.fc2.") else v.detach() for k, v in train.items()}
+        learns = {k: v if k.startswith("classifier.fc2.") else v.detach() for k, v in train.items()}
         logits = head_outputs(learns, points)
         entropy = F.cross_entropy(logits, labels, reduction="none")
         loss = ((1 - self.theta) * q + self.theta) * batch.mean(weight * entropy)
@@ -218,8 +218,8 @@ class AFFCL(TunedBackbone):
 
 def head_outputs(head: Tree, features: Tensor) -> Tensor:
     """Compute logits [B, C] from features [B, D], through the hidden layers that ``head`` has."""
-    for name in ("head.fc1", "head.fc2"):
+    for name in ("classifier.fc1", "classifier.fc2"):
         if f"{name}.weight" in head:
             rows = F.linear(features, head[f"{name}.weight"], head[f"{name}.bias"])
             features = F.leaky_relu(rows)
-    return F.linear(features, head["head.out.weight"], head["head.out.bias"])
+    return F.linear(features, head["classifier.out.weight"], head["classifier.out.bias"])

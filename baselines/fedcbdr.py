@@ -1,6 +1,6 @@
-"""FedCBDR: class-balanced data replay for federated class-incremental learning.
+"""FedCBDR: Class-wise Balancing Data Replay for Federated Class-Incremental Learning.
 
-arXiv 2507.07712, 2025.
+Qi et al., NeurIPS 2025.
 """
 
 from dataclasses import dataclass, replace
@@ -37,8 +37,8 @@ class FedCBDR(TunedLinearHead):
     """
 
     paper = (
-        '"Class-Balanced Data Replay for Federated Class-Incremental Learning" (FedCBDR), '
-        "arXiv 2507.07712, 2025"
+        'FedCBDR: Qi et al., "Class-wise Balancing Data Replay for Federated Class-Incremental '
+        'Learning", NeurIPS 2025, arXiv 2507.07712'
     )
     formulas = r"""
     Leverage score of an image with feature $x$, where $X$ has the features of all clients:
@@ -174,8 +174,8 @@ class FedCBDR(TunedLinearHead):
         """
         memory, task = self.before_training(backbone, data, ctx), ctx.task
         labels = data.labels(data.index).cpu() - task.start
-        first = int(data.index[0]) if len(data.index) else 0
-        stream = torch_stream("fedcbdr", int(ctx.shared["draw_seed"]), first)
+        held = torch.bincount(labels, minlength=task.size).tolist()  # the key of the client's draw
+        stream = torch_stream("fedcbdr", int(ctx.shared["draw_seed"]), *held)
         waits = torch.empty(len(labels), dtype=torch.float64).exponential_(generator=stream)
         if self.sampling == "leverage" and len(labels):
             inverse = ctx.shared["leverage"]

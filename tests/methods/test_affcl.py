@@ -110,7 +110,7 @@ def features_of(g: Tree) -> Tensor:
 def head_of(g: Tree, prefix: str) -> Tree:
     names = {"fc2": "fc2", "fc_classifier": "out"}
     return {
-        f"head.{ours}.{part}": g[f"{prefix}.{theirs}.{part}"].clone()
+        f"classifier.{ours}.{part}": g[f"{prefix}.{theirs}.{part}"].clone()
         for theirs, ours in names.items()
         for part in ("weight", "bias")
     }
@@ -135,8 +135,8 @@ def test_replay_and_data_step_of_the_first_task() -> None:
     assert float(loss.detach()) == pytest.approx(float(g["out.c_loss_flow"]), rel=1e-5)
     gradients = torch.autograd.grad(loss, list(head.values()), allow_unused=True)
     for name, gradient in zip(head, gradients, strict=True):
-        if name.startswith("head.fc2"):
-            assert error(gradient, g[f"out.replay_grad.{name.removeprefix('head.')}"]) < F32
+        if name.startswith("classifier.fc2"):
+            assert error(gradient, g[f"out.replay_grad.{name.removeprefix('classifier.')}"]) < F32
         else:
             assert gradient is None
     # data: after the replay's step of the released code, with fc1 in front
@@ -146,14 +146,14 @@ def test_replay_and_data_step_of_the_first_task() -> None:
     loss = method.data_loss(moved, features, batch, {})
     assert float(loss.detach()) == pytest.approx(float(g["out.c_loss"]), rel=1e-5)
     for name, gradient in zip(moved, torch.autograd.grad(loss, list(moved.values())), strict=True):
-        theirs = name.removeprefix("head.").replace("out.", "fc_classifier.")
+        theirs = name.removeprefix("classifier.").replace("out.", "fc_classifier.")
         assert error(gradient, g[f"out.grad.{theirs}"]) < F32
 
 
 def test_distillation_vanishes_for_the_last_model_itself() -> None:
     """With equal models the feature term is 0, and the output term is the entropy at T = 2."""
     method = create_method("affcl", k_kd=1.0, k_output=1.0)
-    head = {"head.out.weight": torch.zeros(4, 3), "head.out.bias": torch.zeros(4)}
+    head = {"classifier.out.weight": torch.zeros(4, 3), "classifier.out.bias": torch.zeros(4)}
     features = torch.ones(2, 3)
     batch = Batch(features, torch.tensor([0, 1]), torch.ones(2), features, teacher=features)
     # cross-entropy log 4 plus entropy log 4
@@ -192,6 +192,6 @@ def test_noise_is_standard_normal() -> None:
 def test_head_has_two_hidden_layers() -> None:
     """A negative sum is multiplied by 0.01 in each hidden layer."""
     layer = {"weight": torch.tensor([[1.0]]), "bias": torch.tensor([0.0])}
-    head = {f"head.{n}.{part}": v for n in ("fc1", "fc2", "out") for part, v in layer.items()}
+    head = {f"classifier.{n}.{part}": v for n in ("fc1", "fc2", "out") for part, v in layer.items()}
     outputs = head_outputs(head, torch.tensor([[2.0], [-1.0]]))
     assert outputs[:, 0].tolist() == pytest.approx([2.0, -0.0001])
