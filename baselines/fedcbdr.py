@@ -225,8 +225,9 @@ def pseudo_inverse(gram: Tensor, leading: int = 0) -> Tensor:
     usable = values > smallest.clamp(min=0)
     if leading:
         usable[:-leading] = False
-    inverse = torch.where(usable, 1 / torch.where(usable, values, 1), 0)
-    return (vectors * inverse) @ vectors.mT
+    values = torch.where(usable, 1 / torch.where(usable, values, 1), 0)
+    inverse: Tensor = (vectors * values) @ vectors.mT
+    return inverse
 
 
 def leverage_scores(features: Tensor, inverse: Tensor) -> Tensor:
@@ -239,8 +240,7 @@ def leverage_scores(features: Tensor, inverse: Tensor) -> Tensor:
     Returns:
         Scores [n], from 0 to 1; their sum over all images is the rank.
     """
-    features = features.to(inverse)
-    return ((features @ inverse) * features).sum(1)
+    return ((features.to(inverse) @ inverse) * features.to(inverse)).sum(1)
 
 
 def places_of(waits: Tensor) -> Tensor:
