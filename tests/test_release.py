@@ -45,6 +45,7 @@ def test_version_date_and_address_are_written_once_each(tree: Path) -> None:
     citation = (tree / "CITATION.cff").read_text()
     assert citation.count("\nversion: 1.2.3\ndate-released: 2027-01-31\n") == 1
     assert citation.count(f'\nrepository-code: "{URL}"\n') == 1
+    assert citation.count("\n  year: 2027\n") == 1
     changes = (tree / "CHANGELOG.md").read_text()
     assert changes.count("## [Unreleased]\n\n## [1.2.3] - 2027-01-31\n") == 1
     project = (tree / "pyproject.toml").read_text()

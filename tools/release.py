@@ -90,6 +90,7 @@ def write_release(root: Path, version: str, repository: str | None, date: str) -
     _replace(root / "fczoo/__init__.py", r'__version__ = ".*"', f'__version__ = "{version}"')
     citation = root / "CITATION.cff"
     _replace(citation, r"(?m)^version: .*\n(?:date-released: .*\n)?", _citation(version, date))
+    _replace(citation, r"(?m)^  year: \d+$", f"  year: {date[:4]}")
     address = repository_of(root)
     if address:
         _replace(
