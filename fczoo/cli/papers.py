@@ -135,7 +135,15 @@ def reproduce(
         if figures := list_figures(card.casefold()):
             click.echo(f"\n{figures}")
         return
-    if (figure := find_figure(card)) and not (reading or results or paper or rows or patterns):
+    list_options = {
+        "--results": results,
+        "--paper": paper,
+        "--table": tables,
+        "--row": rows,
+        "--cells": patterns,
+    }
+    if figure := find_figure(card):
+        _refuse_options(figure.key, "a figure", {**list_options, "--reading": reading})
         _reproduce_figure(figure, extra, dry_run)
         return
     if (table := find_table(card)) and not (results or paper or tables):
@@ -145,15 +153,7 @@ def reproduce(
             raise FczooError(f"{card} needs no run, so {extra[0]} has no effect; leave it out")
         _print_costs(*table, rows)
         return
-    list_options = {
-        "--results": results,
-        "--paper": paper,
-        "--table": tables,
-        "--row": rows,
-        "--cells": patterns,
-    }
-    if given_options := [name for name, value in list_options.items() if value]:
-        raise FczooError(f"{given_options[0]} does not go with one card; leave it or {card} out")
+    _refuse_options(card, "one card", list_options)
     target = get_card(card)
     command = target.command(extra, reading or "print")
     bench_context = bench.make_context("fczoo reproduce", command[1:])
@@ -168,6 +168,12 @@ def reproduce(
             if line.results[0].method == target.row.method:
                 click.echo(spread(experiment, target.paper))
                 click.echo(f"{target.name}: {verdict(target, experiment, line)}")
+
+
+def _refuse_options(name: str, kind: str, options: Mapping[str, object]) -> None:
+    """Raise FczooError if an option is given that does not fit what a command reproduces."""
+    if given := [option for option, value in options.items() if value]:
+        raise FczooError(f"{given[0]} does not go with {kind}; leave it or {name} out")
 
 
 def _reproduce_table(

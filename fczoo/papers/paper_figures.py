@@ -15,7 +15,6 @@ from fczoo.core.files import encode_json, read_toml
 from fczoo.core.method import Method
 from fczoo.core.options import plural
 from fczoo.federation.diagnostics import read
-from fczoo.federation.result import Result
 from fczoo.federation.settings import Settings
 from fczoo.papers.printed_tables import choose_cells
 from fczoo.papers.reproduce import Cell, Target
@@ -23,11 +22,11 @@ from fczoo.papers.tables import get_paper
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
 from fczoo.reports.figures import front
 from fczoo.reports.runs import Line, read_experiments
+from fczoo.reports.tables import per_upload
 from fczoo.reports.text_format import option_word
 
 Operations = Callable[[Method, Settings], float]
 """Function that returns the operations of one test image's answer."""
-ACCURACY = "A_N, %"
 
 
 class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,14 +34,13 @@ class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     shows: str
     draw: Literal["histograms", "distances", "traffic", "sweep", "inference"]
+    table: str
+    cells: list[str]  # patterns of card names of the table
     key: str = ""  # PAPER/FIGURE
-    table: str = ""
-    cells: list[str] = []  # patterns of card names of the table
-    methods: list[str] = []
-    dataset: str = ""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {}  # other than the cells'
     options: dict[str, Any] = {}  # METHOD.OPTION -> value
     axes: dict[str, list[Any]] = {}  # setting, or METHOD.OPTION -> values, one changed at a time
+    metric: str = "A_N"  # of traffic and sweeps
     assumed: str = ""
 
     @property
@@ -55,8 +53,8 @@ class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def cards(self) -> list[Target]:
-        """Return the cells of a printed table that the figure shows."""
-        return choose_cells(get_paper(self.paper), self.table, (), self.cells) if self.table else []
+        """Return the cells of a printed table that the figure shows, or starts from."""
+        return choose_cells(get_paper(self.paper), self.table, (), self.cells)
 
 
 @cache
@@ -98,23 +96,29 @@ def grid(figure: PaperFigure) -> dict[str, Cell]:
     Args:
         figure: Figure to reproduce.
     """
-    if figure.table:
+    if not figure.axes:
         return {card.folder(): card.cell() for card in figure.cards}
-    cells = {}
-    for axis, values in figure.axes.items():
-        for value in values:
-            options = {**figure.options, **({axis: value} if "." in axis else {})}
-            settings = {**figure.settings, **({} if "." in axis else {axis: value})}
-            cell: Cell = {"protocol": figure.paper, "methods": figure.methods}
-            cell |= {"dataset": figure.dataset}
-            cell |= {name: option_word(setting) for name, setting in settings.items()}
-            cell["set"] = [f"{name}={option_word(option)}" for name, option in options.items()]
-            cells[_cell_name(axis, value)] = cell
-    return cells
+    return {
+        _cell_name(card, axis, value): _changed_cell(figure, card, axis, value)
+        for card in figure.cards
+        for axis, values in figure.axes.items()
+        for value in values
+    }
 
 
-def _cell_name(axis: str, value: Any) -> str:
-    return f"{axis.partition('.')[2] or axis}-{option_word(value)}"
+def _cell_name(card: Target, axis: str, value: Any) -> str:
+    return f"{card.row.method}-{axis.partition('.')[2] or axis}-{option_word(value)}"
+
+
+def _changed_cell(figure: PaperFigure, card: Target, axis: str, value: Any) -> Cell:
+    """Return the cell of a card with a figure's settings and options, and one value of an axis."""
+    cell = card.cell()
+    options = dict(word.split("=", 1) for word in cell["set"])
+    axis_option = {axis: value} if "." in axis else {}
+    options |= {k: option_word(v) for k, v in {**figure.options, **axis_option}.items()}
+    axis_setting = {} if axis_option else {axis: value}
+    settings = {k: option_word(v) for k, v in {**figure.settings, **axis_setting}.items()}
+    return {**cell, **settings, "set": [f"{name}={word}" for name, word in options.items()]}
 
 
 def grid_file(figure: PaperFigure) -> str:
@@ -149,7 +153,7 @@ def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
     }
     if figure.draw == "sweep":
         return [_sweep(figure, axis, runs) for axis in figure.axes]
-    lines = {_label(name, figure): rows[0] for name, rows in runs.items()}
+    lines = {_label(card): runs[card.folder()][0] for card in figure.cards}
     if figure.draw == "traffic":
         return [_traffic(figure, lines)]
     records = {label: _first_rounds(line) for label, line in lines.items()}
@@ -158,55 +162,48 @@ def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
     return [_histograms(figure, label, rounds[0]) for label, rounds in records.items()]
 
 
-def _label(folder: str, figure: PaperFigure) -> str:
+def _label(card: Target) -> str:
     """Return the method of a card, with what its name adds."""
-    card = next(card for card in figure.cards if card.folder() == folder)
-    method = card.row.method or ""
-    return f"{method} ({card.row.card})" if card.row.card not in ("", method) else method
+    method, addition = card.row.method or "", card.row.card
+    return f"{method} ({addition})" if addition not in ("", method) else method
 
 
 def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Sequence[Line]]) -> Curves:
-    by_method: dict[str, list[list[float]]] = {}
-    for value in figure.axes[axis]:
-        for line in runs[_cell_name(axis, value)]:
-            accuracies = [result.metrics["A_N"] for result in line.results]
-            by_method.setdefault(line.results[0].method, []).append(accuracies)
-    curves = {method: np.array(values).T for method, values in by_method.items()}
-    positions = np.array(figure.axes[axis], dtype=float)
+    curves = {}
+    for card in figure.cards:
+        lines = [runs[_cell_name(card, axis, value)][0] for value in figure.axes[axis]]
+        values = [[result.metrics[figure.metric] for result in line.results] for line in lines]
+        curves[_label(card)] = np.array(values).T
     name = axis.partition(".")[2] or axis
     return Curves(
         name=f"{figure.folder} {name}",
         caption=figure.shows,
         x=name,
-        y=ACCURACY,
+        y=f"{figure.metric}, %",
         curves=curves,
-        positions=dict.fromkeys(curves, positions),
+        positions=dict.fromkeys(curves, np.array(figure.axes[axis], dtype=float)),
     )
 
 
 def _traffic(figure: PaperFigure, lines: Mapping[str, Line]) -> Points:
     points = {
-        label: np.array([[megabytes(r), r.metrics["A_N"]] for r in line.results])
+        label: np.array(
+            [
+                [per_upload((r.bytes_up + r.bytes_down) / 2, r), r.metrics[figure.metric]]
+                for r in line.results
+            ]
+        )
         for label, line in lines.items()
     }
     return Points(
         name=figure.folder,
         caption=figure.shows,
-        x="MB per client and round, mean of up and down",
-        y=ACCURACY,
+        x="MB per client and round (mean of up and down)",
+        y=f"{figure.metric}, %",
         points=points,
         front=front({label: values.mean(0) for label, values in points.items()}),
         log=True,
     )
-
-
-def megabytes(result: Result) -> float:
-    """Return the MB between one client and the server in a round, mean of both directions.
-
-    Args:
-        result: Result of a run.
-    """
-    return (result.bytes_up + result.bytes_down) / 2 / max(result.client_rounds, 1) / 1e6
 
 
 def _first_rounds(line: Line) -> list[dict[str, Any]]:
@@ -229,7 +226,7 @@ def _histograms(figure: PaperFigure, label: str, record: Mapping[str, Any]) -> H
         y="",
         values=counts,
         rows=[f"client {c['client']}, evenness {c['entropy']:.2f}" for c in clients],
-        columns=number_labels(counts.shape[1], first=0),
+        columns=number_labels(counts.shape[1]),
         colours="purple",
         low=0,
         of_methods=False,
@@ -245,7 +242,7 @@ def _distances(figure: PaperFigure, records: Mapping[str, Sequence[Mapping[str, 
         name=figure.folder,
         caption=figure.shows,
         x="task",
-        y="distance of two clients' prototypes / length",
+        y="distance of prototypes / length",
         curves=curves,
     )
 
@@ -257,14 +254,13 @@ def inference_costs(figure: PaperFigure, operations: Operations) -> Bars:
         figure: Figure with the cards of the methods.
         operations: Function that counts them.
     """
-    cards = {_label(card.folder(), figure): card for card in figure.cards}
-    configs = {label: card.readings[0].config for label, card in cards.items()}
-    counts = [operations(c.create_method(), c.settings) / 1e9 for c in configs.values()]
+    configs = [card.readings[0].config for card in figure.cards]
+    counts = [operations(c.create_method(), c.settings) / 1e9 for c in configs]
     return Bars(
         name=figure.folder,
         caption=figure.shows,
         x="GFLOP per test image",
         y="",
-        labels=[*cards],
+        labels=[_label(card) for card in figure.cards],
         parts={"forward": counts},
     )

@@ -268,7 +268,7 @@ def _bars(figure: Bars, order: Mapping[str, int]) -> Any:
         start += lengths
     axes.invert_yaxis()
     axes.set(xlabel=figure.x)
-    return _with_legend(picture, axes)
+    return _with_legend(picture, axes) if len(figure.parts) > 1 else picture
 
 
 def _with_colours(
