@@ -251,6 +251,16 @@ def harmonic_mean(a: Matrix, n: Counts) -> float:
     return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
+def base_novel_mean(a: Matrix, n: Counts) -> float:
+    """Compute (b + v) / 2 of base accuracy b and novel accuracy v, UOPP's code's "harmonic" mean.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
+    return (base_accuracy(a, n) + novel_accuracy(a, n)) / 2
+
+
 def intransigence(a: Matrix, reference: Matrix, n: Counts) -> float:
     """Compute I = 1/T sum_i (a*[i][i] - a[i][i]): inability to learn (Chaudhry et al., 2018).
 
@@ -292,6 +302,7 @@ BASE_METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # of streams wit
     "base": base_accuracy,
     "novel": novel_accuracy,
     "harmonic": harmonic_mean,
+    "base_novel_mean": base_novel_mean,
 }
 
 

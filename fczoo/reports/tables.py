@@ -49,6 +49,7 @@ MEANINGS = {
     "base": "accuracy on the classes of the first task at the end; where that has most classes",
     "novel": "accuracy on the classes of all later tasks at the end",
     "harmonic": "harmonic mean of base and novel",
+    "base_novel_mean": "arithmetic mean of base and novel",
     "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
     "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
     "client_std": "standard deviation over clients of what client_mean averages",
