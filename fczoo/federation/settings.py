@@ -11,7 +11,7 @@ from fczoo.core.files import shorten
 from fczoo.core.names import fold
 from fczoo.core.options import build, check_options, flag, option
 from fczoo.core.registry import DATASETS, PARTITIONERS
-from fczoo.data.dataset import domains_of, released_norm
+from fczoo.data.dataset import Resize, domains_of, released_norm
 from fczoo.federation import settings_checks as checks
 from fczoo.protocols.registry import sources, spell_names
 from fczoo.protocols.source import Source
@@ -30,7 +30,7 @@ SEEDED_SETTINGS = {
 """What the seed of a run may move, and the setting that says so."""
 MEASUREMENTS = ("eval_every", "personal_epochs")
 """Settings that measure more of a run and change nothing else of it; 0 by default."""
-LATER_SETTINGS = (*MEASUREMENTS, "pool", "start_from", "server_optimizer", "compress")
+LATER_SETTINGS = *MEASUREMENTS, "pool", "start_from", "server_optimizer", "compress", "resize"
 """Settings that early versions did not have, and whose default leaves a run as it was."""
 
 
@@ -193,6 +193,11 @@ class Settings:
         low=1,
         group=DATA,
     )
+    resize: Resize = option(
+        "crop",
+        "How image files become square: crop the largest centred square, or squash the whole image",
+        group=DATA,
+    )
     class_order: Literal["natural"] | tuple[int, ...] = option(
         "natural",
         "Order in which classes arrive: natural, or a list of all original labels",
@@ -321,14 +326,11 @@ class Settings:
         return Path(self.data_root).expanduser() if self.data_root else None
 
     def portable(self) -> dict[str, Any]:
-        """Return plain values with files and folders reduced to their last name.
-
-        Without the defaults of later settings.
-        """
+        """Return plain values: last names of files and folders, no defaults of later settings."""
         return {
             k: shorten(v) if k in checks.PATH_SETTINGS else v
             for k, v in asdict(self).items()
-            if v or k not in LATER_SETTINGS  # records of earlier runs stay the same
+            if k not in LATER_SETTINGS or v != getattr(Settings, k)
         }
 
     @property

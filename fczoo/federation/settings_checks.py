@@ -11,7 +11,7 @@ PATH_SETTINGS = ("data_root", "backbone", "partition", "start_from")
 """Settings that name files and folders. A run folder stores only their last names, as it may be
 shared; ``FCZOO_HOME/begun`` stores their paths, on the machine that began the run.
 """
-START_SETTINGS = ("protocol", "as_released", "test_crop")
+START_SETTINGS = ("protocol", "as_released", "test_crop", "resize")
 """Settings that a run which starts from a model has as the model's run."""
 
 
@@ -56,7 +56,7 @@ def check_start_settings(settings: Any) -> None:
 
     path = models_of(settings.start_from)[0]
     record = read_model_record(path)
-    run_settings = record.settings
+    run_settings = {**record.settings, "resize": record.resize}
     for name in START_SETTINGS:
         value, run_value = getattr(settings, name), run_settings.get(name)
         if value != run_value:

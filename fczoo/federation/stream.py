@@ -74,7 +74,8 @@ def tasks_of(s: Settings, classes: int = 0) -> tuple[Task, ...]:
 def _cut(s: Settings, tasks: Cut, pixels: bool) -> Stream:
     """Load the data set of a run, cut into tasks."""
     limits = s.train_per_class, s.test_per_class, s.stored_size
-    return make_stream(s.dataset, s.root, tasks, s.class_order_seed, *limits, s.class_order, pixels)
+    order = s.class_order_seed, *limits, s.class_order
+    return make_stream(s.dataset, s.root, tasks, *order, pixels, s.resize)
 
 
 def _start_model(folder: str) -> tuple[Path, ModelRecord]:
