@@ -129,7 +129,10 @@ class BiC(TunedLinearHead, Rehearsal):
             return validation_split(data, kept, self.validation)[0]
 
         training = self.rehearsing(super().training())
-        uploads = {"bias": whole_tensors("parameters"), "validated": whole_tensors("counts")}
+        uploads = {
+            "bias": whole_tensors("parameters"),
+            "validated": whole_tensors("counts", of_images=True),
+        }
         return replace(training, trains_on=training_split, uploads={**training.uploads, **uploads})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

@@ -122,7 +122,7 @@ class FCILPT(PromptPool):
         training = Training(
             optims=optims,
             inputs=["images", "query"],
-            uploads={"usage": whole_tensors("counts")},
+            uploads={"usage": whole_tensors("counts", of_images=True)},
             averaging="uniform",
             averages_trained=not self.sort,
             data_scope="task" if idle else "latest",

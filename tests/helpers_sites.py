@@ -64,7 +64,7 @@ def sites_of(bench: Benchmark, method: Method, folder: Path) -> dict[int, Site]:
     for number in range(bench.partition.clients):
         site_folder = folder / str(number)
         site_folder.mkdir(parents=True, exist_ok=True)
-        sites[number] = Site(own_world(bench, number), method, 0, number, site_folder)
+        sites[number] = Site(own_world(bench, number), method, 0, number, NAMES, site_folder)
     return sites
 
 

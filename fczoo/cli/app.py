@@ -25,19 +25,15 @@ from fczoo.core.errors import FczooError, options_in_messages
 from fczoo.core.terminal import lossy_output
 from fczoo.runner.warnings import gather_warnings
 
-
-class UsageLine(click.ClickException):
-    """A usage error in one line."""
-
-    exit_code = 2
-
-
 _HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2 raises what 8.1 prints
 
 
 @contextmanager
 def usage_in_one_line() -> Iterator[None]:
-    """Print only the relevant line of a click error, without the whole usage."""
+    """Print only the relevant line of a click error, without the whole usage.
+
+    Click prints the usage of an error with a context only.
+    """
     try:
         yield
     except click.UsageError as error:
@@ -53,8 +49,10 @@ def usage_in_one_line() -> Iterator[None]:
             suggestions = ", ".join(error.possibilities or [])
             advice = f"did you mean {suggestions}?" if suggestions else f"see {command} --help"
             advice = option_pointer(error.option_name, known_options) or advice
-            raise UsageLine(f"{command}: no such option {error.option_name}; {advice}") from error
-        raise UsageLine(f"{message}; see {command} --help") from error
+            raise click.UsageError(
+                f"{command}: no such option {error.option_name}; {advice}"
+            ) from error
+        raise click.UsageError(f"{message}; see {command} --help") from error
 
 
 class Commands(ExampleGroup):

@@ -23,6 +23,7 @@ STREAM = (
     "dataset",
     "data_root",
     "tasks",
+    *("base_classes", "ways", "shots", "imbalance", "blurry", "label_noise"),
     "train_per_class",
     "test_per_class",
     "class_order",

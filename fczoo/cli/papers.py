@@ -62,8 +62,9 @@ def compare(
     """
     from fczoo.cli.arguments import wrap_to_terminal
     from fczoo.papers.compare import compare as beside
+    from fczoo.runner.cost import client_tensors
 
-    click.echo(wrap_to_terminal(beside(folders, paper, tables, rows)))
+    click.echo(wrap_to_terminal(beside(folders, paper, tables, rows, client_tensors)))
 
 
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
@@ -130,8 +131,11 @@ def reproduce(
         click.echo(list_tables(card.casefold()))
         return
     if (table := find_table(card)) and not (results or paper or tables):
-        chosen = choose_cells(*table, rows, patterns)
-        _reproduce_table(*table, chosen, extra, dry_run, reading or "print")
+        if chosen := choose_cells(*table, rows, patterns):
+            _reproduce_table(*table, chosen, extra, dry_run, reading or "print")
+        elif extra:
+            raise FczooError(f"{card} needs no run, so {extra[0]} has no effect; leave it out")
+        _print_costs(*table, rows)
         return
     list_options = {
         "--results": results,
@@ -185,6 +189,17 @@ def _reproduce_table(
         out = Path(bench_context.params["out"])
     if not dry_run:
         click.echo(judge_cells(chosen, out))
+
+
+def _print_costs(paper: "Paper", table: str, rows: tuple[str, ...]) -> None:
+    """Print the costs of a table, which need no run."""
+    from fczoo.papers.costs import cost_table, count_costs
+    from fczoo.papers.tables import choose_numbers
+    from fczoo.runner.cost import client_tensors
+
+    numbers = choose_numbers(paper.numbers, [table], rows)
+    if counts := count_costs(paper, numbers, client_tensors):
+        click.echo(cost_table(counts))
 
 
 def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
@@ -267,9 +282,9 @@ def claims(
     from fczoo.runner.sweep import run_sweep
 
     claim, numbers = get_claim(running), parse_seeds(seeds or "0-2")
-    settings = Settings.for_dataset("digits", partition=claim.small)
     sides: dict[Path, Any] = {}
-    for name, side in zip(("better", "worse"), claim.sides, strict=True):
+    for name, (side, changes) in claim.small_runs.items():
+        settings = Settings.for_dataset("digits", **changes)
         options = {side.method: side.options}
         sides |= make_sweep(Path(name), settings, [side.method], numbers, options)
     out = folder / "claims" / claim.name

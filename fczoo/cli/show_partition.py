@@ -9,6 +9,7 @@ from tabulate import tabulate
 from fczoo.core.files import encode_json, to_csv_text
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
+from fczoo.data.stream_variants import noisy_count, variant_words
 
 PlotKind = Literal["heatmap", "bars", "bubbles"]
 FEW_CLASSES = 20  # whose names fit next to the scale of their colours
@@ -47,7 +48,8 @@ def describe_split(partition: Partition, stream: Stream, full: bool, protocol: s
     """
     counts = class_counts(partition, stream)
     protocol_note = f", protocol {protocol}" if protocol else ""
-    split = f"{partition.spec}, partition seed {partition.seed}, sha256 {partition.sha256}"
+    variant = "".join(f", {words}" for words in variant_words(partition.variants))
+    split = f"{partition.spec}{variant}, partition seed {partition.seed}, sha256 {partition.sha256}"
     parts = [
         f"{partition.dataset}{protocol_note}: {split}",
         _tasks_table(partition, stream, counts),
@@ -152,7 +154,8 @@ def write_plot(
                 axes.axvline(task.start - 0.5, color="black", linewidth=0.8)
             axes.set(xlabel="class, in order of arrival (lines separate tasks)")
             axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set(ylabel="client", title=f"{partition.dataset}, {partition.spec}")
+        title = [f"{partition.dataset}, {partition.spec}", *variant_words(partition.variants)]
+        axes.set(ylabel="client", title="\n".join(title))
         axes.set_ylim(clients - 0.5, -0.5)  # the first client on top
         axes.yaxis.get_major_locator().set_params(integer=True)
         figure.savefig(path, dpi=120)
@@ -236,7 +239,7 @@ def _original(stream: Stream, index: np.ndarray) -> list[int]:
 
 
 def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> str:
-    rows = []
+    rows, noise = [], partition.variants.get("label_noise")
     for task in stream.tasks:
         task_counts, client_indices = counts[task.index], partition.tasks[task.index]
         sizes = task_counts.sum(1)[task_counts.sum(1) > 0]
@@ -262,6 +265,7 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
                 *([f"{np.mean(client_groups):.1f}"] if client_groups else []),
                 len(np.setdiff1d(images, assigned_images)),
                 int((owner_counts > 1).sum()),
+                *([sum(noisy_count(int(n), noise) for n in sizes)] if noise else []),
             )
         )
     head = [
@@ -275,6 +279,7 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
         *([] if stream.groups is None else ["groups per client"]),
         "unassigned",
         "shared",
+        *(["wrong labels"] if noise else []),
     ]
     return tabulate(
         rows, head, tablefmt="simple", disable_numparse=True, colalign=("right",) * len(head)

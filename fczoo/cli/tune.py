@@ -23,7 +23,7 @@ from fczoo.federation.settings import Settings
 # settings that --seed determines
 FIRST_TASKS = 3  # tasks of a trial
 SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
-UNTUNED = (*SETTINGS_OF_SEED, "start_from")
+UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
 
 
 @click.command(cls=GroupedCommand, common=COMMON)

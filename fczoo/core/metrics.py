@@ -217,6 +217,40 @@ def forward_transfer(before: Sequence[float | None], classes: int) -> float:
     return _mean([value - 100 / classes for value in before if value is not None])
 
 
+def base_accuracy(a: Matrix, n: Counts) -> float:
+    """Compute a[T-1][0]: final accuracy on the first task, the base session of few-shot streams.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
+    return pooled_accuracy(a[-1][:1], n)
+
+
+def novel_accuracy(a: Matrix, n: Counts) -> float:
+    """Compute sum_{i>0} n_i a[T-1][i] / sum_{i>0} n_i: final accuracy on the later tasks.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
+    return pooled_accuracy(a[-1][1:], n[1:])
+
+
+def harmonic_mean(a: Matrix, n: Counts) -> float:
+    """Compute 2 b v / (b + v) of base accuracy b and novel accuracy v (Peng et al., ECCV 2022).
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+
+    Returns:
+        The mean in percent; 0 where both are 0.
+    """
+    base, novel = base_accuracy(a, n), novel_accuracy(a, n)
+    return 2 * base * novel / (base + novel) if base + novel else 0.0
+
+
 def intransigence(a: Matrix, reference: Matrix, n: Counts) -> float:
     """Compute I = 1/T sum_i (a*[i][i] - a[i][i]): inability to learn (Chaudhry et al., 2018).
 
@@ -254,6 +288,20 @@ MORE_METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # columns on req
     "plasticity": plasticity,
     "AUC": anytime,
 }
+BASE_METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # of streams with a base task
+    "base": base_accuracy,
+    "novel": novel_accuracy,
+    "harmonic": harmonic_mean,
+}
+
+
+def has_base_task(sizes: Sequence[int]) -> bool:
+    """Return whether the first task has at least twice as many classes as each later one.
+
+    Args:
+        sizes: Classes per task.
+    """
+    return len(sizes) > 1 and sizes[0] >= 2 * max(sizes[1:])
 
 
 def all_metrics(a: Matrix, n: Counts) -> dict[str, float]:

@@ -73,6 +73,7 @@ class Group:
     content: Content | None = None  # of every tensor; None: by the name of the statistic
     statistics: tuple[str, ...] = ()
     symmetric: bool = False  # matrices, of which the lower triangle is sent
+    of_images: bool = False  # counts of a client's images, each at most once per epoch
     projected: bool = False  # statistics of other features than the backbone's
 
     def __post_init__(self) -> None:
@@ -96,7 +97,7 @@ class Group:
         return STATISTICS[name] if name in self.statistics else None
 
 
-def whole_tensors(content: Content, symmetric: bool = False) -> Group:
+def whole_tensors(content: Content, symmetric: bool = False, of_images: bool = False) -> Group:
     """Declare tensors of one shape from every client, merged as a whole.
 
     The key is a name, or a prefix and a dot.
@@ -105,8 +106,10 @@ def whole_tensors(content: Content, symmetric: bool = False) -> Group:
         content: Content that the tensors disclose.
         symmetric: The tensors are symmetric matrices [M, M]. At a task boundary clients send their
             lower triangles, half of the bytes, and ``update_from`` gets the matrices.
+        of_images: Each number counts images of the client, at most once per epoch; the server
+            rejects more.
     """
-    return Group("whole", content, symmetric=symmetric)
+    return Group("whole", content, symmetric=symmetric, of_images=of_images)
 
 
 def per_class(*statistics: str, projected: bool = False) -> Group:

@@ -209,10 +209,8 @@ Finding = Mapping[str, Any]
 """What a method reports of itself: plain values and lists, as JSON keeps them."""
 
 
-class ServerAggregator(Protocol):
-    """Pure function from the payloads of one round to one tree."""
-
-    def __call__(self, payloads: Sequence[Payload], /) -> Tree: ...
+ServerAggregator = Callable[[Sequence[Payload]], Tree]
+"""Pure function from the payloads of one round to one tree."""
 
 
 @runtime_checkable

@@ -2,8 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -46,6 +46,8 @@ class Partition:
     tasks: tuple[ClientIndex, ...]  # [task][client] -> original positions, ascending
     # clients that have joined by each task; empty: all take part from the start
     joined: tuple[int, ...] = ()
+    # of the stream, where it is not that of the data set; see ``stream_variants``
+    variants: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Convert plain lists of arrays."""
@@ -123,7 +125,8 @@ class Partition:
             "seed": self.seed,
             "class_order": self.class_order,
         }
-        return {**about, "joined": self.joined} if self.joined else about
+        later = {"joined": self.joined, "variants": dict(self.variants)}
+        return about | {name: value for name, value in later.items() if value}
 
     def _json(self, head: dict[str, Any]) -> Iterator[str]:
         """Yield ``head`` and the tasks as JSON, task by task.
@@ -192,9 +195,8 @@ def make_partition(
         parts = _split_whole(stream, partitioner, clients, seed)
     else:
         parts = _split_tasks(stream, partitioner, population, seed)
-    return Partition(
-        stream.name, PARTITIONERS.canonical(spec), seed, stream.class_order, parts, client_counts
-    )
+    spec, order = PARTITIONERS.canonical(spec), stream.class_order
+    return Partition(stream.name, spec, seed, order, parts, client_counts, stream.variants)
 
 
 def _check_parts(
@@ -308,7 +310,7 @@ def _partition(file: PartitionFile, path: Path) -> Partition:
     )
     order, client_counts = tuple(file.class_order), tuple(file.joined)
     spec = PARTITIONERS.canonical(file.spec)
-    partition = Partition(file.dataset, spec, file.seed, order, tasks, client_counts)
+    partition = Partition(file.dataset, spec, file.seed, order, tasks, client_counts, file.variants)
     if not partition.has_hash(file.sha256, file.spec):
         raise FczooError(
             f"{path} is not a valid partition file: its content does not match its sha256; save "
@@ -334,7 +336,8 @@ def _partition_of_indices(indices: list[np.ndarray], path: Path, stream: Stream)
                 "--train-per-class"
             )
     parts = [np.searchsorted(stream.train_index, positions) for positions in indices]
-    return Partition(stream.name, INDICES, 0, stream.class_order, _by_task(stream, parts))
+    parts_by_task, order = _by_task(stream, parts), stream.class_order
+    return Partition(stream.name, INDICES, 0, order, parts_by_task, variants=stream.variants)
 
 
 def _check_saved_partition(
@@ -350,6 +353,7 @@ def _check_saved_partition(
         ("number of tasks", len(partition.tasks), len(stream.tasks)),
         ("number of clients", partition.clients, clients),
         ("number of clients joining at each task", partition.joined, joined),
+        ("variant of the stream", dict(partition.variants), dict(stream.variants)),
     )
     for aspect, file_value, run_value in differences:
         if file_value != run_value:

@@ -24,6 +24,7 @@ class PartitionFile(msgspec.Struct):
     class_order: list[int]
     tasks: list[list[list[Count]]]
     joined: list[Count] = []
+    variants: dict[str, int | float] = {}
 
 
 def read_partition_file(path: Path) -> PartitionFile | list[np.ndarray]:

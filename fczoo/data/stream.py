@@ -2,10 +2,10 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,7 +33,8 @@ NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
 class Stream:
     """A data set cut into tasks, its labels renumbered in order of arrival.
 
-    The images say their domain where the domains are the tasks, and their stage where stages are.
+    The images say their domain where the domains are the tasks, their stage where stages are, and
+    their task where its boundaries are blurry.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Stream:
     learned: int = 0  # number of its first tasks that the model knows from which the run starts
     # int64 [N] domain, hospital, writer, ... of each training image, where the data set has them
     groups: np.ndarray | None = None
+    # few shots, long tail and so on, with their seed; see ``stream_variants``
+    variants: Mapping[str, Any] = field(default_factory=dict)
 
     def positions(self, images: Images, task: Task) -> np.ndarray:
         """Return the positions of the images of one task, ascending.

@@ -103,6 +103,13 @@ class ImageStore:
         store._forget_queries()
         return store
 
+    def uncropped(self) -> "ImageStore":
+        """Return the same images whose test view shows them whole; they share their pixels."""
+        store = copy.copy(self)
+        store.test_crop = 1.0
+        store._forget_queries()
+        return store
+
     def _forget_queries(self) -> None:
         self._features = torch.empty(0)
         self._computed = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)
@@ -185,6 +192,25 @@ class ImageStore:
     def _normalise(self, x: Tensor) -> Tensor:
         # in place, as fresh memory costs more than the sums
         return x.sub_(self._mean).div_(self._std).to(self.backbone.dtype)
+
+
+class KnownFeatures(ImageStore):
+    """A store whose query features are known, for counting or timing what else a step computes."""
+
+    @classmethod
+    def like(cls, store: ImageStore) -> "KnownFeatures":
+        """Return a store of the same images.
+
+        Args:
+            store: Another store; it stays as it is.
+        """
+        known = cls.__new__(cls)
+        vars(known).update(vars(store))
+        return known
+
+    def query(self, index: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.backbone.dtype, torch.float32)
+        return torch.ones(len(index), self.backbone.dim, dtype=dtype, device=self.backbone.device)
 
 
 def evaluation_view(images: Tensor, size: int, test_crop: float) -> Tensor:

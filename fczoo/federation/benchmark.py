@@ -46,6 +46,7 @@ from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.server import broadcast, on_device
 from fczoo.federation.settings import Settings
+from fczoo.federation.settings_checks import normalisation_of
 from fczoo.federation.start import load_start, start_options
 from fczoo.federation.stream import open_stream
 from fczoo.federation.world import World
@@ -189,7 +190,7 @@ class Benchmark(World):
         s = settings
         need_data(s.dataset, s.root, s.backbone)
         need_weights(s)
-        mean, std = s.normalisation
+        mean, std = normalisation_of(s)
         try:  # first the backbone: decoding images takes longer
             backbone = load_backbone(
                 s.backbone, image_size=s.image_size, mean=mean, std=std, pool=s.pool
@@ -214,6 +215,8 @@ class Benchmark(World):
         check_stateless(self.settings.aggregator or training.averaging)
         self.check_labels(method)
         self.check_least(method)
+        if self.devices:
+            self.devices.check(self.partition.clients)
         uplink = self.uplink(method, 0)
         uplink.check()
         uplink.attackers.check(self.partition)

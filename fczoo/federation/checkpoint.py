@@ -86,9 +86,15 @@ def seal_of(content: bytes) -> str:
     return str(_metadata(content)["sha256"])
 
 
+def header_size(content: bytes) -> int:
+    """Return the bytes of a safetensors file's header, as its first 8 bytes state them."""
+    (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\xff"))
+    return int(length)
+
+
 def _metadata(content: bytes) -> dict[str, str]:
     """Read the metadata of a safetensors file from its JSON header."""
-    (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\xff"))
+    length = header_size(content)
     if length > len(content):
         raise ValueError("its header is cut off")
     about = json.loads(content[8 : 8 + length]).get("__metadata__", {})

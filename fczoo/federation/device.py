@@ -168,7 +168,7 @@ def plan_of(
     """Create the plan of a run of ``clients`` clients that train ``trained_scalars`` each."""
     s, on_gpu = settings, device.type == "cuda"
     waiting: Literal["device", "host", "disk"] = "device"
-    if s.participant_count(clients) * trained_scalars > MEMORY_LIMIT:
+    if s.asked_count(clients) * trained_scalars > MEMORY_LIMIT:
         waiting = "disk"
     elif on_gpu and trained_scalars > TOGETHER_LIMIT:
         waiting = "host"

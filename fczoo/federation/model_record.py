@@ -316,6 +316,7 @@ def start_values(folder: str, dataset: str | None, data_root: str | None) -> dic
     values["tasks"] = (
         tasks[-remaining:] if isinstance(tasks, list) and remaining else remaining or 1
     )
+    values |= {"base_classes": None, "ways": None}  # the tasks are listed
     if tasks == DOMAINS:
         values["tasks"] = tasks  # ``check_start_settings`` refuses it
     root = values["data_root"] if data_root is None else None if data_root == "none" else data_root
@@ -325,5 +326,6 @@ def start_values(folder: str, dataset: str | None, data_root: str | None) -> dic
             values |= {name: record.backbone[name] for name in ("mean", "std")}
             values["norm_by_dataset"] = False
     values |= {"dataset": dataset or values["dataset"], "data_root": root, "vary": ["training"]}
+    values.pop("stop_after_tasks", None)  # the model's run ended there; this one continues
     values["resize"] = record.resize  # records without the setting are of its default
     return {name: "none" if value is None else value for name, value in values.items()}

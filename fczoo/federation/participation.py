@@ -38,10 +38,16 @@ class Participation:
         return [client for client in joined if len(client.index)]
 
     def sample(self, candidates: Sequence[Client], task: Task, number: int) -> list[Client]:
-        """Sample the clients of round ``number`` of a task, at least one."""
+        """Sample the clients that round ``number`` of a task asks, at least one.
+
+        With ``--client-devices`` they are sampled among those that are available.
+        """
         drawing = number if self.settings.client_draw == "round" else 0
         rng = numpy_stream("participation", self.seed, task.index, drawing)
-        size = self.settings.participant_count(len(candidates))
+        size = self.settings.asked_count(len(candidates))
+        if self.world.devices:
+            candidates = self.world.devices.available(candidates, self.seed, task.index, drawing)
+            size = min(size, len(candidates))
         chosen = rng.choice(len(candidates), size, replace=False)
         return [candidates[i] for i in sorted(chosen)]
 
@@ -81,5 +87,5 @@ class Participation:
             rounds = sum(exchange.is_training_round for exchange in of_task)
             once = self.settings.client_draw == "task"
             times, uploads = (1, rounds) if once else (rounds, 1)
-            yield Draw(clients, self.settings.participant_count(clients), uploads, times)
+            yield Draw(clients, self.settings.asked_count(clients), uploads, times)
             yield Draw(clients, clients, 1, sum(exchange.balanced for exchange in of_task))

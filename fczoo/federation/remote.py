@@ -5,10 +5,10 @@ one keeps nothing between two exchanges: what clients keep travels with the ques
 answer. So any worker can answer for any client, and answers the same where another one has died.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,11 +28,10 @@ from fczoo.federation.world import World
 QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-2", "fczoo-answer-1"
 
 
-class Transport(Protocol):
-    """The way to those who answer for clients."""
-
-    def __call__(self, question: bytes, groups: Iterable[bytes], count: int, /) -> Iterator[bytes]:
-        """Yield the responses of ``count`` groups of clients to a request, in their order."""
+Transport = Callable[[bytes, Iterable[bytes], int], Iterator[bytes]]
+"""The way to workers that answer for clients: a function of a request, groups of clients, and
+their number. It yields the responses of the groups in their order.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import html
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -16,7 +16,14 @@ from tabulate import tabulate
 from fczoo.core.class_metrics import OVER_CLIENTS, class_accuracies, confusion_matrix
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, convert_json, read_record, write_record
-from fczoo.core.metrics import all_metrics, final, forward_transfer, seen_accuracy
+from fczoo.core.metrics import (
+    BASE_METRICS,
+    all_metrics,
+    final,
+    forward_transfer,
+    has_base_task,
+    seen_accuracy,
+)
 from fczoo.core.tasks import Task
 
 FORMAT = "fczoo-result-1"
@@ -84,6 +91,9 @@ class Result:
     # task, rounds of it, accuracy over all classes seen, bytes sent so far: after every task, and
     # after every ``eval_every`` rounds
     curve: list[list[Any]] = field(default_factory=list)
+    # seconds of the virtual clock at each point of the curve; empty without --client-devices
+    curve_seconds: list[Number] = field(default_factory=list)
+    virtual_seconds: Number = 0.0  # since the run began
     bytes_up: Count = 0  # all uploads
     bytes_down: Count = 0  # all broadcasts; a tensor that a client already has is not sent again
     client_rounds: Count = 0  # uploads
@@ -91,6 +101,8 @@ class Result:
     uploaded: dict[str, Count] = field(default_factory=dict)
     # uploads turned away, in whole or part, or lost: task, moment, client, reason
     rejected: list[dict[str, Any]] = field(default_factory=list)
+    # exchanges between sites with too few valid uploads, in which the state stayed: task, moment
+    skipped: list[dict[str, Any]] = field(default_factory=list)
     # client -> uploads whose class statistics were far from the other clients' and were used all
     # the same
     far: dict[str, Count] = field(default_factory=dict)
@@ -140,6 +152,10 @@ class Result:
         yield
         self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begin
 
+    def add_peaks(self, peaks: Mapping[str, int]) -> None:
+        """Record the peak memory of this process, which may continue the run of another."""
+        self.peak_memory = {k: max(v, self.peak_memory.get(k, 0)) for k, v in peaks.items()}
+
     def add(self, evaluation: Evaluation) -> None:
         """Add the evaluation after a task and compute all metrics."""
         self.accuracy.append(evaluation.accuracy)
@@ -158,6 +174,8 @@ class Result:
         if accuracy is None:
             accuracy = seen_accuracy(self.accuracy, self.test_counts, task.index)
         self.curve.append([task.index, rounds, accuracy, self.bytes_up + self.bytes_down])
+        if self.settings.get("client_devices"):
+            self.curve_seconds.append(self.virtual_seconds)
 
     @property
     def is_finished(self) -> bool:
@@ -195,6 +213,9 @@ PROGRESS = tuple(f.name for f in fields(Result) if f.name not in KNOWN_AT_START)
 def metrics_of(result: Result) -> dict[str, float]:
     """Compute every metric of a result by name, without those for which it lacks data."""
     metrics = all_metrics(result.accuracy, result.test_counts)
+    if has_base_task(result.task_sizes) and len(result.accuracy) > 1:
+        counts = result.test_counts
+        metrics |= {k: metric(result.accuracy, counts) for k, metric in BASE_METRICS.items()}
     if result.task_aware:
         metrics["task_aware"] = final(result.task_aware, result.test_counts)
         metrics["top5"] = result.top5[-1]
@@ -265,6 +286,8 @@ def consistent(result: Result) -> Result:
             f"and rows of {rows} accuracies"
         )
     convert_json(result.curve, list[tuple[Count, Count, float, Count]])
+    if len(result.curve_seconds) not in (0, len(result.curve)):
+        raise ValueError("curve_seconds: it lacks a point of the curve")
     if not sum(result.test_counts):
         raise ValueError("its tasks have no test images at all")
     for name, values in _percentages(result).items():

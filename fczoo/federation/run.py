@@ -1,6 +1,5 @@
 """One run of a method: clients train, the server merges, every task ends in an evaluation."""
 
-import logging
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -19,14 +18,9 @@ from fczoo.core.tree import Tree, select
 from fczoo.core.types import Boundary, Context, Exchange, Task
 from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.callbacks import Callback
-from fczoo.federation.checkpoint import (
-    Checkpoint,
-    ClientState,
-    Snapshot,
-    kept_in,
-    kept_trees,
-)
+from fczoo.federation.checkpoint import Checkpoint, ClientState, Snapshot, kept_in, kept_trees
 from fczoo.federation.client import ClientRequest
+from fczoo.federation.clock import VirtualClock
 from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe, check_diagnostics
 from fczoo.federation.engine import ClientEngine
@@ -37,9 +31,8 @@ from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
 from fczoo.federation.server import Server, broadcast
 from fczoo.federation.start import start_from_model
+from fczoo.federation.uplink import Arrival
 from fczoo.federation.world import World
-
-log = logging.getLogger("fczoo")
 
 
 class FederatedRun:
@@ -72,6 +65,7 @@ class FederatedRun:
             check_diagnostics(method)
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.server = Server(world, method, seed)
+        self.clock = VirtualClock(self.settings, world.devices, self.backbone)
         attackers = self.server.uplink.attackers
         self.train = attackers.store(world.stream, world.partition, world.train)
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
@@ -103,22 +97,15 @@ class FederatedRun:
         return self.result
 
     def __iter__(self) -> Iterator[Task]:
-        """Yield each task once it is learned and evaluated; ``state`` and ``result`` are as of
-        then.
-        """
+        """Yield each task after its evaluation; ``state`` and ``result`` are as of then."""
         tasks_done, rounds_done = self._restore()
         self.begin = time.perf_counter() - self.result.seconds
         reset_peak_memory(self.backbone.device)
-        rounds_of = [
-            sum(exchange.boundary is None for exchange in of_task)
-            for of_task in self.server.exchanges
-        ]
+        rounds_of = [sum(e.boundary is None for e in of_task) for of_task in self.server.exchanges]
         first = self.stream.learned
-        rounds_before = sum(rounds_of[first:tasks_done]) + rounds_done
-        rounds = sum(rounds_of[first:])
-        self.callback.start(
-            self.method, self.seed, self.world.partition.clients, rounds, rounds_before
-        )
+        done, rounds = sum(rounds_of[first:tasks_done]) + rounds_done, sum(rounds_of[first:])
+        clients = self.world.partition.clients
+        self.callback.start(self.method, self.seed, clients, rounds, done)
         for task in self.stream.tasks[tasks_done:]:
             self._learn(task, rounds_done)
             rounds_done = 0
@@ -130,9 +117,7 @@ class FederatedRun:
             if self.settings.personal_epochs and task.index + 1 == len(self.stream.tasks):
                 self._personalise(task)
             self.result.seconds = time.perf_counter() - self.begin
-            earlier_peaks = self.result.peak_memory  # of the processes that were stopped
-            peaks = peak_memory(self.backbone.device)
-            self.result.peak_memory = {k: max(v, earlier_peaks.get(k, 0)) for k, v in peaks.items()}
+            self.result.add_peaks(peak_memory(self.backbone.device))
             self.callback.task(self.result)
             yield task
             if task.index + 1 < len(self.stream.tasks):
@@ -194,20 +179,24 @@ class FederatedRun:
             elif exchange.boundary == "task_end":
                 self._collect("task_end", engine, holders, task)
             elif exchange.balanced:
-                remembering = [replace(c, index=engine.exemplars(c)) for c in members]
-                self._round(engine, [c for c in remembering if len(c.index)], exchange)
+                owners = [replace(c, index=engine.exemplars(c)) for c in members]
+                self._round(engine, [c for c in owners if len(c.index)], exchange, len(members))
             elif exchange.is_training_round and exchange.round >= first_round:
                 candidates = self.server.participation.candidates(members)
                 participants = self.server.participation.sample(candidates, task, exchange.round)
-                self._round(engine, participants, exchange)
+                wanted = self.settings.participant_count(len(candidates))
+                self._round(engine, participants, exchange, wanted)
                 self._save(task.index, exchange.round + 1)
         if self.probe:
             self.probe.on_task_end(self.world, self.method, self.state, task)
 
     def _round(
-        self, engine: ClientEngine, participants: Sequence[Client], exchange: Exchange
+        self, engine: ClientEngine, participants: Sequence[Client], exchange: Exchange, wanted: int
     ) -> None:
-        """Run one round: send the broadcast, train the participants, merge their uploads."""
+        """Run one round: send the broadcast, train the participants, merge their uploads.
+
+        The server takes the first ``wanted`` uploads.
+        """
         start_time = time.perf_counter()
         server, task, number = self.server, exchange.task, exchange.round
         rounds = server.rounds[task.index]
@@ -222,19 +211,25 @@ class FederatedRun:
 
         responding = server.participation.responding(present, exchange)
         ctx = Context(task, number, rounds, shared)
+        request = ClientRequest(None, shared, server.controls.shared, ctx)
+        work = self.clock.work(engine, request, responding)
         with self.result.phase("training"):
             client_uploads = engine.train(shared, responding, ctx, tick)
+        round_end = self.clock.close_round(work, down, client_uploads, present, wanted)
+        self.result.virtual_seconds += round_end.seconds
         if server.training.own_models:
             arrival = server.uplink.without_uploads(exchange, losses)
         else:
-            form = engine.upload_form(ClientRequest(None, shared, server.controls.shared, ctx))
-            arrival = server.uplink.arrive(client_uploads, present, shared, exchange, losses, form)
-        uploads = server.receive(arrival)
+            form = engine.upload_form(request)
+            arrival = server.uplink.arrive(
+                round_end.uploads, round_end.asked, shared, exchange, losses, form, round_end.late
+            )
+        uploads = self._receive(arrival, exchange)
         server.note_storage(shared, responding, engine.client_state)
         if self.probe and uploads and number == rounds - 1:
             payloads = [upload.drop(*RULE_UPLOADS) for upload in uploads]
             self.probe.on_last_round(self.world, self.method, self.state, payloads, task)
-        if uploads:  # without any, the state stays
+        if uploads:
             with self.result.phase("server"):
                 server.merge(uploads, exchange)
         seconds = time.perf_counter() - start_time
@@ -250,8 +245,9 @@ class FederatedRun:
                 "rejected": arrival.rejected,
                 "loss": statistics.fmean(reported_losses) if reported_losses else None,
                 "bytes_up": arrival.total_bytes,
-                "bytes_down": down,
+                "bytes_down": sum(down.values()),
                 "seconds": seconds,
+                **self.clock.record(self.result),
                 **measured,
             }
         )
@@ -293,15 +289,16 @@ class FederatedRun:
         server, training = self.server, self.server.training
         asked_in = None  # a task -> the clients that are asked in it; None: all
         if phase == "task_end" and training.collect_from == "trained":
-            asked_in = self._training_clients
+            asked_in = server.training_clients
             numbers = asked_in(task)
             clients = [client for client in clients if client.number in numbers]
         clients = self.world.without_counted_images(clients, task, training.data_scope, asked_in)
         if not clients:
             return
-        shared, _ = server.send(clients)
+        shared, down = server.send(clients)
         ctx = Context(task, 0, server.rounds[task.index], shared)
-        exchange = Exchange(task, boundary=phase)
+        request = ClientRequest(phase, shared, {}, ctx)
+        work, exchange = self.clock.work(engine, request, clients), request.exchange
         folded_sums: Tree = {}
         with self.result.phase("surveys"):
             client_uploads = engine.collect(phase, shared, clients, ctx)
@@ -311,11 +308,13 @@ class FederatedRun:
                     client_uploads, clients, exchange, form
                 )
             else:
-                expected = engine.upload_form(ClientRequest(phase, shared, {}, ctx))
+                expected = engine.upload_form(request)
                 uploads = list(client_uploads)
                 arrival = server.uplink.arrive(uploads, clients, shared, exchange, form=expected)
+        self.clock.wait(self.result, work, down, arrival)
         server.note_storage(shared, clients, engine.client_state)
-        server.update_from(phase, server.receive(arrival), task, folded_sums)
+        if received := self._receive(arrival, exchange):
+            server.update_from(phase, received, task, folded_sums)
 
     def _end_task(
         self, engine: ClientEngine, clients: Sequence[Client], task: Task
@@ -326,8 +325,10 @@ class FederatedRun:
         """
         server, rounds = self.server, self.server.rounds[task.index]
         clients = [c for c in clients if len(c.index) + len(engine.exemplars(c))]
-        shared, _ = server.send(clients)
+        shared, down = server.send(clients)
         ctx = Context(task, rounds, rounds, shared)
+        request = ClientRequest("after_rounds", shared, {}, ctx)
+        work, arrival = self.clock.work(engine, request, clients), None
         with self.result.phase("surveys"):
             client_uploads = engine.end_task_client(clients, ctx)
         server.note_storage(shared, clients, engine.client_state)
@@ -336,15 +337,16 @@ class FederatedRun:
         if pairs:
             uploads: list[Payload] = [upload for upload, _ in pairs]
             senders = [client for _, client in pairs]
-            exchange = Exchange(task, boundary="after_rounds")
-            form = engine.upload_form(ClientRequest("after_rounds", shared, {}, ctx))
-            arrival = server.uplink.arrive(uploads, senders, shared, exchange, form=form)
-            server.update_from("after_rounds", server.receive(arrival), task, {})
+            form = engine.upload_form(request)
+            arrival = server.uplink.arrive(uploads, senders, shared, request.exchange, form=form)
+            if received := self._receive(arrival, request.exchange):
+                server.update_from("after_rounds", received, task, {})
+        self.clock.wait(self.result, work, down, arrival)
         return holders
 
-    def _training_clients(self, task: Task) -> set[int]:
-        """Return the numbers of the clients that train in a round of a task."""
-        return self.server.participation.training_clients(task, self.server.rounds[task.index])
+    def _receive(self, arrival: Arrival, exchange: Exchange) -> list[Payload]:
+        """Record an arrival and return the uploads to merge; without any, the state stays."""
+        return self.server.receive(arrival)
 
     def _engine(self, plan: Plan) -> ClientEngine:
         """Create the engine of a task's clients."""
@@ -373,7 +375,7 @@ class FederatedRun:
         controls = self.server.controls
         clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.residuals)
         trees = {"state": self.state, "control": controls.server, "begin": begin}
-        trees |= {"moments": self.server.steps.moments, **kept_trees(clients)}
+        trees |= {"moments": self.server.moments, **kept_trees(clients)}
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -388,7 +390,7 @@ class FederatedRun:
             return start_from_model(self.server, self.seed), 0
         notes, trees, server = snapshot.notes, snapshot.trees, self.server
         server.state, server.controls.server = trees["state"], trees["control"]
-        server.steps.moments = trees.get("moments", {})  # not in older files
+        server.moments = trees.get("moments", {})  # not in older files
         self.memories, self.teacher_cache, server.controls.clients, self.residuals = kept_in(trees)
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), trees["begin"])

@@ -23,7 +23,7 @@ from fczoo.federation.environment import code_of, digest, versions
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.participation import Participation
 from fczoo.federation.result import Result
-from fczoo.federation.server_optimizers import ServerSteps, make_server_optimizer
+from fczoo.federation.server_optimizers import make_server_optimizer, step_server
 from fczoo.federation.uplink import Arrival, sum_or_stack
 from fczoo.federation.world import World
 
@@ -51,17 +51,17 @@ class BroadcastTracker:
             elif same < rows:
                 self.changed[name].append([same, self.clock])
 
-    def send(self, tree: Tree, clients: Sequence[int]) -> int:
-        """Return the bytes of a broadcast that the clients lack, and mark them as sent."""
-        total = 0
+    def send(self, tree: Tree, clients: Sequence[int]) -> dict[int, int]:
+        """Return the bytes of a broadcast that each client lacks, and mark them as sent."""
+        sizes = {}
         for client in clients:
             last_broadcast = self.told.get(client, 0)
             first = {name: self._first_new(name, last_broadcast) for name in tree}
-            total += nbytes(
+            sizes[client] = nbytes(
                 {k: torch.atleast_1d(tree[k])[n:] for k, n in first.items() if n is not None}
             )
             self.told[client] = self.clock
-        return total
+        return sizes
 
     def _first_new(self, name: str, told: int) -> int | None:
         """Return the row from which on all rows of a tensor changed; None if none changed."""
@@ -133,7 +133,8 @@ class Server:
         self.average = sound(make_aggregator(averaging))
         self.average_controls = sound(make_aggregator(self.settings.aggregator or "uniform"))
         self.controls = ControlVariates(self.uplink.rule)
-        self.steps = ServerSteps(make_server_optimizer(self.settings.server_optimizer))
+        self.optimizer = make_server_optimizer(self.settings.server_optimizer)
+        self.moments: Tree = {}  # of the optimizer
         self.tracker = BroadcastTracker()
         self.participation = Participation(world, seed, self.training.data_scope)
         tasks, rounds = world.stream.tasks, self.settings.rounds
@@ -169,22 +170,26 @@ class Server:
         result.privacy = self.uplink.privacy.promise(list(draws))
         return result
 
+    def training_clients(self, task: Task) -> set[int]:
+        """Return the numbers of the clients that train in a round of a task."""
+        return self.participation.training_clients(task, self.rounds[task.index])
+
     def begin_task(self, task: Task) -> None:
         """Start a task: the method's state for it; control variates and moments of zero."""
         self.controls.clear()
-        self.steps.moments = {}
+        self.moments = {}
         rng = self.generator("begin", task, device="cpu")
         self.replace_state(self.method.begin_task(self.state, task, self.backbone, rng))
 
-    def send(self, clients: Sequence[Client]) -> tuple[Tree, int]:
-        """Return the broadcast, and the bytes that the clients do not have yet."""
+    def send(self, clients: Sequence[Client]) -> tuple[Tree, dict[int, int]]:
+        """Return the broadcast, and the bytes of it that each client does not have yet."""
         shared = broadcast(self.method, self.state)
         if self.training.own_models:  # every client makes the start of its model by itself
-            return shared, 0
+            return shared, {}
         tree = {**shared, **self.controls.broadcast}
-        total = self.tracker.send(tree, [client.number for client in clients])
-        self.result.bytes_down += total
-        return shared, total
+        sizes = self.tracker.send(tree, [client.number for client in clients])
+        self.result.bytes_down += sum(sizes.values())
+        return shared, sizes
 
     def receive(self, arrival: Arrival) -> list[Payload]:
         """Record an arrival and return its valid uploads."""
@@ -207,7 +212,9 @@ class Server:
         merged = self.method.aggregate(payloads, self.average)
         merged = {name: value.to(self.backbone.device) for name, value in merged.items()}
         merged = rule.correct_merged(merged, self.controls.server)
-        merged = self.steps.apply(merged, sent, self.method.name)
+        merged, self.moments = step_server(
+            self.optimizer, self.moments, merged, sent, self.method.name
+        )
         ctx = self._context("server", exchange.task, exchange.round, payloads)
         self.replace_state(self.method.server_update(self.state, merged, ctx))
 
@@ -270,7 +277,7 @@ class Server:
                     f"lower its learning rates with --set"
                 )
         self.tracker.update(self.state, tensors)
-        size = nbytes(tensors) + nbytes(self.steps.moments)
+        size = nbytes(tensors) + nbytes(self.moments)
         self.result.server_storage = max(self.result.server_storage or 0, size)
         self.state = tensors
 

@@ -5,7 +5,7 @@ The pseudo-gradient of a round is the averaged trained tensors minus those that 
 at zero in each task: its data are others, and tensors may have been replaced.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -115,31 +115,26 @@ def make_server_optimizer(spec: str | None) -> ServerOptimizer | None:
     return optimizer
 
 
-@dataclass
-class ServerSteps:
-    """Server optimizer of one run with its moments, ``m.NAME`` and ``v.NAME`` of each tensor."""
+def step_server(
+    optimizer: ServerOptimizer | None, moments: Tree, merged: Tree, sent: Tree, method: str
+) -> tuple[Tree, Tree]:
+    """Return the merged tensors after the server's step, and the moments after it.
 
-    optimizer: ServerOptimizer | None
-    moments: Tree = field(default_factory=dict)
-
-    def apply(self, merged: Tree, sent: Tree, method: str) -> Tree:
-        """Return the merged tensors with those that clients trained after the server's step.
-
-        ``sent`` are the trained tensors as the server sent them. Raises FczooError for a method
-        that does not average them.
-        """
-        if self.optimizer is None:
-            return merged
-        out, moments = dict(merged), dict(self.moments)
-        for name, start in sent.items():
-            if name not in merged or merged[name].shape != start.shape:
-                raise FczooError(
-                    f"--server-optimizer steps along averages, and {method} does not average "
-                    f"{name}; leave it out"
-                )
-            own = {k: moments[f"{k}.{name}"] for k in ("m", "v") if f"{k}.{name}" in moments}
-            step, new = self.optimizer.step(merged[name].to(start) - start, own)
-            out[name] = start + step
-            moments |= {f"{key}.{name}": value for key, value in new.items()}
-        self.moments = moments
-        return out
+    Only tensors that clients trained have a step. ``sent`` are these as the server sent them, and
+    ``moments`` are ``m.NAME`` and ``v.NAME`` of each. Raises FczooError for a method that does not
+    average them.
+    """
+    if optimizer is None:
+        return merged, moments
+    out, moments = dict(merged), dict(moments)
+    for name, start in sent.items():
+        if name not in merged or merged[name].shape != start.shape:
+            raise FczooError(
+                f"--server-optimizer steps along averages, and {method} does not average "
+                f"{name}; leave it out"
+            )
+        own = {k: moments[f"{k}.{name}"] for k in ("m", "v") if f"{k}.{name}" in moments}
+        step, new = optimizer.step(merged[name].to(start) - start, own)
+        out[name] = start + step
+        moments |= {f"{key}.{name}": value for key, value in new.items()}
+    return out, moments

@@ -1,17 +1,17 @@
 """The settings of a run: everything but the method."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
 from fczoo.backbones.names import canonical_backbone
 from fczoo.core.errors import use_python_names
-from fczoo.core.files import shorten
 from fczoo.core.names import fold
-from fczoo.core.options import build, check_options, flag, option
-from fczoo.core.registry import DATASETS, PARTITIONERS
-from fczoo.data.dataset import Resize, domains_of, released_norm
+from fczoo.core.options import check_options, option
+from fczoo.core.registry import PARTITIONERS
+from fczoo.data.dataset import Resize, domains_of
 from fczoo.federation import settings_checks as checks
 from fczoo.protocols.registry import sources, spell_names
 from fczoo.protocols.source import Source
@@ -28,10 +28,6 @@ SEEDED_SETTINGS = {
     "class-order": "class_order_seed",
 }
 """What the seed of a run may move, and the setting that says so."""
-MEASUREMENTS = ("eval_every", "personal_epochs")
-"""Settings that measure more of a run and change nothing else of it; 0 by default."""
-LATER_SETTINGS = *MEASUREMENTS, "pool", "start_from", "server_optimizer", "compress", "resize"
-"""Settings that early versions did not have, and whose default leaves a run as it was."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +59,13 @@ class Settings:
         group=TRAINING,
     )
     image_size: int | None = option(
-        None,
-        "Side of the square input images, in pixels; none: the checkpoint's",
-        low=1,
-        group=TRAINING,
+        None, "Side of the input images, in pixels; none: the checkpoint's", low=1, group=TRAINING
     )
     mean: tuple[float, ...] | None = option(
         None, "Mean per input channel, to normalise by; none: the checkpoint's", group=TRAINING
     )
     std: tuple[float, ...] | None = option(
-        None,
-        "Standard deviation per input channel, to normalise by; none: the checkpoint's",
-        group=TRAINING,
+        None, "Deviation per input channel, to normalise by; none: the checkpoint's", group=TRAINING
     )
     pool: Literal["cls", "mean", "cls+mean"] | None = option(
         None, "Feature: class token, mean of patches, or both; none: the backbone's", group=TRAINING
@@ -96,6 +87,29 @@ class Settings:
         "Number of tasks; or the classes per task, 50,10,10; or domains: one task per domain",
         low=1,
         group=DATA,
+    )
+    base_classes: int | None = option(
+        None, "Few-shot increments: classes of the first task, with --ways", low=1, group=DATA
+    )
+    ways: int | None = option(None, "Few-shot: classes of each later task", low=1, group=DATA)
+    shots: int | None = option(
+        None, "Training images per class after the first task; none: all", low=1, group=DATA
+    )
+    imbalance: float | None = option(
+        None,
+        "Long tail: images of the rarest class per most frequent",
+        low=1e-6,
+        high=1,
+        group=DATA,
+    )
+    blurry: float = option(
+        0.0, "Share of each class's images that other tasks get", low=0, high=1, group=DATA
+    )
+    label_noise: float = option(
+        0.0, "Share of each client's labels that are wrong", low=0, high=1, group=DATA
+    )
+    stop_after_tasks: int | None = option(
+        None, "End the run after task NUMBER of the stream; none: all", low=1, group=TRAINING
     )
     clients: int = option(
         5, "Number of clients at the start", low=1, high=MOST_CLIENTS, group=POPULATION
@@ -135,6 +149,15 @@ class Settings:
         "Sample participants once per round or once per task",
         quirk={"task": "fed-mammoth"},
         group=POPULATION,
+    )
+    client_devices: str | None = option(
+        None, "Clients' speeds, for a virtual clock: phones, cross-silo or FILE", group=POPULATION
+    )
+    deadline: float | None = option(
+        None, "Seconds after which a round leaves late clients out", low=1e-3, group=POPULATION
+    )
+    over_select: float | None = option(
+        None, "Ask this many times the participants, take the first", low=1, group=POPULATION
     )
     rounds: int = option(3, "Number of communication rounds per task", low=1, group=TRAINING)
     eval_every: int = option(
@@ -194,9 +217,7 @@ class Settings:
         group=DATA,
     )
     resize: Resize = option(
-        "crop",
-        "How image files become square: crop the largest centred square, or squash the whole image",
-        group=DATA,
+        "crop", "Make image files square: crop their centre, or squash the whole", group=DATA
     )
     class_order: Literal["natural"] | tuple[int, ...] = option(
         "natural",
@@ -308,17 +329,7 @@ class Settings:
         for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
             object.__setattr__(self, name, value)
         checks.check_participation(self.participation, self.clients)
-
-    @property
-    def normalisation(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        """Return mean and standard deviation of the input; None for the checkpoint's own.
-
-        Raises FczooError where none is known for the data set.
-        """
-        if not self.norm_by_dataset:
-            return self.mean, self.std
-        mean, std = released_norm(self.dataset)
-        return self.mean or mean, self.std or std
+        checks.check_stream(self)
 
     @property
     def root(self) -> Path | None:
@@ -327,11 +338,7 @@ class Settings:
 
     def portable(self) -> dict[str, Any]:
         """Return plain values: last names of files and folders, no defaults of later settings."""
-        return {
-            k: shorten(v) if k in checks.PATH_SETTINGS else v
-            for k, v in asdict(self).items()
-            if k not in LATER_SETTINGS or v != getattr(Settings, k)
-        }
+        return checks.portable(self)
 
     @property
     def task_count(self) -> int:
@@ -356,6 +363,11 @@ class Settings:
         share = self.participation
         return min(int(share), candidates) if share > 1 else max(1, round(share * candidates))
 
+    def asked_count(self, candidates: int) -> int:
+        """Return the number of clients that a round asks, at least its participants."""
+        asked = (self.over_select or 1) * self.participant_count(candidates)
+        return min(ceil(asked), candidates)
+
     @staticmethod
     @use_python_names
     def for_dataset(dataset: str | None, **changes: Any) -> "Settings":
@@ -364,20 +376,8 @@ class Settings:
         The word ``none`` means None. With ``start_from`` they are those of the model's run, and
         ``dataset`` may be None. Raises FczooError for unknown names and wrong values.
         """
-        overrides = {k: v for k, v in changes.items() if v is not None}
-        overrides = checks.with_start_values(overrides, dataset)
-        entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")
-        defaults = {"dataset": entry.name, **asdict(entry.defaults)}
-        origins = sources(overrides.get("protocol"), overrides.get("as_released")).values()
-        for source in origins:
-            source.check_names(frozenset(Settings.__dataclass_fields__))
-        statements = {k: v for source in origins for k, v in source.settings_on(entry.name).items()}
-        if "class_order" in overrides:
-            statements.pop("class_order_seed", None)
-        plain = {k: v.value for k, v in statements.items() if not v.depends_on_tasks}
-        tasks = build(Settings, "bench", {**defaults, **plain, **overrides}, flag).task_count
-        values = {k: v.value_for(tasks) for k, v in statements.items()}
-        return build(Settings, "bench", {**defaults, **values, **overrides}, flag)
+        settings: Settings = checks.scheduled(Settings, dataset, changes)
+        return settings
 
     @cached_property
     def partitioner(self) -> Any:
@@ -396,5 +396,5 @@ class Settings:
     def method_options(self, method: str) -> dict[str, Any]:
         """Return a method's options in protocol and release for this data set and partition."""
         beta, origins = getattr(self.partitioner, "beta", None), self.sources.values()
-        options = (source.options(method, self.dataset, beta) for source in origins)
+        options = (source.options(method, self.dataset, beta, vars(self)) for source in origins)
         return {name: value for part in options for name, value in part.items()}

@@ -15,6 +15,7 @@ from fczoo.core.tasks import Task
 from fczoo.data.dataset import Images, rows
 from fczoo.data.partition import Partition, make_partition
 from fczoo.data.stream import Cut, Stream, make_stream, make_tasks, task_sizes
+from fczoo.data.stream_variants import add_label_noise, blurry_tasks, vary_stream
 from fczoo.data.task_schedule import (
     by_stage,
     by_task,
@@ -63,19 +64,36 @@ def tasks_of(s: Settings, classes: int = 0) -> tuple[Task, ...]:
     """
     count = DATASETS.get(s.dataset).classes
     if not s.start_from:
-        return make_tasks(s.dataset, classes or count, s.tasks)
+        tasks = make_tasks(s.dataset, classes or count, s.tasks)
+        return _tasks_to_learn(s, blurry_tasks(tasks) if s.blurry else tasks)
     path, record = _start_model(s.start_from)
     old = len(record.classes)
     if not has_same_data(settings_at_hand(path, record), s.dataset, s.data_root):
         count += old
-    return _further_tasks(s, record, (classes or count) - old)
+    tasks = _further_tasks(s, record, (classes or count) - old)
+    return _tasks_to_learn(s, tasks, len(record.tasks))
+
+
+def _tasks_to_learn(s: Settings, tasks: tuple[Task, ...], learned: int = 0) -> tuple[Task, ...]:
+    """Return the first tasks of a stream, up to the one after which a run stops.
+
+    Raises FczooError unless that is a task of the stream that the run has not learned.
+    """
+    stop = s.stop_after_tasks
+    if stop is not None and not learned < stop <= len(tasks):
+        raise FczooError(
+            f"--stop-after-tasks is {stop}, but the tasks of this run are {learned + 1} to "
+            f"{len(tasks)}; give one of them, or leave it out"
+        )
+    return tasks[:stop]
 
 
 def _cut(s: Settings, tasks: Cut, pixels: bool) -> Stream:
     """Load the data set of a run, cut into tasks."""
     limits = s.train_per_class, s.test_per_class, s.stored_size
     order = s.class_order_seed, *limits, s.class_order
-    return make_stream(s.dataset, s.root, tasks, *order, pixels, s.resize)
+    stream = make_stream(s.dataset, s.root, tasks, *order, pixels, s.resize)
+    return vary_stream(stream, vars(s), s.partition_seed)
 
 
 def _start_model(folder: str) -> tuple[Path, ModelRecord]:
@@ -226,7 +244,9 @@ def split_stream(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
         s.partitioner,
     )
     if not in_stages(s.moving, s.task_order):
-        return stream, split()
+        partition = split()
+        stream = add_label_noise(stream, partition)
+        return replace(stream, tasks=_tasks_to_learn(s, stream.tasks, stream.learned)), partition
     if s.joining:
         problem = "--moving and --task-order are for clients that are there from the start"
         raise FczooError(f"{problem}; leave out --joining")
@@ -241,5 +261,8 @@ def split_stream(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
     def restore(saved: Partition) -> Partition:
         return by_task(saved, places)
 
-    partition = by_stage(split(restore=restore), places)
-    return stream_with_stages(stream, partition, places), partition
+    tasks = split(restore=restore)
+    partition = by_stage(tasks, places)
+    labels = add_label_noise(stream, tasks).train.labels
+    stream = stream_with_stages(stream, partition, places)
+    return replace(stream, train=stream.train._replace(labels=labels)), partition

@@ -18,7 +18,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload, content_of, contents
 from fczoo.core.training import Training
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, nbytes, select
 from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
 from fczoo.federation.compression import (
@@ -27,7 +27,7 @@ from fczoo.federation.compression import (
     encode_upload,
     make_compression,
 )
-from fczoo.federation.local_rules import LocalRule, frozen_features, make_local_training
+from fczoo.federation.local_rules import STEPS, LocalRule, frozen_features, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
 from fczoo.security.outliers import (
@@ -88,10 +88,15 @@ class Arrival(NamedTuple):
         dict[str, Any]
     ]  # task, moment, client, reason: what was turned away, in whole or in part
     bytes: dict[str, int]  # of all uploads, by content
-    uploads: int
+    by_client: dict[int, int]  # bytes of each client's upload; without those who sent nothing
     far: list[
         int
     ]  # clients whose class statistics are far from the others' and are used all the same
+
+    @property
+    def uploads(self) -> int:
+        """Return the number of uploads."""
+        return len(self.by_client)
 
     @property
     def total_bytes(self) -> int:
@@ -112,6 +117,7 @@ class Uplink:
     seed: int
     clients: int
     backbone: Backbone | None = None  # bounds statistics of its features
+    ends_run: bool = True  # with fewer valid uploads than ``min_clients``; else the run decides
 
     def check(self) -> None:
         """Raise FczooError where the settings of the uplink do not fit the method."""
@@ -148,6 +154,8 @@ class Uplink:
             "--min-class-count": s.min_class_count > 1,
             "--dp-clip": s.dp_clip,
             "--dp-noise": s.dp_noise,
+            "--deadline": s.deadline,
+            "--over-select": s.over_select,
         }
         chosen = [name for name, value in options.items() if value]
         if self.training.own_models and chosen:
@@ -270,21 +278,25 @@ class Uplink:
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
         form: Payload | None = None,
+        late: Mapping[int, str] = MappingProxyType({}),
     ) -> Arrival:
-        """Validate the uploads of a round or boundary; ``form`` is as in ``UploadValidator.admit``.
+        """Validate the uploads of a round or boundary.
 
-        Raises FczooError if too few uploads are valid.
+        ``form`` and ``late`` are as in ``UploadValidator.admit``. Raises FczooError if too few
+        uploads are valid.
         """
         training = self.training
         start_tensors = _trained_tensors(training, shared, exchange)
-        size, uploads = bytes_by_content(training, sent), sum(1 for p in sent if p)
+        size, by_client = bytes_by_content(training, sent), _sizes(sent)
         if compression := self.compression:
             sent = [decode_upload(compression, p, start_tensors) for p in sent]
             form = form and decode_upload(compression, form, start_tensors)
         guard = self._validator
-        by_client = {payload.client: payload for payload in sent}
-        images = {c.number: len(c.index) for c in asked}
-        sound, rejections = guard.admit(by_client, images, start_tensors, exchange, losses, form)
+        uploads = {payload.client: payload for payload in sent}
+        images, counts = {c.number: len(c.index) for c in asked}, self._count_limits(asked)
+        sound, rejections = guard.admit(
+            uploads, images, start_tensors, exchange, losses, form, late, counts
+        )
         if self.settings.outliers is not None:
             sound, exclusions = leave_out(
                 sound, training.uploads, self.settings.outliers, exchange.task
@@ -299,13 +311,7 @@ class Uplink:
             sound = replace_by_centres(
                 sound, training.uploads, self.settings.merge_statistics, exchange.task
             )
-        return Arrival(
-            sound,
-            rejections,
-            size,
-            uploads,
-            distant_clients,
-        )
+        return Arrival(sound, rejections, size, by_client, distant_clients)
 
     def without_uploads(self, exchange: Exchange, losses: Mapping[int, float]) -> Arrival:
         """Return the outcome of a round in which clients keep their models, with who diverged."""
@@ -315,11 +321,22 @@ class Uplink:
             for client, loss in losses.items()
             if not math.isfinite(loss)
         ]
-        return Arrival([], diverged, {}, 0, [])
+        return Arrival([], diverged, {}, {}, [])
+
+    def _count_limits(self, asked: Sequence[Client]) -> dict[int, dict[str, int]]:
+        """Return what clients can count: images once per epoch, and steps of their schedule."""
+        uploads, s, limits = self.training.uploads, self.settings, dict[int, dict[str, int]]()
+        of_images = [prefix for prefix, group in uploads.items() if group.of_images]
+        for client in asked if of_images or STEPS in uploads else ():
+            earlier = client.earlier if self.training.exemplars else ()  # may be exemplars
+            images = len(client.index) + len(earlier)
+            steps = {STEPS: s.epochs * math.ceil(images / s.batch_size)}
+            limits[client.number] = dict.fromkeys(of_images, s.epochs * images) | steps
+        return limits
 
     @property
     def _validator(self) -> UploadValidator:
-        least = self.settings.min_clients
+        least = self.settings.min_clients if self.ends_run else 0
         return UploadValidator(self.method.name, self.training, least, self.backbone)
 
     @property
@@ -352,15 +369,14 @@ class Uplink:
         ]
         images, total = {c.number: len(c.index) for c in asked}, SumAccumulator()
         size, sound, reasons = Counter[str](), list[Payload](), dict[int, str]()
-        uploads = 0
+        by_client: dict[int, int] = {}
         arrivals = iter(sent)
         for client in asked:
             upload = next(arrivals)
             size.update(bytes_by_content(training, [upload]))
-            uploads += bool(upload)
-            if reason := guard.fault(
-                upload, client.number, images[client.number], form, exchange.task
-            ):
+            by_client |= _sizes([upload])
+            number, limits = client.number, self._count_limits([client])
+            if reason := guard.fault(upload, number, images[number], form, exchange.task, limits):
                 reasons[client.number] = reason
             else:
                 total.add(upload.only(*large).tensors)
@@ -368,7 +384,12 @@ class Uplink:
             del upload  # before the next one is made
         rejections = guard.turned_away(len(sound), reasons, exchange)
         distant_clients = extreme_clients(sound, training.uploads, exchange.task)
-        return Arrival(sound, rejections, dict(size), uploads, distant_clients), total.tree
+        return Arrival(sound, rejections, dict(size), by_client, distant_clients), total.tree
+
+
+def _sizes(uploads: Iterable[Payload]) -> dict[int, int]:
+    """Return the bytes of each client's upload, without those that are empty."""
+    return {upload.client: nbytes(upload.tensors) for upload in uploads if upload}
 
 
 def _trained_tensors(training: Training, shared: Tree, exchange: Exchange) -> Tree:

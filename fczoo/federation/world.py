@@ -19,6 +19,7 @@ from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
+from fczoo.federation.client_devices import ClientDevices, read_devices
 from fczoo.federation.settings import Settings
 from fczoo.federation.uplink import Uplink
 
@@ -52,7 +53,7 @@ class World:
             "has of it "
             "when its labels come back"
         )
-        options = "with --tasks domains, --moving or --task-order own"
+        options = "with --tasks domains, --blurry, --moving or --task-order own"
         raise FczooError(f"{problem}, as they do {options}; these add to it: {able}")
 
     def check_least(self, method: Method) -> None:
@@ -138,7 +139,7 @@ class World:
     @cached_property
     def _classes_with_images(self) -> torch.Tensor:
         """Return [T, C] whether any client has had images of each class by each task."""
-        labels, classes = self.stream.train.labels, self.stream.tasks[-1].stop
+        labels, classes = self.stream.train.labels, self.stream.tasks[-1].classes
         of_task = [
             np.bincount(labels[task_index.positions], minlength=classes) > 0
             for task_index in self._places
@@ -170,6 +171,12 @@ class World:
         images = [places.positions.astype(np.int64) for places in tasks]
         keys = np.unique(np.concatenate(owners) * count + np.concatenate(images))
         return keys // count, self.stream.train.labels[keys % count]
+
+    @cached_property
+    def devices(self) -> ClientDevices | None:
+        """Return the clients' devices; None without ``--client-devices``."""
+        spec = self.settings.client_devices
+        return read_devices(spec, self.partition.seed) if spec else None
 
     def uplink(self, method: Method, seed: int) -> Uplink:
         """Create the uplink of one run."""

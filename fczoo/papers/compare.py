@@ -13,6 +13,7 @@ from fczoo.core.metrics import seen_accuracy
 from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
 from fczoo.federation.result import Result
+from fczoo.papers.costs import Measure, cost_table, count_costs
 from fczoo.papers.tables import Number, Paper, choose_numbers, get_paper, plain_split
 from fczoo.papers.variants import differences, left_open, readings
 from fczoo.reports.captions import describe
@@ -50,7 +51,11 @@ class Comparison:
 
 
 def compare(
-    places: Sequence[Path], key: str, tables: Sequence[str] = (), rows: Sequence[str] = ()
+    places: Sequence[Path],
+    key: str,
+    tables: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    measure: Measure | None = None,
 ) -> str:
     """Write tables of our numbers next to a paper's.
 
@@ -59,9 +64,10 @@ def compare(
         key: Key of the paper.
         tables: Tables to use; empty: all.
         rows: Rows to use; empty: all.
+        measure: Function that returns a client's tensors; None: costs are left out.
 
     Returns:
-        For each experiment its description, table, differences and spread.
+        For each experiment its description, table, differences and spread; then costs.
 
     Raises:
         FczooError: The paper has no number for any of the runs, or a name is unknown.
@@ -70,6 +76,7 @@ def compare(
     chosen = choose_numbers(paper.numbers, tables, rows)
     parts: list[str] = []
     output_tables = {""}
+    costs: dict[Number, None] = {}
     for experiment in read_experiments(places):
         numbers_by_label = {
             line.label: matching_numbers(experiment, line, paper, chosen)
@@ -85,6 +92,7 @@ def compare(
         )
         if not comparison_rows and not absent:
             continue
+        costs |= {n: None for numbers in numbers_by_label.values() for n in numbers}
         output_tables |= {c.number.table for c in comparison_rows} | {n.table for n in absent}
         parts += [
             describe(experiment),
@@ -99,6 +107,8 @@ def compare(
             parts.append(f"Without a row in {among}: {', '.join(without)}.")
     if not parts:
         raise FczooError(_nothing(paper, chosen, limited=bool(tables or rows)))
+    if measure and (counts := count_costs(paper, [*costs], measure)):
+        parts.append(f"Numbers of one client, from shapes:\n{cost_table(counts)}")
     parts += [
         f"Caveats of {f'table {t}' if t else paper.name}: {'; '.join(lines)}."
         for t, lines in paper.caveats.items()

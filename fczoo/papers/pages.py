@@ -109,7 +109,7 @@ def missing() -> str:
                 beyond.setdefault((paper.key, n.method, row.why), []).append(n)
             elif n.metric_here is None:
                 costs.setdefault(
-                    (paper.key, n.metric, "a cost, which `fczoo report` has by method"), []
+                    (paper.key, n.metric, f"a count: fczoo reproduce {paper.key}/{n.table}"), []
                 ).append(n)
             elif row.method not in methods:
                 absent.setdefault((paper.key, n.method, row.method or "?"), []).append(n)

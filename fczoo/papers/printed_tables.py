@@ -29,7 +29,8 @@ def list_tables(name: str) -> str:
         datasets = dict.fromkeys(paper.row(n).dataset for n in numbers)
         methods = dict.fromkeys(n.method for n in numbers)
         table_cards = _cards_of(numbers, paper, all_cards)
-        command = f"fczoo reproduce {paper.key}/{table}" if table_cards else "-"
+        has_costs = any(n.metric in paper.costs for n in numbers)
+        command = f"fczoo reproduce {paper.key}/{table}" if table_cards or has_costs else "-"
         rows.append((table, ", ".join(datasets), len(methods), len(table_cards), command))
     return tabulate(rows, ["table", "data sets", "rows", "cells that run", "command"])
 
@@ -61,11 +62,11 @@ def choose_cells(
         patterns: Patterns of card names, such as ``*dirichlet:0.05*``; empty: all.
 
     Raises:
-        FczooError: A row is unknown, a pattern fits no card, or no card is left.
+        FczooError: A row is unknown, a pattern fits no card, or neither card nor cost is left.
     """
     numbers = choose_numbers(paper.numbers, [table], rows)
     table_cards = _cards_of(numbers, paper, cards())
-    if not table_cards:
+    if not table_cards and (patterns or not any(n.metric in paper.costs for n in numbers)):
         raise FczooError(
             f"no run can follow these rows of {paper.key}/{table}; see fczoo papers --missing"
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -42,7 +42,7 @@ METRICS = {
 }
 PAPER_METRICS = {("FCILPT", "Avg"): "Abar"}
 """Metrics that one paper defines differently: FCILPT averages over tasks, not over images."""
-COSTS = {"COMM_params_per_round": "MB up"}
+COSTS = {"COMM_params_per_round": "MB up", "COMM": "MB up", "PARAM": "trained"}
 """Costs of a client's upload in a round: the papers count parameters, fczoo bytes."""
 
 Entry = TypeVar("Entry")
@@ -133,6 +133,14 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     card: str = ""
 
 
+class PrintedCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a printed count of numbers counts."""
+
+    of: Literal["round", "trained", "state"]  # upload of a round, trained, as the last task begins
+    head: bool = True  # whether the classifier counts
+    tensors: dict[str, list[str]] = {}  # method -> prefixes that count; others: everything
+
+
 NO_CONDITIONS = Conditions()
 
 
@@ -151,6 +159,7 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     methods: dict[str, PrintedMethod]
     # printed data set or split -> further conditions
     conditions: dict[str, Conditions] = {}
+    costs: dict[str, PrintedCost] = {}  # printed name -> what it counts
     caveats: dict[str, list[str]]  # table, or "" for all -> its caveats
 
     @property

@@ -14,7 +14,7 @@ from fczoo.papers.tables import Number, Paper, plain_split
 from fczoo.protocols.registry import RELEASES
 from fczoo.protocols.source import ByBeta, Statement
 from fczoo.reports.run_config import RunConfig, configure_run
-from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line
+from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line, with_defaults
 from fczoo.reports.text_format import option_word, setting_word
 
 EXCLUDED_SETTINGS = (*WITHOUT_EFFECT, "partition_seed")
@@ -157,7 +157,8 @@ def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int
         One text per difference, such as ``rounds 2 (paper: 5)``.
     """
     entries = []
-    ours, theirs = settings_of(experiment), through_json(reading.config.settings.portable())
+    ours = settings_of(experiment)
+    theirs = through_json(with_defaults(reading.config.settings.portable()))
     for name in (n for n in theirs if n not in (*EXCLUDED_SETTINGS, *NORMALISATION)):
         if not _agrees(name, ours, theirs, reading.open):
             entries.append((name, setting_word(name, ours[name]), setting_word(name, theirs[name])))

@@ -77,6 +77,8 @@ class Row(msgspec.Struct, kw_only=True):
     far: dict[str, Count] = {}  # uploads with far statistics by client; older archives lack it
     warnings: list[str] = []  # of its folder
     curve: list[list[Any]] = []  # older archives lack it
+    curve_seconds: list[Number] = []  # older archives lack it
+    virtual_seconds: Number = 0.0
     pretraining: str = ""  # how the backbone met the classes in training; reports derive it again
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import create_method
+from fczoo.data.stream_variants import variant_words
 from fczoo.data.task_schedule import in_stages
 from fczoo.reports.run_config import BY_USER, DATASET, recorded_config
 from fczoo.reports.run_folder import About
@@ -38,6 +39,7 @@ def describe(experiment: Experiment) -> str:
 def _data(experiment: Experiment) -> str:
     s, result, split = experiment.settings, experiment.first, experiment.split
     sizes = sorted(set(result.task_sizes))
+    first = "the first " if s["stop_after_tasks"] else ""
     classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     kind = s["tasks"] if isinstance(s["tasks"], str) else "tasks"
     if "class-order" in s["vary"]:
@@ -60,17 +62,19 @@ def _data(experiment: Experiment) -> str:
     )
     each = ""
     if most := s["train_per_class"]:
-        has_cap = split.images < most * len(result.class_order)
+        arrived = sum(result.task_sizes) if first else len(result.class_order)
+        has_cap = split.images < most * arrived
         each = f" ({'at most ' if has_cap else ''}{most} per class)"
     training = f"{split.images} training{each} and " if split.counts else ""
     start = ""
     if s["start_from"]:
         number = f"{result.start['tasks']} of them" if result.start else "the first"
         start = f" ({number} learned by the kept model {s['start_from']})"
+    variant = "".join(f", {words}" for words in variant_words(s))
     part = "" if _only_surveys(experiment) else f", participation {s['participation']:g}"
     return (
-        f"{s['dataset']}: {len(result.task_sizes)} {kind} of {classes} classes{start}, "
-        f"{training}{sum(result.test_counts)} test images, {order}; "
+        f"{s['dataset']}: {first}{len(result.task_sizes)} {kind} of {classes} classes{start}, "
+        f"{training}{sum(result.test_counts)} test images, {order}{variant}; "
         f"{s['clients']} clients{joining}, {spec} ({draw_source}){part}"
     )
 
@@ -145,6 +149,12 @@ def conditions(experiment: Experiment) -> list[str]:
     if s["compress"] is not None:
         feedback = "" if s["dp_clip"] is None else " without error feedback"
         descriptions.append(f"uploads compressed by {s['compress']}{feedback}")
+    if s["client_devices"] is not None:
+        descriptions.append(f"client devices {s['client_devices']}")
+    if s["deadline"] is not None and trains:
+        descriptions.append(f"deadline {s['deadline']:g} s")
+    if s["over_select"] is not None and trains:
+        descriptions.append(f"over-selection {s['over_select']:g}")
     if s["outliers"] is not None:
         descriptions.append(f"outliers beyond {s['outliers']:g} median distances left out")
     if s["merge_statistics"] is not None:

@@ -11,7 +11,11 @@ from fczoo.core.metrics import drops, seen_accuracy
 from fczoo.federation.result import Result
 from fczoo.reports.detail_figures import class_map, client_map, confusion_map, insights
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
-from fczoo.reports.learning_curves import accuracy_over_bytes, accuracy_over_rounds
+from fczoo.reports.learning_curves import (
+    accuracy_over_bytes,
+    accuracy_over_hours,
+    accuracy_over_rounds,
+)
 from fczoo.reports.run_folder import ROUNDS
 from fczoo.reports.runs import Experiment, Line
 
@@ -51,7 +55,8 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
         experiment: Experiment to show.
     """
     yield accuracy_curves(experiment)
-    for curves in (accuracy_over_rounds(experiment), accuracy_over_bytes(experiment)):
+    for over in (accuracy_over_rounds, accuracy_over_bytes, accuracy_over_hours):
+        curves = over(experiment)
         if any(values.shape[1] > 1 for values in curves.curves.values()):
             yield curves
     if len(experiment.first.task_sizes) > 1:

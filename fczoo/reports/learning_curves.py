@@ -18,6 +18,7 @@ class CurvePoint(NamedTuple):
     rounds: int  # since the run began
     accuracy: float  # percent
     megabytes: float  # sent since the run began, by all clients and to them
+    hours: float | None = None  # of the virtual clock since the run began; None without devices
 
 
 def curve_points(result: Result) -> list[CurvePoint]:
@@ -27,10 +28,12 @@ def curve_points(result: Result) -> list[CurvePoint]:
         result: Result of the run; one of an older version has no curve.
     """
     points, before = [], 0
+    hours: list[float | None] = [seconds / 3600 for seconds in result.curve_seconds]
+    times = iter(hours or [None] * len(result.curve))
     for task, entries in groupby(result.curve, lambda entry: entry[0]):
         rounds = 0
         for _, rounds, accuracy, size in entries:
-            points.append(CurvePoint(task, before + rounds, accuracy, size / 1e6))
+            points.append(CurvePoint(task, before + rounds, accuracy, size / 1e6, next(times)))
         before += rounds
     return points
 
@@ -63,6 +66,20 @@ def megabytes_to(result: Result, accuracy: float) -> float | None:
     """
     point = _first_at(result, accuracy)
     return point.megabytes if point else None
+
+
+def hours_to(result: Result, accuracy: float) -> float | None:
+    """Return the hours of the virtual clock until all classes are recognised with an accuracy.
+
+    Args:
+        result: Result of the run.
+        accuracy: Accuracy in percent.
+
+    Returns:
+        Hours since the run began; None without devices, or where the curve does not get there.
+    """
+    point = _first_at(result, accuracy)
+    return point.hours if point else None
 
 
 def _first_at(result: Result, accuracy: float) -> CurvePoint | None:
@@ -115,6 +132,32 @@ def accuracy_over_bytes(experiment: Experiment) -> Curves:
         curves={label: _accuracies(runs) for label, runs in by_line.items()},
         positions={
             label: np.mean([[point.megabytes for point in run] for run in runs], 0)
+            for label, runs in by_line.items()
+        },
+        marks=False,
+    )
+
+
+def accuracy_over_hours(experiment: Experiment) -> Curves:
+    """Return the accuracy over all classes seen against the hours of the virtual clock.
+
+    Args:
+        experiment: Experiment to show; runs without ``--client-devices`` are left out.
+    """
+    lines = (*experiment.lines, *experiment.recoded)
+    timed = [line for line in lines if all(r.curve_seconds for r in line.results)]
+    by_line = _points_by_line(timed)
+    return Curves(
+        name="accuracy over hours",
+        caption=(
+            "Accuracy over all classes seen so far, against the hours of the virtual clock, mean "
+            "over seeds; band: standard deviation of the accuracy over seeds"
+        ),
+        x="hours of the virtual clock",
+        y="accuracy over all classes seen, %",
+        curves={label: _accuracies(runs) for label, runs in by_line.items()},
+        positions={
+            label: np.mean([[point.hours or 0.0 for point in run] for run in runs], 0)
             for label, runs in by_line.items()
         },
         marks=False,

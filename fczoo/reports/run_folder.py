@@ -136,13 +136,14 @@ class Runs:
             return self.archived_split
         assert self.folder is not None
         partition = load_partition(self.folder / PARTITION)
-        client_parts = [part for task in partition.tasks for part in task]
+        stop = self.about.settings.get("stop_after_tasks")  # later images are not used
+        client_parts = [part for task in partition.tasks[:stop] for part in task]
         return Split(
             spec=partition.spec,
             seed=partition.seed,
             sha256=partition.sha256,
             images=len(np.unique(np.concatenate(client_parts))),
-            counts=partition.counts().tolist(),
+            counts=partition.counts()[:stop].tolist(),
         )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
 from fczoo.federation.result import Result
-from fczoo.federation.settings import MEASUREMENTS, SEEDED_SETTINGS, Settings
+from fczoo.federation.settings import SEEDED_SETTINGS, Settings
+from fczoo.federation.settings_checks import MEASUREMENTS
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_folder import (
     ABOUT,
@@ -117,15 +118,16 @@ def identity(about: About, *ignored: str) -> tuple[str, ...]:
 
     Args:
         about: Description of a run folder.
-        *ignored: Settings that may differ.
+        *ignored: Settings that may differ; ``partition`` also covers the images of each client.
     """
     settings = with_defaults(about.settings)
     by_seed = {SEEDED_SETTINGS[source] for source in settings["vary"]} - {None}
     split = settings["partition"] if by_seed else about.partition["sha256"]
+    split = "" if "partition" in ignored else split
     by_split = () if by_seed else ("partition_seed",)  # other seeds may draw the same split
     excluded_names = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed, *ignored)
     same = [encode_json(value) for name, value in settings.items() if name not in excluded_names]
-    return (*same, about.backbone["sha256"], split)
+    return (*same, about.backbone["sha256"], split, str((about.data or {}).get("devices")))
 
 
 def places_below(place: Path) -> list[Path]:

@@ -215,7 +215,13 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
             "enter a run of all tasks in one go"
         )
         return
-    if settings["tasks"] == DOMAINS or has_stages:
+    if settings["stop_after_tasks"]:
+        yield (
+            f"{record.place}: it stops after task {settings['stop_after_tasks']} of "
+            f"{settings['tasks']}; enter a run of all tasks"
+        )
+        return
+    if settings["tasks"] == DOMAINS or has_stages or settings["blurry"]:
         return
     classes, sizes = len(result.class_order), list(result.task_sizes)
     if cls.classes and classes != cls.classes:

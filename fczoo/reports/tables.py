@@ -2,18 +2,18 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
 from fczoo.core.errors import FczooError
-from fczoo.core.metrics import METRICS, MORE_METRICS, intransigence
+from fczoo.core.metrics import BASE_METRICS, METRICS, MORE_METRICS, intransigence
 from fczoo.core.names import match
 from fczoo.core.options import nearest
 from fczoo.core.payload import Content
 from fczoo.federation.result import EVALUATION_METRICS, Result
-from fczoo.reports.learning_curves import megabytes_to, rounds_to
+from fczoo.reports.learning_curves import hours_to, megabytes_to, rounds_to
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.significance import DIGITS, Entry, Mark, significant
 from fczoo.security.privacy import DISCLOSURES
@@ -46,6 +46,9 @@ MEANINGS = {
     "task_aware": "A_N with the answer among the classes of the image's task",
     "top5": "% of all test images whose class is among the five highest logits",
     "ECE": "expected calibration error in points; only of methods that give logits",
+    "base": "accuracy on the classes of the first task at the end; where that has most classes",
+    "novel": "accuracy on the classes of all later tasks at the end",
+    "harmonic": "harmonic mean of base and novel",
     "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
     "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
     "client_std": "standard deviation over clients of what client_mean averages",
@@ -176,7 +179,7 @@ UPLOADS = (
     ),
 )
 MORE = (
-    *map(_metric, (*MORE_METRICS, *EVALUATION_METRICS)),
+    *map(_metric, (*MORE_METRICS, *BASE_METRICS, *EVALUATION_METRICS)),
     Column(
         "intransigence",
         "mean accuracy of the joint run on a new task minus the method's, where one is at hand",
@@ -185,10 +188,17 @@ MORE = (
         "low",
         lambda r, joint: intransigence(r.accuracy, joint.accuracy, r.test_counts),
     ),
+    Column(
+        "hours",
+        "of the virtual clock, with --client-devices",
+        lambda r: r.virtual_seconds / 3600 if r.curve_seconds else None,
+        thousandths,
+    ),
 )
 """Columns that are shown on request."""
-REACH = re.compile(r"(rounds|mb)(?: to |@)(\d+(?:\.\d+)?)(?: ?%)?", re.IGNORECASE)
-"""Column of rounds or MB to an accuracy: ``rounds@70`` or, as in tables, ``rounds to 70 %``."""
+REACH = re.compile(r"(rounds|mb|hours)(?: to |@)(\d+(?:\.\d+)?)(?: ?%)?", re.IGNORECASE)
+"""Column of rounds, MB or hours to an accuracy: ``rounds@70``, or as in tables ``rounds to 70 %``.
+"""
 COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS, *UPLOADS, *MORE)}
 GROUPS = tuple(tuple(c.name for c in group) for group in (ACCURACY, COSTS, UPLOADS))
 SHORT = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
@@ -204,7 +214,7 @@ class Table:
     rows: tuple[tuple[Entry | None, ...], ...]
 
 
-def make_table(experiment: Experiment, names: Sequence[str]) -> Table:
+def make_table(experiment: Experiment, names: Collection[str]) -> Table:
     """Return the named columns of an experiment with marks.
 
     Args:
@@ -214,6 +224,9 @@ def make_table(experiment: Experiment, names: Sequence[str]) -> Table:
     Raises:
         FczooError: No column has one of the names.
     """
+    results = [result for line in experiment.lines for result in line.results]
+    if "seconds" in names and any(result.curve_seconds for result in results):
+        names = dict.fromkeys((*names, "hours"))  # of the virtual clock, next to the real seconds
     columns = tuple(column_of(name) for name in names)
     lines, joint = experiment.lines, _joint_results(experiment)
     by_column = []
@@ -239,7 +252,7 @@ def column_of(name: str) -> Column:
     """
     if (reach := REACH.fullmatch(name.strip())) and float(reach[2]) <= 100:
         return _reach_column(reach[1].lower(), float(reach[2]))
-    if name.strip().lower().startswith(("rounds", "mb@", "mb to")):
+    if name.strip().lower().startswith(("rounds", "mb@", "mb to", "hours@", "hours to")):
         raise FczooError(
             f"{name!r} is not a metric; an accuracy from 0 to 100 follows: rounds@70, MB@70"
         )
@@ -250,12 +263,15 @@ def column_of(name: str) -> Column:
 
 
 def _reach_column(unit: str, accuracy: float) -> Column:
-    """Return the column of rounds or MB that a run takes to an accuracy."""
+    """Return the column of rounds, MB or hours that a run takes to an accuracy."""
     until = f"until {accuracy:g} % of all classes' test images are recognised, in the last task"
     unreached = "empty where a seed does not get there at a point that was measured"
     if unit == "rounds":
         meaning = f"rounds of the run {until}; {unreached}"
         to_accuracy, show = partial(rounds_to, accuracy=accuracy), no_decimals
+    elif unit == "hours":
+        meaning = f"hours of the virtual clock {until}; {unreached}"
+        to_accuracy, show = partial(hours_to, accuracy=accuracy), thousandths
     else:
         meaning = f"MB sent in the run {until}; {unreached}"
         to_accuracy, show = partial(megabytes_to, accuracy=accuracy), thousandths

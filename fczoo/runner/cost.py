@@ -48,32 +48,18 @@ def uploads(
     state: Tree,
     rng: torch.Generator,
     compression: Compression | None = None,
+    first_round_only: bool = False,
 ) -> tuple[dict[str, Payload], Tree]:
     """Return one client's uploads in a task of one round, by phase, and the server's final state.
 
     ``state`` is the server's as the task has begun. At a moment that a method uses only to update
     its memory, the upload is empty. With ``compression`` the codes of an upload have no values.
+    With ``first_round_only`` the task ends with the round; a method without rounds sends at all its
+    moments.
     """
     trial = _Trial(engine, client, task, state, rng, compression)
-    trial.run()
+    trial.run(first_round_only)
     return trial.sent, trial.state
-
-
-def first_uploads(
-    engine: ClientEngine,
-    client: Client,
-    task: Task,
-    state: Tree,
-    rng: torch.Generator,
-    compression: Compression | None = None,
-) -> dict[str, Payload]:
-    """Return the uploads of one client up to its first round, by moments.
-
-    Uploads after the round are left out. A method without rounds sends at all its moments.
-    """
-    trial = _Trial(engine, client, task, state, rng, compression)
-    trial.run(first_round_only=True)
-    return trial.sent
 
 
 @dataclass
@@ -86,7 +72,7 @@ class _Trial:
     compression: Compression | None = None
     sent: dict[str, Payload] = field(default_factory=dict)  # moment -> upload
 
-    def run(self, first_round_only: bool = False) -> None:
+    def run(self, first_round_only: bool) -> None:
         """Run the exchanges of the task in their order, all or up to the first round."""
         client = self.client
         for exchange in task_exchanges(self.engine.method, self.task, 1):
@@ -166,15 +152,6 @@ SOME = (2, 4)  # classes of the clients that are measured in place of one with m
 
 
 @dataclass(frozen=True)
-class Step:
-    """The work of one image in one training step."""
-
-    flops: int  # inputs, forward and backward
-    activations: int  # bytes that the step keeps for its backward, in float32
-    query: int  # operations of the image's query feature where it is computed once per run, else 0
-
-
-@dataclass(frozen=True)
 class FirstRound:
     """The work and the traffic of a client's first round, from shapes only."""
 
@@ -182,7 +159,10 @@ class FirstRound:
     up: int  # bytes of its upload in the round; without rounds, of those at all moments
     received: Tree  # the whole broadcast as the first task begins; empty with own models
     weights: int  # bytes of the frozen backbone in float32
-    step: Step
+    # of one image in one training step
+    flops: int  # operations of inputs, forward and backward
+    activations: int  # bytes that the step keeps for its backward, in float32
+    query_flops: int  # of its query feature where it is computed once per run, else 0
 
 
 def first_tasks(settings: Settings, classes: int = 0) -> tuple[Task, ...]:
@@ -258,7 +238,7 @@ def first_round(
         state = method.begin_task({}, task, backbone, torch.Generator().manual_seed(0))
 
         def uploads_of(some: int) -> dict[str, Payload]:
-            return _first_uploads(with_fewest_steps(method), settings, task, state, backbone, some)
+            return _client_uploads(with_fewest_steps(method), settings, task, state, backbone, some)
 
         trained_tensors, broadcast_tree = (
             select(state, *method.training().optims),
@@ -271,18 +251,18 @@ def first_round(
         same_for_any = bool(in_round) and _shapes(in_round) == _shapes(whole_trained)
         if task.size > EVERY and not same_for_any:
             up += (_nbytes(uploads_of(many)) - up) // (many - few) * (task.size - few)
-        step = Step(0, 0, 0)
+        step_cost = 0, 0, 0
         if trained_tensors:
             full_backbone = Backbone(config, outline_weights(config), copy=False)
             store, context = (
                 ImageStore(_two_each(task, 1), full_backbone),
                 Context(task, 0, 1, broadcast_tree),
             )
-            step = _one_step(method, store, trained_tensors, context, settings, outlines)
+            step_cost = _one_step(method, store, trained_tensors, context, settings, outlines)
     broadcast_tree = {**broadcast_tree, **select(in_round, CONTROL)}
     if method.training().own_models:
         broadcast_tree = {}
-    return FirstRound(trained_tensors, up, broadcast_tree, nbytes(backbone.weights), step)
+    return FirstRound(trained_tensors, up, broadcast_tree, nbytes(backbone.weights), *step_cost)
 
 
 def _two_each(task: Task, classes: int) -> Images:
@@ -291,10 +271,35 @@ def _two_each(task: Task, classes: int) -> Images:
     return Images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels)
 
 
-def _first_uploads(
-    method: Method, settings: Settings, task: Task, state: Tree, backbone: Backbone, classes: int
+def client_tensors(method: Method, settings: Settings) -> dict[str, Tree]:
+    """Return what a client trains, sends and receives at ViT scale: shapes without values.
+
+    ``trained``, and the moments of ``MOMENTS``, are of a client with every class of the first task;
+    ``state`` is the server's as the last task begins.
+    """
+    (task, *later), rng = tasks_of(settings, 0), torch.Generator().manual_seed(0)
+    with Outlines():
+        backbone = outline_backbone(_configuration(settings))
+        state = method.begin_task({}, task, backbone, rng)
+        trained = select(state, *method.training().optims)
+        quick = with_fewest_steps(method)
+        sent = _client_uploads(quick, settings, task, state, backbone, task.size, whole_task=True)
+        for task in later:
+            state = method.begin_task(state, task, backbone, rng)
+    tensors = {moment: dict(upload.tensors) for moment, upload in sent.items()}
+    return {"trained": trained, "state": state, **tensors}
+
+
+def _client_uploads(
+    method: Method,
+    settings: Settings,
+    task: Task,
+    state: Tree,
+    backbone: Backbone,
+    classes: int,
+    whole_task: bool = False,
 ) -> dict[str, Payload]:
-    """Return what a client with this many classes sends, by moments."""
+    """Return what a client with this many classes sends, by moments, up to its first round."""
     plan = Plan(1, 2 * classes, Augment(), seed=0, pass_size=2 * classes)
     controls = ControlVariates(make_local_training(settings.local))
     store = ImageStore(_two_each(task, classes), backbone)
@@ -303,7 +308,8 @@ def _first_uploads(
     )
     client, rng = Client(0, torch.arange(2 * classes)), torch.Generator().manual_seed(0)
     compression = make_compression(settings.compress)
-    return first_uploads(engine, client, task, state, rng, compression)
+    up_to_round = not whole_task
+    return uploads(engine, client, task, state, rng, compression, first_round_only=up_to_round)[0]
 
 
 def _shapes(tree: Tree) -> dict[str, torch.Size]:
@@ -339,7 +345,8 @@ def _one_step(
     ctx: Context,
     settings: Settings,
     outlines: Outlines,
-) -> Step:
+) -> tuple[int, int, int]:
+    """Return operations, bytes for the backward, and operations of the query feature."""
     index, augment = torch.zeros(1, dtype=torch.int64), get_augment(settings.augment)
     draws = None if augment.is_fixed else torch.full((1, DRAWS), 0.5)
     start_flops, query = outlines.flops, 0
@@ -370,4 +377,4 @@ def _one_step(
     with torch.autograd.graph.saved_tensors_hooks(note_size, lambda tensor: tensor):
         loss, _ = method.loss(store.backbone, leaves, batch, ctx)
     loss.backward()
-    return Step(outlines.flops - start_flops, sum(sizes.values()), query)
+    return outlines.flops - start_flops, sum(sizes.values()), query

@@ -20,6 +20,7 @@ from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
 from fczoo.data.stream import DOMAINS, Stream, make_tasks
+from fczoo.data.stream_variants import vary_stream
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.device import (
@@ -259,7 +260,7 @@ def _stream_of_expected_size(settings: Settings, classes: int, images: int) -> S
     groups = np.arange(len(labels)) % domain_count if domain_count else None
     domains = groups if settings.tasks == DOMAINS else None
     names = tuple(map(str, range(classes)))
-    return Stream(
+    stream = Stream(
         settings.dataset,
         Images(nothing, labels, domains),
         Images(nothing, labels[:0]),
@@ -269,6 +270,7 @@ def _stream_of_expected_size(settings: Settings, classes: int, images: int) -> S
         tasks,
         groups=groups,
     )
+    return vary_stream(stream, vars(settings), settings.partition_seed)
 
 
 def _settings(config: RunConfig) -> dict[str, list[tuple[Any, ...]]]:
@@ -300,16 +302,16 @@ def _work(
     memory = (
         seen.weights * part
         + trained_bytes * (1 + COPIES * together)
-        + seen.step.activations * part * settings.batch_size * together
+        + seen.activations * part * settings.batch_size * together
     )
-    seconds = timer.seconds(method, seen.step, steps, images)
-    operations = f"{seen.step.flops * steps / 1e15:,.3f}" if steps else "unknown"
+    seconds = timer.seconds(method, seen, steps, images)
+    operations = f"{seen.flops * steps / 1e15:,.3f}" if steps else "unknown"
     traffic = f"{seen.up / 1e6:.3f}", f"{nbytes(seen.received) / 1e6:.3f}"
     return (
         method.name,
         f"{scalars:,}",
         *traffic,
-        f"{seen.step.flops / 1e9:.3f}",
+        f"{seen.flops / 1e9:.3f}",
         operations if seen.trained else "0",
         f"{memory / 1e9:.2f}",
         f"{kept / 1e6:.2f}",

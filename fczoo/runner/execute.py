@@ -32,7 +32,7 @@ from fczoo.reports.run_folder import (
 )
 from fczoo.runner.configs import ExecutionConfig, RunSpec, is_finished
 from fczoo.runner.progress import Progress, ProgressCallback, log_to_file, say
-from fczoo.runner.trackers import Logging
+from fczoo.runner.trackers import LOGGERS
 from fczoo.runner.warnings import LocatedWarning, WarningRecorder, read_warnings, warning_lines
 
 log = logging.getLogger("fczoo")
@@ -123,7 +123,7 @@ def _run(
     checkpoint, portable = Checkpoint(run.checkpoint, check_interrupt), bench.settings.portable()
     with ExitStack() as stack:
         trackers = [
-            stack.enter_context(Logging(name, run.folder_of_run, portable))
+            stack.enter_context(LOGGERS[name](run.folder_of_run, portable))
             for name in execution.loggers
         ]
         stack.enter_context(reproducible(bench.settings.deterministic))

@@ -30,6 +30,8 @@ from fczoo.federation.device import pick_device
 from fczoo.federation.settings import Settings
 
 ALIGNMENT = 64  # bytes, as torch's own memory has it: the last bits of products may depend on it
+Place = tuple[int, torch.dtype, tuple[int, ...]]
+"""First byte, type and shape of a weight in the file of weights."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,6 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class WeightLocation:
-    """Place of a weight in the file of weights."""
-
-    start: int  # byte
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class SharedBenchmark:
     """A benchmark whose pixels and weights are in files."""
 
@@ -67,13 +60,13 @@ class SharedBenchmark:
     config: ViTConfig
     sha256: str  # of the backbone
     weights: Path
-    places: Mapping[str, WeightLocation]
+    places: Mapping[str, Place]
 
     def open(self) -> Benchmark:
         """Open the benchmark on this process's device, as ``Benchmark.open`` does."""
         size = self.weights.stat().st_size
         flat = torch.from_file(str(self.weights), shared=False, size=size, dtype=torch.uint8)
-        tensors = {name: _tensor(flat, location) for name, location in self.places.items()}
+        tensors = {name: _tensor(flat, *place) for name, place in self.places.items()}
         backbone = Backbone(self.config, tensors, self.sha256, copy=False)
         device = pick_device(self.settings.device)
         if device.type != "cpu":
@@ -146,24 +139,22 @@ def _is_whole(pixels: np.memmap) -> bool:
     return Path(str(pixels.filename)).stat().st_size == pixels.nbytes
 
 
-def _share_weights(
-    weights: Mapping[str, Tensor], folder: Path
-) -> tuple[Path, dict[str, WeightLocation]]:
-    places, digest, end = dict[str, WeightLocation](), hashlib.sha256(), 0
+def _share_weights(weights: Mapping[str, Tensor], folder: Path) -> tuple[Path, dict[str, Place]]:
+    places, digest, end = dict[str, Place](), hashlib.sha256(), 0
     for name, tensor in weights.items():
-        places[name] = WeightLocation(end, tensor.dtype, tuple(tensor.shape))
+        places[name] = end, tensor.dtype, tuple(tensor.shape)
         digest.update(f"{name} {places[name]}".encode() + bytes_of(tensor))
         end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     file = folder / f"{digest.hexdigest()}.weights"
     if not file.exists():
         with file.open("wb") as out:
             for name, tensor in weights.items():
-                out.seek(places[name].start)
+                out.seek(places[name][0])
                 out.write(bytes_of(tensor))
             out.truncate(end)
     return file, places
 
 
-def _tensor(flat: Tensor, place: WeightLocation) -> Tensor:
-    size = place.dtype.itemsize * int(np.prod(place.shape))
-    return flat[place.start : place.start + size].view(place.dtype).view(place.shape)
+def _tensor(flat: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    size = dtype.itemsize * int(np.prod(shape))
+    return flat[start : start + size].view(dtype).view(shape)

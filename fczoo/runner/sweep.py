@@ -13,7 +13,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
 from fczoo.core.registry import create_method
 from fczoo.data.partition import PARTITION, Partition
-from fczoo.data.stream import Stream, data_sha256
+from fczoo.data.stream import data_sha256
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import resolve_precision
 from fczoo.federation.diagnostics import check_diagnostics
@@ -260,7 +260,7 @@ def _describe(
         "backbone": {**bench.backbone.config.record(), "sha256": bench.backbone.sha256},
         "partition": {"spec": bench.partition.spec, "sha256": bench.partition.sha256},
         "split": bench.stream.split,
-        "data": _images_of(bench.stream),
+        "data": _data_of(bench),
         "device": execution.device(settings),
         "hardware": {**hardware(), "threads": execution.threads},
         "versions": versions(),
@@ -279,10 +279,11 @@ def _describe(
     )
 
 
-def _images_of(stream: Stream) -> dict[str, Any]:
-    """Describe the images for ``bench.json``: their hash and the remarks on them."""
-    remarks = {"remarks": list(stream.remarks)} if stream.remarks else {}
-    return {"sha256": data_sha256(stream), **remarks}
+def _data_of(bench: Benchmark) -> dict[str, Any]:
+    """Describe for ``bench.json`` the images by hash and remarks, and the devices by hash."""
+    remarks = {"remarks": list(bench.stream.remarks)} if bench.stream.remarks else {}
+    devices = {"devices": bench.devices.sha256} if bench.devices else {}
+    return {"sha256": data_sha256(bench.stream), **remarks, **devices}
 
 
 def _begin(

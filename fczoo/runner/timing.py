@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fczoo.backbones.load import configuration
@@ -18,13 +17,13 @@ from fczoo.core.tree import select
 from fczoo.core.types import Context
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
-from fczoo.data.views import ImageStore, get_augment
+from fczoo.data.views import KnownFeatures, get_augment
 from fczoo.federation.batches import Client
 from fczoo.federation.device import DTYPES, Plan, pick_device
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
-from fczoo.runner.cost import Step, first_tasks, random_backbone, with_random_weights
+from fczoo.runner.cost import FirstRound, first_tasks, random_backbone, with_random_weights
 
 STEPS = 3  # that are timed
 SHORT = 0.02  # seconds of a step that is timed, and not estimated from its operations
@@ -45,12 +44,12 @@ class StepTimer:
         self.task = first_tasks(settings, classes)[0]
         self.config = config or configuration(settings.backbone, settings.image_size, settings.pool)
 
-    def seconds(self, method: Method, step: Step, image_steps: float, images: int) -> float:
+    def seconds(self, method: Method, cost: FirstRound, image_steps: float, images: int) -> float:
         """Return the seconds of ``image_steps``, and of the query features of ``images``."""
         if not method.training().active_optims(self.task, 0):
             return 0.0
-        queries, size = step.query * images / self.speed, self.settings.batch_size
-        of_step = step.flops * size / self.speed
+        queries, size = cost.query_flops * images / self.speed, self.settings.batch_size
+        of_step = cost.flops * size / self.speed
         if of_step <= SHORT:
             of_step = seconds_a_step(
                 with_fewest_steps(method), self.settings, self.classes, self.backbone
@@ -110,14 +109,6 @@ def thread_counts() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-class _KnownFeatures(ImageStore):
-    """A store whose query features are known: they are computed once per run, not in each step."""
-
-    def query(self, index: Tensor) -> Tensor:
-        dtype = torch.promote_types(self.backbone.dtype, torch.float32)
-        return torch.ones(len(index), self.backbone.dim, dtype=dtype, device=self.backbone.device)
-
-
 def seconds_a_step(
     method: Method, settings: Settings, classes: int = 0, backbone: Backbone | None = None
 ) -> float:
@@ -132,7 +123,7 @@ def seconds_a_step(
     task = first_tasks(settings, classes)[0]
     backbone = backbone or random_backbone(settings).to(device, DTYPES[settings.precision])
     images = Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size) % task.size)
-    store = _KnownFeatures(images, backbone)
+    store = KnownFeatures(images, backbone)
     state = method.begin_task({}, task, backbone, torch.Generator().manual_seed(0))
     state = {name: value.to(device) for name, value in state.items()}
     if not select(state, *method.training().active_optims(task, 0)):

@@ -19,14 +19,22 @@ from fczoo.federation.callbacks import Callback
 from fczoo.federation.result import Result
 
 
-class Logger(ABC):
-    """One run's numbers, sent to one tracker."""
+class Logger(Callback, ABC):
+    """Callback that sends the numbers of one run to a tracker.
+
+    A tracker that cannot begin raises FczooError. One that fails later is left with a warning: the
+    run's own files have every number, and hours of training are worth more than a tracker's copy.
+    """
 
     extra: str  # of the package, and the name after --log
 
+    def __init__(self, folder: Path, config: Mapping[str, Any]):
+        self.folder, self.config = folder, config
+        self.step, self.running = 0, False
+
     @abstractmethod
-    def open(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        """Start a run called ``name``, whose files are in ``folder``."""
+    def open(self, name: str, config: Mapping[str, Any]) -> None:
+        """Start a run called ``name``."""
 
     @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -36,16 +44,59 @@ class Logger(ABC):
     def close(self) -> None:
         """Close the finished or failed run."""
 
+    def __enter__(self) -> "Logger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send(self.close)
+        self.running = False
+
+    def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
+        self.step = done
+        options = {f"{method.name}.{k}": v for k, v in asdict(method).items()}
+        try:
+            self.open(f"{method.name} seed {seed}", {**self.config, **options, "seed": seed})
+        except Exception as error:
+            raise FczooError(f"--log {self.extra} cannot begin: {first_line(error)}") from error
+        self.running = True
+
+    def round(self, record: dict[str, Any]) -> None:
+        self.step += 1
+        self._send(
+            self.log,
+            {
+                k: record[k]
+                for k in ("loss", "bytes_up", "bytes_down", "seconds", "accuracy")
+                if record.get(k) is not None
+            },
+            self.step,
+        )
+
+    def task(self, result: Result) -> None:
+        tasks = {f"task {i + 1}": a for i, a in enumerate(result.accuracy[-1])}
+        self._send(self.log, {**result.metrics, **tasks}, self.step)
+
+    def _send(self, call: Callable[..., None], *arguments: Any) -> None:
+        if not self.running:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:
+            self.running = False
+            logging.getLogger(__name__).warning(
+                "--log %s stops after round %d: %s", self.extra, self.step, error
+            )
+
 
 class TensorBoard(Logger):
     """Event files in the run's folder."""
 
     extra = "tensorboard"
 
-    def open(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+    def open(self, name: str, config: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        self.writer = SummaryWriter(str(self.folder / "tensorboard"))
         self.writer.add_text("config", "\n".join(f"    {k}: {v}" for k, v in config.items()))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -61,14 +112,14 @@ class WandB(Logger):
 
     extra = "wandb"
 
-    def open(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+    def open(self, name: str, config: Mapping[str, Any]) -> None:
         import wandb
 
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fczoo"),
             name=name,
             config=dict(config),
-            dir=str(folder),
+            dir=str(self.folder),
             reinit="finish_previous",
         )
 
@@ -84,22 +135,22 @@ class MLflow(Logger):
 
     extra = "mlflow"
 
-    def open(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+    def open(self, name: str, config: Mapping[str, Any]) -> None:
         import mlflow
 
-        self.client = mlflow.MlflowClient()
-        existing = self.client.get_experiment_by_name("fczoo")
-        experiment = existing.experiment_id if existing else self.client.create_experiment("fczoo")
-        self.run = self.client.create_run(experiment, run_name=name).info.run_id
+        self.server = mlflow.MlflowClient()
+        existing = self.server.get_experiment_by_name("fczoo")
+        experiment = existing.experiment_id if existing else self.server.create_experiment("fczoo")
+        self.run = self.server.create_run(experiment, run_name=name).info.run_id
         for key, value in config.items():
-            self.client.log_param(self.run, key, value)
+            self.server.log_param(self.run, key, value)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for key, value in values.items():
-            self.client.log_metric(self.run, key, value, step=step)
+            self.server.log_metric(self.run, key, value, step=step)
 
     def close(self) -> None:
-        self.client.set_terminated(self.run)
+        self.server.set_terminated(self.run)
 
 
 LOGGERS: dict[str, type[Logger]] = {cls.extra: cls for cls in (TensorBoard, WandB, MLflow)}
@@ -116,67 +167,3 @@ def check_loggers(names: Sequence[str]) -> None:
             raise FczooError(
                 f"--log {name} needs the package {name}; pip install 'fczoo[{name}]'"
             ) from error
-
-
-class Logging(Callback):
-    """Callback that hands the numbers of one run to a logger.
-
-    A tracker that cannot begin raises FczooError. One that fails later is left with a warning: the
-    run's own files have every number, and hours of training are worth more than a tracker's copy.
-    """
-
-    def __init__(self, name: str, folder: Path, config: Mapping[str, Any]):
-        self.name, self.folder, self.config = name, folder, config
-        self.logger = LOGGERS[name]()
-        self.step, self.running = 0, False
-
-    def __enter__(self) -> "Logging":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._send(self.logger.close)
-        self.running = False
-
-    def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
-        self.step = done
-        options = {f"{method.name}.{k}": v for k, v in asdict(method).items()}
-        try:
-            self.logger.open(
-                self.folder, f"{method.name} seed {seed}", {**self.config, **options, "seed": seed}
-            )
-        except Exception as error:
-            raise FczooError(f"--log {self.name} cannot begin: {first_line(error)}") from error
-        self.running = True
-
-    def client(self, task: int, round: int, loss: float) -> None:
-        """Do nothing; a tracker needs no single clients."""
-
-    def steps(self, task: int, round: int, client: int, losses: list[float]) -> None:
-        """Do nothing; a tracker needs no single steps."""
-
-    def round(self, record: dict[str, Any]) -> None:
-        self.step += 1
-        self._send(
-            self.logger.log,
-            {
-                k: record[k]
-                for k in ("loss", "bytes_up", "bytes_down", "seconds", "accuracy")
-                if record.get(k) is not None
-            },
-            self.step,
-        )
-
-    def task(self, result: Result) -> None:
-        tasks = {f"task {i + 1}": a for i, a in enumerate(result.accuracy[-1])}
-        self._send(self.logger.log, {**result.metrics, **tasks}, self.step)
-
-    def _send(self, call: Callable[..., None], *arguments: Any) -> None:
-        if not self.running:
-            return
-        try:
-            call(*arguments)
-        except Exception as error:
-            self.running = False
-            logging.getLogger(__name__).warning(
-                "--log %s stops after round %d: %s", self.name, self.step, error
-            )

@@ -12,7 +12,8 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, read_record, through_json, write_record
 from fczoo.core.options import flag
 from fczoo.core.registry import METHODS, create_method
-from fczoo.federation.settings import MEASUREMENTS, Settings
+from fczoo.federation.settings import Settings
+from fczoo.federation.settings_checks import MEASUREMENTS
 from fczoo.reports.run_folder import About, current_settings
 from fczoo.reports.runs import with_defaults
 from fczoo.reports.text_format import option_word

@@ -21,8 +21,11 @@ from fczoo.core.types import Exchange, Task
 from fczoo.security.plausibility import OF_FEATURES, StatisticsCheck, largest_value, value_range
 
 DROPPED_OUT = "dropped out"
+LATE = "late"  # beginning of the reason of those that miss a deadline
 LARGEST_NORM = 1e3  # times the round's median; a longer update would undo all others
 LARGEST_GROWTH = 10.0  # times the norm of the start; a shorter update may be all left to learn
+CountLimits = Mapping[int, Mapping[str, int]]
+"""Largest count of each client, by the prefix of a group of whole tensors."""
 
 
 class TensorForm(NamedTuple):
@@ -54,6 +57,8 @@ class UploadValidator:
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
         form: Payload | None = None,
+        late: Mapping[int, str] = MappingProxyType({}),
+        counts: CountLimits = MappingProxyType({}),
     ) -> tuple[list[Payload], list[dict[str, Any]]]:
         """Return the valid uploads, and task, moment, client and reason of the rejected ones.
 
@@ -61,7 +66,8 @@ class UploadValidator:
         images; a simulator knows them, and a real server bounds them when clients enrol.
         ``trained`` are the tensors from which clients started, ``losses`` those of the clients that
         have trained. ``form`` has names, shapes and types of a valid upload; without it they are
-        those of most uploads.
+        those of most uploads. ``late`` has the reason of each client whose upload was left out,
+        ``counts`` limits of what clients count.
 
         Raises RunStopped if too few uploads are valid, and TypeError if the method uploads
         undeclared tensors.
@@ -71,22 +77,33 @@ class UploadValidator:
         forms = payloads.values() if form is None else [form]
         self._check_declared(forms, training.trained_prefixes, training.uploads)
         valid_uploads, reasons = validate_uploads(
-            payloads, trained, training, exchange.task, asked, form, self.backbone
+            payloads, trained, training, exchange.task, asked, form, self.backbone, counts
         )
         for client, reason in reasons.items():
-            if reason == DROPPED_OUT and client in losses:
+            if reason == DROPPED_OUT and client in late:
+                reasons[client] = late[client]
+            elif reason == DROPPED_OUT and client in losses:
                 reasons[client] = f"diverged, loss {losses[client]:g}"
         return valid_uploads, self.turned_away(len(valid_uploads), reasons, exchange)
 
-    def fault(self, payload: Payload, client: int, images: int, form: Payload, task: Task) -> str:
+    def fault(
+        self,
+        payload: Payload,
+        client: int,
+        images: int,
+        form: Payload,
+        task: Task,
+        counts: CountLimits = MappingProxyType({}),
+    ) -> str:
         """Return the reason why an upload of sums is invalid; empty if it is valid.
 
         A valid upload has the names and shapes of ``form``. Raises TypeError if ``form`` has
         tensors that the method has not declared.
         """
         self._check_declared([form], self.training.trained_prefixes, self.training.uploads)
+        asked = {client: images}
         _, reasons = validate_uploads(
-            {client: payload}, {}, self.training, task, {client: images}, form, self.backbone
+            {client: payload}, {}, self.training, task, asked, form, self.backbone, counts
         )
         return reasons.get(client, "")
 
@@ -116,19 +133,22 @@ class UploadValidator:
 
     def _stop(self, sound: int, asked: int, reasons: Mapping[int, str], exchange: Exchange) -> None:
         details = "; ".join(f"client {c}: {reason}" for c, reason in list(reasons.items())[:3])
-        has_diverged = any(
-            "diverged" in reason or "not finite" in reason for reason in reasons.values()
-        )
-        advice = "lower --min-clients or --drop-rate"
-        if has_diverged:
-            advice = "lower its learning rates with --set"
+        event, advice = "stopped", "lower --min-clients or --drop-rate"
+        if have_diverged(reasons.values()):
+            event, advice = "diverged", "lower its learning rates with --set"
+        elif any(reason.startswith(LATE) for reason in reasons.values()):
+            advice = "raise --deadline"
         elif any(f" {OF_FEATURES} " in reason for reason in reasons.values()):
             advice = "if the method projects features, declare it, see fczoo/core/payload.py"
-        event = "diverged" if has_diverged else "stopped"
         raise FczooError(
             f"{self.method} {event} in {exchange}: {sound} of {asked} uploads are valid, "
             f"{self.least} needed; {'; '.join(filter(None, [details, advice]))}"
         )
+
+
+def have_diverged(reasons: Iterable[str]) -> bool:
+    """Return whether one of the reasons of rejections is a training that diverged."""
+    return any("diverged" in reason or "not finite" in reason for reason in reasons)
 
 
 def validate_uploads(
@@ -139,6 +159,7 @@ def validate_uploads(
     images: Mapping[int, int],
     form: Payload | None = None,
     backbone: Backbone | None = None,
+    counts: CountLimits = MappingProxyType({}),
 ) -> tuple[list[Payload], dict[int, str]]:
     """Return the valid uploads, and for every other client the reason for the rejection.
 
@@ -147,8 +168,9 @@ def validate_uploads(
 
     A trained tensor keeps its shape and type. The rows of declared groups are those that the
     group's layout allows. Properties that the declaration leaves open (a dimension, a type) are as
-    in ``form``, or without it as in most uploads. ``backbone`` bounds the norm of statistics. Norms
-    of updates are compared if there are at least three clients, see ``LARGEST_NORM``.
+    in ``form``, or without it as in most uploads. ``backbone`` bounds the norm of statistics, and
+    ``counts`` bounds counts. Norms of updates are compared if there are at least three clients, see
+    ``LARGEST_NORM``.
     """
     uploads = training.uploads
     classes = _allowed_classes(training, task)
@@ -159,7 +181,8 @@ def validate_uploads(
     reasons = {}
     for client, payload in payloads.items():
         fault = _fault(payload, client, names, forms, uploads, classes, task)
-        fault = fault or _count_fault(payload, images[client], uploads)
+        limits = counts.get(client, {})
+        fault = fault or _count_fault(payload, images[client], uploads, limits)
         if statistics and payload:
             fault = fault or statistics.fault(payload)
         reasons[client] = fault
@@ -348,8 +371,8 @@ def _row_fault(payload: Payload, prefix: str, group: Group) -> str:
     return ""
 
 
-def _count_fault(payload: Payload, images: int, uploads: Uploads) -> str:
-    """Return a reason if a client claims more images than it has, or counts more than it claims."""
+def _count_fault(payload: Payload, images: int, uploads: Uploads, limits: Mapping[str, int]) -> str:
+    """Return a reason if a client claims more images than it has, or counts more than it can."""
     if not payload:
         return ""
     if payload.num_samples > images:
@@ -358,6 +381,10 @@ def _count_fault(payload: Payload, images: int, uploads: Uploads) -> str:
         count = payload.get(f"{prefix}count") if "count" in group.statistics else None
         if count is not None and (total := float(count.double().sum())) > payload.num_samples:
             return f"{prefix}count adds up to {total:g}, of {payload.num_samples} samples"
+    for name, value in payload.items():
+        most = limits.get(_layout(name, uploads)[0], math.inf)
+        if (largest := value_range(value)[1]) > most:
+            return f"{name} has a count of {largest:g}, at most {most} for {images} images"
     return ""
 
 

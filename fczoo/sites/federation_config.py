@@ -28,13 +28,19 @@ SITE_SETTINGS = (
 # settings that only a simulation can have
 SIMULATION_SETTINGS = (
     *("attack", "drop_rate", "train_per_class", "joining", "moving", "task_order"),
+    *("base_classes", "ways", "shots", "imbalance", "blurry", "label_noise"),
     "personal_epochs",
-    "start_from",
+    *("start_from", "stop_after_tasks", "client_devices", "deadline", "over_select"),
 )
 
 
 def terms_of(
-    s: Settings, stream: Stream, backbone: Backbone, method: Method, seed: int
+    s: Settings,
+    stream: Stream,
+    backbone: Backbone,
+    method: Method,
+    seed: int,
+    sites: Sequence[str],
 ) -> dict[str, Any]:
     """Return everything that numbers depend on except the images, as plain values.
 
@@ -44,15 +50,17 @@ def terms_of(
         backbone: Frozen backbone.
         method: Method with its options.
         seed: Seed of the run.
+        sites: Names of the sites in their order, on which the numbers of the clients depend.
 
     Returns:
-        Class list, schedule, method, seed, settings, hash of the backbone, and versions.
+        Class list, schedule, method, seed, sites, settings, hash of the backbone, and versions.
     """
     terms = {
         "class list": _class_list(stream),
         "schedule": [list(stream.classes[task.start : task.stop]) for task in stream.tasks],
         "method": {"name": method.name, **asdict(method)},
         "seed": seed,
+        "sites": list(sites),
         "setting": {name: value for name, value in asdict(s).items() if name not in SITE_SETTINGS},
         "backbone": backbone.sha256,
         "version": {

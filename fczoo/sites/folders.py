@@ -15,6 +15,7 @@ from fczoo.data.stream import Stream, make_tasks
 from fczoo.federation.benchmark import open_stores
 from fczoo.federation.device import DTYPES, pick_device
 from fczoo.federation.settings import AUTO, Settings
+from fczoo.federation.settings_checks import normalisation_of
 from fczoo.sites.federation_config import (
     CLASSES,
     DATASET,
@@ -66,7 +67,8 @@ def open_site(
     check_image_counts(name, counts, agreement.max_images)
     if ledger:
         ledger.check(settings)
-    return Site(world, agreement.method, agreement.seed, number, folder, ledger)
+    names = agreement.sites
+    return Site(world, agreement.method, agreement.seed, number, names, folder, ledger)
 
 
 def open_server(
@@ -117,7 +119,7 @@ def _backbone(s: Settings) -> Backbone:
         raise FczooError(
             f"precision is {AUTO}; sites need one number type: write fp32 or bf16 in run.toml"
         )
-    mean, std = s.normalisation
+    mean, std = normalisation_of(s)
     backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std, pool=s.pool)
     return backbone.to(pick_device(s.device), DTYPES[s.precision])
 

@@ -18,7 +18,7 @@ from fczoo.core.files import Count, convert_json
 from fczoo.core.method import Method
 from fczoo.core.payload import ROW_DIMENSIONS
 from fczoo.core.tree import Tree
-from fczoo.federation.checkpoint import form_of, pack, unpack
+from fczoo.federation.checkpoint import form_of, header_size, pack, unpack
 from fczoo.federation.client import ClientRequest
 from fczoo.federation.remote import asked_in
 
@@ -31,6 +31,8 @@ CALL, ENROLMENT, UPLOAD, REFUSAL = (
 
 NUMBER_BYTES = 8  # of a number in an upload
 HEADER_BYTES = 2**16  # of names and shapes per tensor, and of plain values
+
+LARGEST_HEADER = 2**22  # bytes of names, shapes and plain values, which become Python objects
 
 T = TypeVar("T")
 # number of images of one task, at most as many as a server has memory for
@@ -100,7 +102,7 @@ def deserialize(form: str, content: bytes, kind: type[T]) -> tuple[T, Tree]:
     Raises:
         Damaged: The bytes are not such a message.
     """
-    with _as_invalid_message():
+    with _as_invalid_message(content):
         trees, notes = unpack(form, content)
         return convert_json(notes, kind), trees.get("payload", {})
 
@@ -114,7 +116,7 @@ def is_call(content: bytes) -> bool:
     Raises:
         Damaged: The bytes are not a message.
     """
-    with _as_invalid_message():
+    with _as_invalid_message(content):
         return form_of(content) == CALL
 
 
@@ -127,7 +129,7 @@ def refusal_reason(content: bytes) -> str | None:
     Raises:
         Damaged: The bytes are not a message.
     """
-    with _as_invalid_message():
+    with _as_invalid_message(content):
         is_refusal = form_of(content) == REFUSAL
     return deserialize(REFUSAL, content, Refusal)[0].reason if is_refusal else None
 
@@ -145,7 +147,7 @@ def read_request(content: bytes, device: torch.device) -> tuple[ClientRequest, s
     Raises:
         Damaged: The bytes are not a request.
     """
-    with _as_invalid_message():
+    with _as_invalid_message(content):
         request, notes = asked_in(content, device)
         state, control = (
             move_to_device(request.state, device),
@@ -201,8 +203,11 @@ def move_to_device(tree: Mapping[str, torch.Tensor], device: torch.device) -> Tr
 
 
 @contextmanager
-def _as_invalid_message() -> Iterator[None]:
+def _as_invalid_message(content: bytes) -> Iterator[None]:
+    """Raise InvalidMessage for errors inside, and for a header that is too large to be read."""
     try:
+        if (size := header_size(content)) > LARGEST_HEADER:
+            raise ValueError(f"its header has {size} bytes, at most {LARGEST_HEADER} are read")
         yield
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidMessage(first_line(error)) from error

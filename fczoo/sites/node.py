@@ -52,6 +52,8 @@ RESULT, FAILURE, STATUS = "result.json", "failed.json", "status.json"
 LOG, LOCK = "fczoo.log", ".lock"
 LOG_BYTES = 10_000_000  # of a log file, of which the last two are kept
 STOP_REASON = "it was stopped; start it again to resume"
+NO_MODEL = "the server has kept no model, for the reason in its log"
+NO_TRAFFIC = {"seconds": 0.0, "wire_bytes": 0, "connected": [], "missing": []}
 
 
 def start(folder: Path, images: Path, patience: float, ledger: PrivacyLedger | None = None) -> Path:
@@ -147,7 +149,13 @@ def _serve(
     patience: float,
 ) -> Path:
     """Run all rounds; the folder gets the result, or the reason of a failure."""
-    listener = SiteListener(folder, agreement.sites, address[1], patience)
+    try:
+        listener = SiteListener(folder, agreement.sites, address[1], patience)
+    except FczooError as error:  # the outcome of an earlier run stays
+        with suppress(OSError):
+            write_json(folder / FAILURE, {"reason": str(error)})
+            write_json(folder / STATUS, {"status": RUN_FAILED, "reason": str(error), **NO_TRAFFIC})
+        raise
     result, model = folder / RESULT, folder / MODEL
     for old in (result, folder / FAILURE, model / MODEL_FILES[0]):
         old.unlink(missing_ok=True)
@@ -175,7 +183,9 @@ def _serve(
         raise FczooError(f"the run has failed: {reason}") from error
     else:
         write_status(RUN_COMPLETED)
-        listener.end(RUN_COMPLETED, model=model if (model / MODEL_FILES[0]).exists() else None)
+        has_model = (model / MODEL_FILES[0]).exists()
+        reason = "" if has_model else NO_MODEL
+        listener.end(RUN_COMPLETED, reason, model if has_model else None)
         _wait_for_sites(listener, patience)
         return result
     finally:
@@ -239,9 +249,11 @@ def _take_part(
                 log.info("the answer has not arrived: %s", error)
                 time.sleep(RETRY)
     outcome = _outcome(content)
+    reason = printable(outcome.get("reason", ""), 500)
     if outcome.get("status") != RUN_COMPLETED:
-        reason = printable(outcome.get("reason", ""), 500)
         raise FczooError(f"the run has failed at the server: {reason}")
+    if reason:
+        raise FczooError(f"the run is completed, but there is no model to fetch: {reason}")
     store_weights_path(agreement.settings.backbone, site.world.backbone.sha256)
     return _fetch_model(link, folder / MODEL)
 

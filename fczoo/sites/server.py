@@ -7,16 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import torch
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line, printable
-from fczoo.core.files import convert_json, read_json, write_json
 from fczoo.core.method import Method
+from fczoo.core.options import plural
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
-from fczoo.core.types import Boundary, Context
+from fczoo.core.types import Boundary, Context, Exchange
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
@@ -29,13 +28,14 @@ from fczoo.federation.remote import question_of
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
+from fczoo.federation.uplink import Arrival
 from fczoo.models.storage import keep_model
+from fczoo.security.upload_validation import DROPPED_OUT, have_diverged
 from fczoo.sites.federation_config import (
     DEFAULT_IMAGES,
     ImageLimit,
     check_image_counts,
     check_sites,
-    check_terms,
     terms_of,
 )
 from fczoo.sites.messages import (
@@ -52,81 +52,12 @@ from fczoo.sites.messages import (
     serialize,
     upload_limit,
 )
-from fczoo.sites.site_data import ServerView, server_world
+from fczoo.sites.site_data import RunStart, ServerFolder, ServerView, server_world
 
 log = logging.getLogger("fczoo")
 
-
-RUN_START_FILE, CHECKPOINT = "begun.json", "checkpoint.safetensors"
 ENROLMENT_BYTES = 4096  # of an enrolment per class and task, at most
 REFUSAL_BYTES = 2**14  # of a refusal, at most
-
-
-class RunStart(msgspec.Struct):
-    """Conditions at the start of a run."""
-
-    run: str  # its name
-    terms: dict[str, Any]  # see ``terms_of``
-    enrolments: list[Enrolment]
-
-
-class ServerFolder:
-    """A server's folder: last round's checkpoint, and the conditions at the start of its run."""
-
-    def __init__(self, folder: Path):
-        self.path = folder / RUN_START_FILE
-        self.checkpoint = Checkpoint(folder / CHECKPOINT)
-
-    def run(self, terms: Mapping[str, Any]) -> str | None:
-        """Return the name of the run to resume; None: no round of one is finished.
-
-        Args:
-            terms: Terms of the server, from ``terms_of``.
-
-        Raises:
-            FczooError: The run began with other terms.
-        """
-        if not self.checkpoint.path.exists():
-            return None
-        first_start = self._read()
-        try:
-            check_terms(terms, first_start.terms, "in the run that is resumed")
-        except FczooError as error:
-            raise FczooError(f"{error}, or {self._anew}") from error
-        return first_start.run
-
-    def check_enrolments(self, names: Sequence[str], begun: RunStart, goes_on: bool) -> None:
-        """Record the enrolments of a new run; check those of a resumed one.
-
-        Args:
-            names: Names of the sites.
-            begun: Name, terms and enrolments of the run.
-            goes_on: The run is resumed.
-
-        Raises:
-            FczooError: A site has other images than at the beginning of the run.
-        """
-        if not goes_on:
-            write_json(self.path, msgspec.to_builtins(begun))
-            return
-        for name, old_enrolment, new_enrolment in zip(
-            names, self._read().enrolments, begun.enrolments, strict=True
-        ):
-            if old_enrolment != new_enrolment:
-                problem = f"site {name} has other images than when the run began"
-                raise FczooError(f"{problem}; bring them back, or {self._anew}")
-
-    @property
-    def _anew(self) -> str:
-        return f"remove {self.checkpoint.path} to begin again"
-
-    def _read(self) -> RunStart:
-        try:
-            return convert_json(read_json(self.path, "beginning of a run"), RunStart)
-        except ValueError as error:
-            raise FczooError(
-                f"{self.path} is not a beginning of a run: {error}; {self._anew}"
-            ) from error
 
 
 class SiteConnection(Protocol):
@@ -150,6 +81,7 @@ class Sites:
     answer_mb: int | None = None  # largest upload in MB; None: as ``upload_limit`` estimates
     run: str = field(default_factory=lambda: secrets.token_hex(16))  # unique name of the run
     image_limit: ImageLimit = DEFAULT_IMAGES
+    failures: dict[int, str] = field(default_factory=dict)  # site -> why it has no upload now
 
     def enrol_all(self, terms: Mapping[str, Any], stream: Stream, goes_on: bool) -> list[Enrolment]:
         """Return the enrolments of all sites for a new or resumed run.
@@ -172,9 +104,9 @@ class Sites:
         for number, name in enumerate(self.names):
             if number not in answers:
                 raise FczooError(f"site {name} did not answer; start it and begin the run again")
-            if refusal := self._refusal(number, answers[number]):
-                raise FczooError(refusal)
             try:
+                if (reason := refusal_reason(answers[number])) is not None:
+                    raise FczooError(f"site {name}: {printable(reason)}")
                 enrolment, _ = deserialize(ENROLMENT, answers[number], Enrolment)
             except InvalidMessage as error:
                 raise FczooError(f"site {name} sent no enrolment: {first_line(error)}") from error
@@ -200,41 +132,41 @@ class Sites:
             limit: Bytes that an upload may have, unless the agreement states it.
 
         Yields:
-            Plain values and tensors of an upload, or None.
-
-        Raises:
-            FczooError: All these sites refuse; the message has the reason of one.
+            Plain values and tensors of an upload, or None, with the reason in ``failures``.
         """
         if self.answer_mb is not None:
             limit = self.answer_mb * 1_000_000 + REFUSAL_BYTES
         answers = self.way(dict.fromkeys(numbers, question), limit)
-        reasons = {number: self._refusal(number, answer) for number, answer in answers.items()}
-        refusals = [reason for reason in reasons.values() if reason]
-        if len(refusals) == len(numbers):
-            raise FczooError(refusals[0])
-        for reason in refusals:
-            log.warning("%s; the round continues without it", reason)
         for number in numbers:
-            is_upload = number in answers and not reasons[number]
-            yield self._upload(number, answers[number], question) if is_upload else None
+            self.failures.pop(number, None)
+            yield self._upload(number, answers.get(number), question)
 
-    def _upload(self, number: int, answer: bytes, question: bytes) -> tuple[About, Tree] | None:
+    def _upload(
+        self, number: int, answer: bytes | None, question: bytes
+    ) -> tuple[About, Tree] | None:
+        problem = DROPPED_OUT
         try:
-            about, tensors = deserialize(UPLOAD, answer, About)
-            if about.question != seal_of(question):
-                raise InvalidMessage("it answers another question")
-            return about, tensors
+            if answer is not None and (reason := refusal_reason(answer)) is not None:
+                problem = f"refused: {printable(reason)}"
+            elif answer is not None:
+                about, tensors = deserialize(UPLOAD, answer, About)
+                if about.question == seal_of(question):
+                    return about, tensors
+                problem = "sent no upload: it answers another question"
         except InvalidMessage as error:
-            log.warning("site %s sent no upload: %s", self.names[number], first_line(error))
-            return None
+            problem = f"sent no upload: {first_line(error)}"
+        self.fail(number, problem)
+        return None
 
-    def _refusal(self, number: int, answer: bytes) -> str:
-        """Return the site's name and its reason to refuse; empty for any other message."""
-        try:
-            reason = refusal_reason(answer)
-        except InvalidMessage:
-            return ""  # whoever reads the answer says so
-        return "" if reason is None else f"site {self.names[number]}: {printable(reason)}"
+    def fail(self, number: int, reason: str) -> None:
+        """Record that a site has no upload in an exchange, which continues without it.
+
+        Args:
+            number: Number of the site.
+            reason: Reason.
+        """
+        self.failures[number] = reason
+        log.warning("site %s: %s; the round continues without it", self.names[number], reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,8 +211,7 @@ class SitesEngine(ClientEngine):
         tasks = self.world.partition.tasks
         for number, upload in zip(numbers, uploads, strict=True):
             if upload and len(upload[0].exemplars) != len(tasks):
-                name = self.sites.names[number]
-                log.warning("site %s sent no upload: its exemplars are of other tasks", name)
+                self.sites.fail(number, "sent no upload: its exemplars are of other tasks")
                 upload = None
             if upload is None:  # as from a client that drops out
                 yield ClientResponse([Payload({}, number)], ClientState({}, {}, {}, {}), {})
@@ -320,6 +251,7 @@ class SitesRun(FederatedRun):
     ):
         super().__init__(world, method, seed, Callback(), checkpoint, None)
         self.known, self.sites = world, sites
+        self.failing: dict[int, str] = {}  # site -> reason, if its latest upload was not valid
 
     def run(self) -> Result:
         """Run all remaining tasks.
@@ -328,10 +260,42 @@ class SitesRun(FederatedRun):
             The result.
 
         Raises:
-            FczooError: A site refuses, or too few respond.
+            FczooError: The latest upload of no site is valid.
         """
         with reproducible(self.settings.deterministic):
-            return super().run()
+            result = super().run()
+        if number := len(result.skipped):
+            least = plural(self.settings.min_clients, "valid upload")
+            note = f"{plural(number, 'exchange')} with less than {least}: the state stayed"
+            result.remark = "; ".join(filter(None, [result.remark, note]))
+        return result
+
+    def _receive(self, arrival: Arrival, exchange: Exchange) -> list[Payload]:
+        """Return the uploads to merge: none if too few are valid, as one site must not end a run.
+
+        Raises FczooError when the latest upload of no site is valid.
+        """
+        failures = self.sites.failures
+        rejected = [
+            {**r, "reason": failures.get(r["client"], r["reason"])} for r in arrival.rejected
+        ]
+        uploads = super()._receive(arrival._replace(rejected=rejected), exchange)
+        valid = {upload.client for upload in uploads}
+        self.failing |= {r["client"]: r["reason"] for r in rejected}
+        self.failing = {k: reason for k, reason in self.failing.items() if k not in valid}
+        if len(self.failing) == len(self.sites.names):
+            advice = "start the sites, then the server to resume"
+            if have_diverged(self.failing.values()):
+                advice = "begin again with lower learning rates"
+            reasons = [f"site {self.sites.names[k]}: {self.failing[k]}" for k in self.failing]
+            raise FczooError(
+                f"no site sends valid uploads in {exchange}; {'; '.join(reasons[:3])}; {advice}"
+            )
+        if len(uploads) >= self.settings.min_clients:
+            return uploads
+        self.result.skipped.append({"task": exchange.task.index, "moment": exchange.label})
+        log.warning("%d valid uploads in %s; the state stays", len(uploads), exchange)
+        return []
 
     def run_to(self, outcome: Path) -> None:
         """Run all remaining tasks, write model and result, and remove the checkpoint.
@@ -382,7 +346,7 @@ def begin(
             one.
     """
     check_sites(settings, method)
-    terms = terms_of(settings, stream, backbone, method, seed)
+    terms = terms_of(settings, stream, backbone, method, seed, sites.names)
     beginning = ServerFolder(folder) if folder else None
     resumed_run = beginning.run(terms) if beginning else None
     if resumed_run:

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,7 @@ class Site:
         method: Method,
         seed: int,
         number: int,
+        sites: Sequence[str],
         folder: Path,
         ledger: PrivacyLedger | None = None,
     ):
@@ -82,6 +83,7 @@ class Site:
             method: Method of the run.
             seed: Seed of the run.
             number: Number of the client.
+            sites: Names of all sites, in the order of their numbers.
             folder: Folder of the site's state.
             ledger: Ledger of the institution; None: uploads are not counted over runs.
 
@@ -91,7 +93,7 @@ class Site:
         check_sites(world.settings, method)
         self.world, self.number, self.ledger = world, number, ledger
         self.side_of = RemoteWorker(world, method, seed)
-        self.terms = terms_of(world.settings, world.stream, world.backbone, method, seed)
+        self.terms = terms_of(world.settings, world.stream, world.backbone, method, seed, sites)
         self.path = folder / "kept.safetensors"
         self.standing = self._load()
 

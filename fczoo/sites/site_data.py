@@ -1,23 +1,30 @@
-"""Data of a site, and the server's knowledge of it."""
+"""Data of a site, the server's knowledge of it, and the server's folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
+from fczoo.core.files import convert_json, read_json, write_json
+from fczoo.core.method import Method
 from fczoo.core.types import Task
 from fczoo.data.client_index import ClientIndex
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
+from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
+from fczoo.federation.uplink import Uplink
 from fczoo.federation.world import World
+from fczoo.sites.federation_config import check_terms
 from fczoo.sites.messages import Enrolment
 
 
@@ -60,6 +67,10 @@ class ServerView(World):
 
     sees_clients: ClassVar[bool] = False
     held_by_any: Tensor = field(kw_only=True)  # [C] whether some site may have images of a class
+
+    def uplink(self, method: Method, seed: int) -> Uplink:
+        """Create the uplink; ``SitesRun`` decides what happens with too few valid uploads."""
+        return replace(super().uplink(method, seed), ends_run=False)
 
     def classes_with_images(self, task: Task) -> Tensor:
         return self.held_by_any[: task.stop]
@@ -118,3 +129,73 @@ def server_world(
 
 def _partition(stream: Stream, tasks: Sequence[ClientIndex]) -> Partition:
     return Partition(stream.name, "sites", 0, stream.class_order, tuple(tasks))
+
+
+RUN_START_FILE, CHECKPOINT = "begun.json", "checkpoint.safetensors"
+
+
+class RunStart(msgspec.Struct):
+    """Conditions at the start of a run."""
+
+    run: str  # its name
+    terms: dict[str, Any]  # see ``terms_of``
+    enrolments: list[Enrolment]
+
+
+class ServerFolder:
+    """A server's folder: last round's checkpoint, and the conditions at the start of its run."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / RUN_START_FILE
+        self.checkpoint = Checkpoint(folder / CHECKPOINT)
+
+    def run(self, terms: Mapping[str, Any]) -> str | None:
+        """Return the name of the run to resume; None: no round of one is finished.
+
+        Args:
+            terms: Terms of the server, from ``terms_of``.
+
+        Raises:
+            FczooError: The run began with other terms.
+        """
+        if not self.checkpoint.path.exists():
+            return None
+        first_start = self._read()
+        try:
+            check_terms(terms, first_start.terms, "in the run that is resumed")
+        except FczooError as error:
+            raise FczooError(f"{error}, or {self._anew}") from error
+        return first_start.run
+
+    def check_enrolments(self, names: Sequence[str], begun: RunStart, goes_on: bool) -> None:
+        """Record the enrolments of a new run; check those of a resumed one.
+
+        Args:
+            names: Names of the sites.
+            begun: Name, terms and enrolments of the run.
+            goes_on: The run is resumed.
+
+        Raises:
+            FczooError: A site has other images than at the beginning of the run.
+        """
+        if not goes_on:
+            write_json(self.path, msgspec.to_builtins(begun))
+            return
+        for name, old_enrolment, new_enrolment in zip(
+            names, self._read().enrolments, begun.enrolments, strict=True
+        ):
+            if old_enrolment != new_enrolment:
+                problem = f"site {name} has other images than when the run began"
+                raise FczooError(f"{problem}; bring them back, or {self._anew}")
+
+    @property
+    def _anew(self) -> str:
+        return f"remove {self.checkpoint.path} to begin again"
+
+    def _read(self) -> RunStart:
+        try:
+            return convert_json(read_json(self.path, "beginning of a run"), RunStart)
+        except ValueError as error:
+            raise FczooError(
+                f"{self.path} is not a beginning of a run: {error}; {self._anew}"
+            ) from error

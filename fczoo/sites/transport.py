@@ -111,6 +111,9 @@ class SiteListener(ThreadingTCPServer):
 
         Returns:
             Answer by number of the site, without sites that did not answer.
+
+        Raises:
+            FczooError: No site answers, and none has sent a request within the last minute.
         """
         with self._changed:
             self.limit = limit
@@ -125,12 +128,11 @@ class SiteListener(ThreadingTCPServer):
                 self._changed.wait(min(seconds_left, 1.0))
             for name in self.missing_sites:
                 log.info("site %s has not answered within %.0f s", name, self.patience)
-            answers = {}
+            answers = {k: a for k in questions if (a := self._sites[k].answer) is not None}
             for number in questions:
-                site = self._sites[number]
-                if site.answer is not None:
-                    answers[number] = site.answer
-                site.question = site.answer = None
+                self._sites[number].question = self._sites[number].answer = None
+            if not answers and self.seconds > ABSENT and not self.connected_sites:
+                raise FczooError("no site is connected; start the sites, then the server to resume")
             return answers
 
     def _report(self) -> None:
@@ -162,7 +164,7 @@ class SiteListener(ThreadingTCPServer):
 
         Args:
             status: ``completed`` or ``failed``.
-            reason: Reason of a failure.
+            reason: Reason of a failure, or why there is no model.
             model: Folder of the final model.
         """
         with self._changed:

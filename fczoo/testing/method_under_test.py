@@ -142,7 +142,7 @@ def record_run(
         on_call(call)
         return live_payloads
 
-    def noted_send(self: Server, clients: Sequence[Client]) -> tuple[Tree, int]:
+    def noted_send(self: Server, clients: Sequence[Client]) -> tuple[Tree, dict[int, int]]:
         server_states[:] = [self.state]
         return send(self, clients)
 

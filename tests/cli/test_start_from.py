@@ -13,6 +13,7 @@ import fczoo
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.federation.model_record import read_model_record
+from fczoo.reports.runs import read_experiments
 from helpers_cli import TINY, run
 
 COLOURS = np.random.default_rng(0).integers(0, 255, (6, 3))
@@ -209,3 +210,33 @@ def test_python_continues_a_model(first, tmp_path):
     assert "fedncm" in str(results)
     with pytest.raises(FczooError, match="no folder"):
         fczoo.run("fedncm", start_from=str(tmp_path / "nowhere"))
+
+
+def test_a_run_stops_after_a_task_of_its_stream(first, tmp_path):
+    """The rows of the learned tasks are those of the whole run, and a model of it continues."""
+    words = ["--methods", "fedncm", *TINY, "--tasks", "3,3,2,2"]
+    out = tmp_path / "stopped"
+    text = run("bench", *words, "--stop-after-tasks", "2", "--out", str(out))
+    assert "digits: the first 2 tasks of 3 classes, 48 training (8 per class)" in text
+    whole, stopped = result_of(first / "fedncm/seed0"), result_of(out / "fedncm/seed0")
+    assert stopped["accuracy"] == whole["accuracy"][:2] and stopped["task_sizes"] == [3, 3]
+    assert stopped["partition"] == whole["partition"]
+    row, counts = stopped["accuracy"][1], stopped["test_counts"]
+    mean = (row[0] * counts[0] + row[1] * counts[1]) / (counts[0] + counts[1])
+    assert stopped["metrics"]["A_N"] == pytest.approx(mean)
+    assert stopped["settings"]["stop_after_tasks"] == 2
+    assert len(read_experiments([first, out])) == 2  # no common table
+    run("bench", "--start-from", str(out), "--out", str(tmp_path / "next"))
+    assert result_of(tmp_path / "next/fedncm/seed0")["accuracy"] == whole["accuracy"]
+    plan = run("bench", *words, "--stop-after-tasks", "2", "--dry-run")
+    assert "by task: 24 + 24 = 48" in plan
+
+
+@pytest.mark.parametrize(
+    "words", [["--stop-after-tasks", "5"], ["--stop-after-tasks", "2", "--moving", "1"]]
+)
+def test_a_stop_that_is_no_task_of_the_run_is_refused(words, tmp_path):
+    options = ["--methods", "fedncm", *TINY, "--tasks", "3,3,2,2"]
+    line = refuse(*options, *words, out=tmp_path / "refused")
+    expected = "--stop-after-tasks is 5, but the tasks of this run are 1 to 4"
+    assert (expected if len(words) == 2 else "does not work with --moving") in line

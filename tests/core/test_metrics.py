@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fczoo.core.metrics import (
+    BASE_METRICS,
     METRICS,
     MORE_METRICS,
     all_metrics,
     forward_transfer,
+    harmonic_mean,
+    has_base_task,
     intransigence,
     seen_accuracy,
 )
@@ -41,12 +44,24 @@ BY_HAND = {
     "plasticity": 200 / 3,  # (60 + 90 + 50) / 3
     "AUC": 73.0,  # trapezoids (60 + 85) / 2 = 72.5 and (85 + 62) / 2 = 73.5, over T - 1 = 2
 }
+OF_BASE_TASKS = {
+    "base": 30.0,
+    "novel": 68.4,  # (20 * 96 + 30 * 50) / 50 = 3420 / 50
+    "harmonic": 41.707,  # 2 * 30 * 68.4 / 98.4 = 4104 / 98.4
+}
 MATRIX_METRICS = {**METRICS, **MORE_METRICS}
 
 
 @pytest.mark.parametrize("name", MATRIX_METRICS)
 def test_three_tasks_by_hand(name: str) -> None:
     assert MATRIX_METRICS[name](A, N) == pytest.approx(BY_HAND[name], abs=1e-12)
+
+
+def test_base_and_novel_classes_by_hand() -> None:
+    values = {name: metric(A, N) for name, metric in BASE_METRICS.items()}
+    assert values == pytest.approx(OF_BASE_TASKS, abs=5e-4)
+    assert harmonic_mean([[0.0], [0.0, 0.0]], [1, 1]) == 0
+    assert [has_base_task(sizes) for sizes in ([4, 2, 2], [4, 3, 3], [10])] == [True, False, False]
 
 
 def test_all_metrics_by_name() -> None:
@@ -189,10 +204,9 @@ def test_the_page_on_metrics_shows_this_very_example() -> None:
     values = {
         name: float(value)
         for name, value in re.findall(r"^\| (\w+) \|.*\| (-?[\d.]+) \|$", page, flags=re.MULTILINE)
-        if name in MATRIX_METRICS
+        if name in {**BY_HAND, **OF_BASE_TASKS}
     }
-    assert set(values) == set(MATRIX_METRICS)
-    assert values == pytest.approx(BY_HAND, abs=5e-4)
+    assert values == pytest.approx({**BY_HAND, **OF_BASE_TASKS}, abs=5e-4)
     rows = [
         re.findall(r"[\d.]+", line)[1:] for line in page.splitlines() if re.match(r"\| \d \|", line)
     ]

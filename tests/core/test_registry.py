@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from fczoo import FczooError, Settings, create_method, option
+from fczoo.core.files import shorten
 from fczoo.core.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, Registry
-from fczoo.federation.settings import shorten
 
 
 @pytest.mark.parametrize(

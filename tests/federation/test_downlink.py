@@ -16,14 +16,14 @@ def test_what_has_not_changed_since_a_client_was_told_is_not_sent_again():
     second = {"a": torch.zeros(1), "b": torch.ones(2)}
     ledger = BroadcastTracker()
     ledger.update({}, first)
-    assert ledger.send(first, [0, 1]) == 2 * 12
-    assert ledger.send(first, [0]) == 0
+    assert ledger.send(first, [0, 1]) == {0: 12, 1: 12}
+    assert ledger.send(first, [0]) == {0: 0}
     ledger.update(first, second)
-    assert ledger.send(second, [0, 2]) == 8 + 12
+    assert ledger.send(second, [0, 2]) == {0: 8, 2: 12}
     ledger.update(second, second)
     copy = BroadcastTracker()
     copy.restore(json.loads(json.dumps(ledger.notes())))
-    assert copy.send(second, [0, 1, 2]) == 0 + 8 + 0
+    assert copy.send(second, [0, 1, 2]) == {0: 0, 1: 8, 2: 0}
 
 
 def test_of_a_stack_that_grows_only_new_rows_are_sent():
@@ -36,16 +36,16 @@ def test_of_a_stack_that_grows_only_new_rows_are_sent():
     byte_counts = []
     for old, new in zip([None, *stacks], stacks, strict=False):
         ledger.update({"past": old} if old is not None else {}, {"past": new})
-        byte_counts.append(ledger.send({"past": new}, [0]))
+        byte_counts.append(ledger.send({"past": new}, [0])[0])
     assert byte_counts == [0, 8, 16]
     copy = BroadcastTracker()
     copy.restore(json.loads(json.dumps(ledger.notes())))
-    assert copy.send({"past": stacks[2]}, [0, 1]) == 0 + 24
+    assert copy.send({"past": stacks[2]}, [0, 1]) == {0: 0, 1: 24}
     new_stack = torch.cat([torch.zeros(1, 2), torch.ones(3, 2)])
     copy.update({"past": stacks[2]}, {"past": new_stack})
-    assert copy.send({"past": new_stack}, [0]) == 32
+    assert copy.send({"past": new_stack}, [0]) == {0: 32}
     copy.update({"past": new_stack}, {"past": new_stack[:2]})
-    assert copy.send({"past": new_stack[:2]}, [0]) == 16
+    assert copy.send({"past": new_stack[:2]}, [0]) == {0: 16}
 
 
 def test_what_comes_back_is_sent_again():
@@ -55,9 +55,9 @@ def test_what_comes_back_is_sent_again():
     """
     variates, ledger = {"c": torch.zeros(1)}, BroadcastTracker()
     ledger.update({}, variates)
-    assert ledger.send(variates, [0]) == 4
+    assert ledger.send(variates, [0]) == {0: 4}
     ledger.update({}, variates)
-    assert ledger.send(variates, [0]) == 4
+    assert ledger.send(variates, [0]) == {0: 4}
 
 
 def test_a_ledger_keeps_one_number_a_client():

@@ -25,6 +25,7 @@ def test_groups_control_variates_and_hostile_clients_elsewhere(
         "server_optimizer": "fedavgm:0.5",
         "attack": "label-flip",
         "attackers": 0.34,
+        "client_devices": "phones",
         "together": together,
         "epochs": 1,
     }
@@ -32,6 +33,7 @@ def test_groups_control_variates_and_hostile_clients_elsewhere(
         lambda: make_bench(torch.float32, augment="none", **settings), small_method(name)
     )
     assert outcome(away) == outcome(local)
+    assert away.result.curve_seconds == local.result.curve_seconds != []
     assert bits(away.server.controls.server) == bits(local.server.controls.server)
     assert {k: bits(v) for k, v in away.residuals.items()} == {
         k: bits(v) for k, v in local.residuals.items()

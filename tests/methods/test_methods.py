@@ -9,6 +9,7 @@ from fczoo.core.options import dataclass_options, quirks
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import drop, select
 from fczoo.federation.server import broadcast
+from fczoo.federation.settings_checks import normalisation_of
 
 # --- what crosses the wire
 
@@ -67,18 +68,14 @@ def test_quirks_are_off_by_default():
 def test_normalisation_by_data_set_is_the_released_one():
     from fczoo import Settings
 
-    assert Settings.for_dataset("cifar100").normalisation == (None, None)
-    assert Settings.for_dataset("cifar100", norm_by_dataset=True).normalisation == (
+    assert normalisation_of(Settings.for_dataset("cifar100")) == (None, None)
+    assert normalisation_of(Settings.for_dataset("cifar100", norm_by_dataset=True)) == (
         (0.5, 0.5, 0.5),
         (0.5, 0.5, 0.5),
     )
-    assert Settings.for_dataset(
-        "cars196", norm_by_dataset=True, std=(2.0, 2.0, 2.0)
-    ).normalisation == (
-        (0.0, 0.0, 0.0),
-        (2.0, 2.0, 2.0),
-    )
-    mean, std = Settings.for_dataset("cub200", norm_by_dataset=True).normalisation
+    given = Settings.for_dataset("cars196", norm_by_dataset=True, std=(2.0, 2.0, 2.0))
+    assert normalisation_of(given) == ((0.0, 0.0, 0.0), (2.0, 2.0, 2.0))
+    mean, std = normalisation_of(Settings.for_dataset("cub200", norm_by_dataset=True))
     assert mean == (0.485, 0.456, 0.406) and std == (0.229, 0.224, 0.225)
     with pytest.raises(FczooError, match="has no values for digits"):
-        _ = Settings.for_dataset("digits", norm_by_dataset=True).normalisation
+        _ = normalisation_of(Settings.for_dataset("digits", norm_by_dataset=True))

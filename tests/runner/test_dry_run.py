@@ -71,8 +71,8 @@ def test_operations_of_a_linear_head_by_hand() -> None:
     from a kept pass.
     """
     cost = first_round(create_method("fedavg", tune="head"), Settings())
-    assert cost.step.flops == 2 * 2 * 128 * 10
-    assert 0 < cost.step.activations < 10_000
+    assert cost.flops == 2 * 2 * 128 * 10
+    assert 0 < cost.activations < 10_000
 
 
 def test_operations_of_full_training_are_three_forwards() -> None:
@@ -86,7 +86,7 @@ def test_operations_of_full_training_are_three_forwards() -> None:
         v.numel() for k, v in cost.trained.items() if k.startswith("full.blocks") and v.dim() == 2
     )
     forward = 2 * matrices * 65
-    assert 2.4 * forward < cost.step.flops < 3.3 * forward  # the last block works on one row only
+    assert 2.4 * forward < cost.flops < 3.3 * forward  # the last block works on one row only
 
 
 def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.core.metrics import METRICS, MORE_METRICS
 from fczoo.core.registry import create_method
-from fczoo.runner import trackers as loggers
-from fczoo.runner.trackers import LOGGERS, Logger, Logging, check_loggers
+from fczoo.runner.trackers import LOGGERS, Logger, check_loggers
 from helpers_cli import TINY
 
 SMALL = [*TINY, "--rounds", "2", "--tasks", "2", "--clients", "2"]
@@ -29,11 +28,18 @@ class Diary(Logger):
     broken = -1
     pages: list[tuple] = []
 
-    def open(self, folder, name, config):
+    def open(self, name, config):
         if self.broken == 0:
             raise ConnectionError("no server\nat all")
         self.pages.append(
-            ("open", folder.name, name, config["fedavg.tune"], config["rounds"], config["seed"])
+            (
+                "open",
+                self.folder.name,
+                name,
+                config["fedavg.tune"],
+                config["rounds"],
+                config["seed"],
+            )
         )
 
     def log(self, values, step):
@@ -70,7 +76,7 @@ def test_a_logger_gets_every_round_and_task_and_is_closed(diary, tmp_path):
 
 def test_a_logger_gets_the_accuracy_of_rounds_that_are_evaluated(diary, tmp_path):
     record = {"loss": 1.0, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
-    with Logging("math", tmp_path, {"rounds": 2}) as tracker:
+    with diary(tmp_path, {"rounds": 2}) as tracker:
         tracker.start(create_method("fedavg"), 0, 2, 2, 0)
         tracker.round(record)
         tracker.round({**record, "accuracy": 50.0})
@@ -96,8 +102,8 @@ def test_a_tracker_that_fails_late_costs_a_warning_and_one_that_cannot_begin_end
 
 
 def test_a_failing_run_closes_its_logger(diary, tmp_path):
-    with pytest.raises(ZeroDivisionError), Logging("math", tmp_path, {"rounds": 1}) as logging_:
-        logging_.running = True
+    with pytest.raises(ZeroDivisionError), diary(tmp_path, {"rounds": 1}) as logger:
+        logger.running = True
         raise ZeroDivisionError
     assert diary.pages == [("close",)]
 
@@ -127,8 +133,8 @@ def test_the_real_package_takes_the_numbers(name, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    logger = loggers.LOGGERS[name]()
-    logger.open(tmp_path, "fedavg seed 0", {"rounds": 2, "blocks": (0, 1), "order": None})
+    logger = LOGGERS[name](tmp_path, {})
+    logger.open("fedavg seed 0", {"rounds": 2, "blocks": (0, 1), "order": None})
     logger.log({"loss": 0.5, "A_N": 71.25}, 1)
     logger.close()
     written = [p for p in tmp_path.rglob("*") if p.is_file()]

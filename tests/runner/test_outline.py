@@ -16,7 +16,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import nbytes
 from fczoo.runner import cost
-from fczoo.runner.cost import Step, first_round, measure
+from fczoo.runner.cost import FirstRound, first_round, measure
 from fczoo.runner.outline import LARGE, Outlines
 from fczoo.runner.timing import StepTimer
 
@@ -119,11 +119,11 @@ def test_query_features_are_counted_once_per_image() -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         frozen(torch.zeros(1, 3, 32, 32))
     head, resize_flops = create_method("fedavg", tune="head"), 2 * 3 * (32 * 8 * 8 + 32 * 32 * 8)
-    cache = first_round(head, Settings(augment="none")).step
-    assert cache.query == counter.get_total_flops() + resize_flops
+    cache = first_round(head, Settings(augment="none"))
+    assert cache.query_flops == counter.get_total_flops() + resize_flops
     assert cache.flops == 2 * 2 * 128 * 10
-    moving = first_round(head, Settings(augment="flip", cache_queries=False)).step
-    assert moving.query == 0 and moving.flops > counter.get_total_flops()
+    moving = first_round(head, Settings(augment="flip", cache_queries=False))
+    assert moving.query_flops == 0 and moving.flops > counter.get_total_flops()
 
 
 def test_time_of_long_steps_is_that_of_their_operations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +133,10 @@ def test_time_of_long_steps_is_that_of_their_operations(monkeypatch: pytest.Monk
     """
     timer = StepTimer(Settings())
     monkeypatch.setitem(vars(timer), "speed", 1e9)
-    step = Step(flops=3 * 10**9, activations=0, query=2 * 10**9)
-    assert timer.seconds(create_method("hgp"), step, image_steps=20, images=5) == pytest.approx(70)
-    assert timer.seconds(create_method("fedncm"), step, image_steps=20, images=5) == 0
+    cost_of_step = {"flops": 3 * 10**9, "activations": 0, "query_flops": 2 * 10**9}
+    seen = FirstRound(trained={}, up=0, received={}, weights=0, **cost_of_step)
+    assert timer.seconds(create_method("hgp"), seen, image_steps=20, images=5) == pytest.approx(70)
+    assert timer.seconds(create_method("fedncm"), seen, image_steps=20, images=5) == 0
 
 
 def test_an_outline_holds_one_row_and_has_its_shape() -> None:

@@ -13,8 +13,8 @@ from fczoo.runner.executors.ray_clients import (
     PARTS,
     TRIES,
     ClientBatches,
+    ClientWorkers,
     WorkerResponse,
-    Workers,
     _worker_count,
 )
 from fczoo.runner.warnings import LocatedWarning, WarningCollector
@@ -67,7 +67,7 @@ class Ray:
         for actor in instances:
             actor.ready = Call(self, ready, True)
             actor.answer = Call(self, lambda cell, question, groups: give(groups), False)
-        self.workers = Workers(self, instances)
+        self.workers = ClientWorkers(self, instances)
 
     def put(self, value: Any) -> Any:
         return value
@@ -115,18 +115,17 @@ def test_blocks_are_an_even_part_of_what_is_left_within_bounds():
     20 groups, one worker: of 19 a quarter would be 4, but 3 answers fit; then 3 of 13, 2 of 10.
     """
     blocks = ClientBatches(make_groups(20), 20, 1)
-    sizes = [len(next(blocks).groups)]
+    sizes = [len(next(blocks))]
     blocks.longest = BLOCK // 3
-    sizes += [len(next(blocks).groups) for _ in range(2)]
+    sizes += [len(next(blocks)) for _ in range(2)]
     blocks.longest = 1
     last_blocks = list(blocks)
     assert PARTS == 4 and sizes == [1, 3, 3]
-    assert [len(block.groups) for block in last_blocks] == [3, 2, 2, 1, 1, 1, 1, 1, 1]
-    assert [block.number for block in last_blocks] == list(range(3, 12))
-    assert last_blocks[0].groups[0] == b"7"
+    assert [len(block) for block in last_blocks] == [3, 2, 2, 1, 1, 1, 1, 1, 1]
+    assert last_blocks[0][0] == b"7"
     blocks = ClientBatches(make_groups(2), 2, 1)
     blocks.longest = 2 * BLOCK
-    assert [block.groups for block in blocks] == [[b"0"], [b"1"]]
+    assert list(blocks) == [[b"0"], [b"1"]]
 
 
 def test_clients_whose_worker_died_are_asked_of_another(capsys):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fczoo.core.errors import FczooError
-from fczoo.core.payload import Payload, samples
+from fczoo.core.payload import Payload, samples, whole_tensors
 from fczoo.core.payload import rows as rows_of
 from fczoo.core.registry import METHODS
 from fczoo.core.training import Optim, Training
@@ -104,6 +104,24 @@ def test_a_broken_upload_is_turned_away_with_a_reason(bad, reason):
     assert reasons.keys() == {0}
     assert reason in reasons[0]
     assert "\n" not in reasons[0]
+
+
+def test_counts_are_bounded_by_the_clients_images_and_epochs():
+    """``usage`` counts images and ``local_steps`` steps, so no client can count more of them."""
+    uploads = {"usage": whole_tensors("counts"), "local_steps": whole_tensors("counts")}
+    training, limits = replace(TRAINING, uploads=uploads), {0: {"usage": 10, "local_steps": 4}}
+
+    def reasons(usage, steps):
+        names = {"gauss.label": None, "gauss.count": None, "gauss.var": None}
+        counts = {"usage": torch.tensor(usage), "local_steps": torch.tensor(steps)}
+        sent = {0: upload(0, **names, **counts)}
+        return validate_uploads(sent, BEFORE, training, TASK, {0: 5}, counts=limits)[1]
+
+    assert reasons([10.0, 0.0], 4.0) == {}
+    assert reasons([10.0, 11.0], 4.0) == {0: "usage has a count of 11, at most 10 for 5 images"}
+    assert reasons([9.0, 9.0], 1e6) == {
+        0: "local_steps has a count of 1e+06, at most 4 for 5 images"
+    }
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_killed_sites_go_on_from_their_folders(make_bench, small_method, tmp_pat
     )
 
     def start_site(number: int) -> Site:
-        return Site(own_world(bench, number), method, 0, number, tmp_path / str(number))
+        return Site(own_world(bench, number), method, 0, number, NAMES, tmp_path / str(number))
 
     way = Dying(start_site, sites_of(bench, method, tmp_path))
     remote, simulation = server_of(bench, method, way), simulate(bench, method)
@@ -85,7 +85,8 @@ def test_damaged_answers_are_told_and_left_out(make_bench, small_method, tmp_pat
     run = server_of(bench, method, Broken(sites_of(bench, method, tmp_path)))
     result = run.run()
     assert {entry["client"] for entry in result.rejected} == {2}
-    assert "site lyon sent no upload" in caplog.text
+    assert all(entry["reason"].startswith("sent no upload: ") for entry in result.rejected)
+    assert "site lyon: sent no upload: " in caplog.text
 
 
 def test_an_answer_to_another_question_is_left_out(make_bench, small_method, tmp_path, caplog):
@@ -150,6 +151,10 @@ def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, ch
         ({"version": {"torch": "1.0"}}, "version torch is .* here and 1.0 at the server"),
         ({"method": {"name": "fedncm"}}, "method name is fedavg here and fedncm at the server"),
         ({"seed": 1}, "seed is 0 here and 1 at the server"),
+        (
+            {"sites": ["rome", "paris", "lyon"]},
+            "sites, entry 1 is paris here and rome at the server",
+        ),
     ],
 )
 def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms, words):
@@ -210,8 +215,9 @@ def test_a_site_whose_agreement_has_changed_leaves_the_run(
     assert sites_of(bench, method, tmp_path)[0].standing.run == "a run"
     way.sites[0] = sites_of(make_bench(epochs=2, rounds=1), method, tmp_path)[0]
     result = run.run()
-    assert {(r["client"], r["reason"]) for r in result.rejected} == {(0, "dropped out")}
-    assert "site paris: the site has not enrolled in this run; begin the run again" in caplog.text
+    reason = "refused: the site has not enrolled in this run; begin the run again"
+    assert {(r["client"], r["reason"]) for r in result.rejected} == {(0, reason)}
+    assert f"site paris: {reason}" in caplog.text
 
 
 def test_a_site_that_fails_is_left_out_and_no_text_of_its_error_leaves(
@@ -226,13 +232,14 @@ def test_a_site_that_fails_is_left_out_and_no_text_of_its_error_leaves(
 
     monkeypatch.setattr(sites[1], "_client", failing)
     result = run.run()
-    assert {(r["client"], r["reason"]) for r in result.rejected} == {(1, "dropped out")}
+    reason = "refused: RuntimeError at the site; its log has the reason"
+    assert {(r["client"], r["reason"]) for r in result.rejected} == {(1, reason)}
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    reason = "site rome: RuntimeError at the site; its log has the reason"
-    assert warnings and set(warnings) == {f"{reason}; the round continues without it"}
+    assert warnings and set(warnings) == {f"site rome: {reason}; the round continues without it"}
     for number in (0, 2):
         monkeypatch.setattr(sites[number], "_client", failing)
-    with pytest.raises(FczooError, match=r"^site paris: RuntimeError at the site; its log has"):
+    words = f"no site sends valid uploads in task 1, round 1; site paris: {reason}; site rome"
+    with pytest.raises(FczooError, match=f"^{words}"):
         server_of(bench, method, LocalConnection(sites), "another").run()
 
 

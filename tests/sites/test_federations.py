@@ -25,8 +25,8 @@ from fczoo.federation.result import read_result
 from fczoo.sites import node, transport
 from fczoo.sites.credentials import read_place
 from fczoo.sites.federation_config import read_agreement
-from fczoo.sites.server import CHECKPOINT, RUN_START_FILE
 from fczoo.sites.site import STATE_FORM
+from fczoo.sites.site_data import CHECKPOINT, RUN_START_FILE
 from helpers_site_folders import simulated_folders
 from helpers_sites import NAMES, free_port
 
@@ -130,7 +130,10 @@ def without_a_class(data: Path, folder: Path) -> Path:
     ("kind", "reason"),
     [
         ("no test image", "no test image of class eel in "),
-        ("too large", "site paris: its answer has "),
+        (
+            "too large",
+            "no site sends valid uploads in task 1, round 1; site paris: refused: its answer",
+        ),
         ("an error", "ZeroDivisionError at the server: numbers; its fczoo.log has more"),
         ("a full disk", "No space left on device: result.json"),
     ],
@@ -180,6 +183,18 @@ def test_a_server_that_is_stopped_says_so_and_can_be_started_again(federation, d
     assert "Error: it was stopped; start it again to resume" in result.output
     assert "it was stopped" in (federation / "server" / "failed.json").read_text()
     assert run_command("status", federation / "server").output.startswith("failed, ")
+
+
+def test_sites_learn_that_the_server_kept_no_model(federation, data, monkeypatch):
+    class WithoutModel:
+        def run_to(self, outcome: Path) -> None:
+            outcome.write_text("{}")
+
+    monkeypatch.setattr(node, "open_server", lambda *_: WithoutModel())
+    with sites_in_threads(federation, data, *NAMES) as outcomes:
+        node.start(federation / "server", data / "test", 60.0)
+    message = "the run is completed, but there is no model to fetch: the server has kept no model"
+    assert all(str(error).startswith(message) for error in outcomes.values()), outcomes
 
 
 def test_a_site_that_is_absent_is_named(federation, data, monkeypatch):
@@ -357,7 +372,10 @@ def test_a_second_server_leaves_the_first_ones_files(federation, data):
         first.listen()
         result = serve(federation, data / "test")
     assert result.exit_code == 1
-    assert "Error: the server cannot have port " in result.output
+    (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+    assert line.startswith("Error: the server cannot have port ")
+    assert json.loads((server / "failed.json").read_text()) == {"reason": line[len("Error: ") :]}
+    assert run_command("status", server).output.startswith("failed, 0 s")
     with node._only_process(server):
         result = serve(federation, data / "test")
     assert result.exit_code == 1 and "another process is running in " in result.output

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from fczoo import create_method
 from fczoo.cli.app import main
 from fczoo.federation.result import read_result
-from fczoo.sites.server import CHECKPOINT, RUN_START_FILE
+from fczoo.sites.site_data import CHECKPOINT, RUN_START_FILE
 from helpers_site_folders import simulated_folders
 from helpers_sites import NAMES
 

@@ -1,6 +1,8 @@
 """Sites that send what no honest site sends: the run continues without them."""
 
+import re
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +11,14 @@ from fczoo import FczooError
 from fczoo.sites.federation_config import check_image_counts, read_agreement, write_agreement
 from fczoo.sites.messages import (
     ENROLMENT,
+    LARGEST_HEADER,
     UPLOAD,
     About,
     Enrolment,
+    InvalidMessage,
     Refusal,
     deserialize,
+    is_call,
     refusal_reason,
     serialize,
 )
@@ -66,10 +71,10 @@ CHANGES = {
     "complex": (as_type(torch.complex64), "is torch.complex64, expected dense real numbers"),
     "no elements": (upload(change_tensors=lambda v: v[:0]), "has shape (0,"),
     "size zero": (upload(change_tensors=lambda v: v.new_empty((3, 0))), "has shape (3, 0)"),
-    "exemplars": (upload({"exemplars": []}), "dropped out"),
+    "exemplars": (upload({"exemplars": []}), "sent no upload: its exemplars are of other tasks"),
     "no images": (upload({"images": 0}), "claims 0 samples"),
     "many images": (upload({"images": 10_000_000}), "claims 10000000 samples, it has"),
-    "refusal": (lambda _: serialize(REFUSAL_FORM, Refusal("no\x1b[2J" * 9999)), "dropped out"),
+    "refusal": (lambda _: serialize(REFUSAL_FORM, Refusal("no\x1b[2J" * 9999)), "refused: no[2Jno"),
 }
 
 
@@ -89,6 +94,105 @@ def test_one_site_does_not_end_a_run(make_bench, small_method, tmp_path, caplog,
     for record in caplog.records:
         line = record.getMessage()
         assert line.isprintable() and len(line) < 300
+
+
+def test_a_site_cannot_claim_more_steps_than_its_schedule_has(make_bench, small_method, tmp_path):
+    """FedNova scales the changes of all sites by the mean number of steps.
+
+    A site with n images has 2 epochs of ceil(n / 3) steps in each task.
+    """
+    bench = make_bench(epochs=2, rounds=1, batch_size=3, local="fednova")
+    method = small_method("fedavg", tune="head")
+
+    def change(answer):
+        about, tensors = deserialize(UPLOAD, answer, About)
+        steps = {n: v + 1 for n, v in tensors.items() if n == "local_steps"}
+        return serialize(UPLOAD, about, {**tensors, **steps})
+
+    result = server_of(bench, method, Hostile(sites_of(bench, method, tmp_path), change)).run()
+    images = [len(task[0]) for task in bench.partition.tasks]
+    steps = [2 * -(-n // 3) for n in images]
+    assert [(entry["client"], entry["reason"]) for entry in result.rejected] == [
+        (0, f"local_steps has a count of {s + 1}, at most {s} for {n} images")
+        for s, n in zip(steps, images, strict=True)
+        if n
+    ]
+
+
+class SometimesHostile(LocalConnection):
+    """Change the answers of site 0 while it is the only one that is asked."""
+
+    def __init__(self, sites, change):
+        super().__init__(sites)
+        self.change, self.alone = change, 0
+
+    def __call__(self, questions, limit, /):
+        answers = super().__call__(questions, limit)
+        if list(questions) == [0]:
+            self.alone += 1
+            answer = self.change(answers[0])
+            return {} if answer is None else {0: answer}
+        return answers
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("fedavg", "2 exchanges with"),  # two rounds
+        ("fedncm", "1 exchange with"),  # statistics as the task begins
+        ("fedclm", "3 exchanges with"),  # two rounds, statistics as the task ends
+        ("dolfin", "4 exchanges with"),  # two rounds, statistics at both ends
+    ],
+)
+def test_the_only_site_of_a_task_does_not_end_a_run(make_bench, small_method, tmp_path, name, note):
+    """No other site has images of the second task, and this one sends nothing of use."""
+    bench = make_bench(epochs=1, rounds=2, batch_size=8)
+    tasks = list(bench.partition.tasks)
+    tasks[1] = type(tasks[1])([tasks[1][0], tasks[1][0][:0], tasks[1][0][:0]])
+    bench = replace(bench, partition=replace(bench.partition, tasks=tuple(tasks)))
+    change = {"fedavg": lambda _: None, "fedncm": upload({"images": 10**6})}.get(
+        name, lambda _: serialize(REFUSAL_FORM, Refusal("no time"))
+    )
+    way = SometimesHostile(sites_of(bench, small_method(name), tmp_path), change)
+    run = server_of(bench, small_method(name), way)
+    result = run.run()
+    assert way.alone and len(result.accuracy) == 3
+    assert {entry["task"] for entry in result.skipped} == {1}
+    assert result.remark.endswith(f"{note} less than 1 valid upload: the state stayed")
+    reasons = {"fedavg": "dropped out", "fedncm": "claims 1000000 samples, it has"}
+    for entry in result.rejected:
+        assert entry["client"] == 0
+        assert entry["reason"].startswith(reasons.get(name, "refused: no time"))
+
+
+def test_fewer_uploads_than_agreed_are_not_merged(make_bench, small_method, tmp_path, monkeypatch):
+    """All three sites must upload, and one never does."""
+    method, bench = small_method("fedavg"), make_bench(epochs=1, rounds=1, min_clients=3)
+    way = Hostile(sites_of(bench, method, tmp_path), upload({"images": 0}))
+    run, merged = server_of(bench, method, way), []
+    monkeypatch.setattr(run.server, "merge", lambda *uploads: merged.append(uploads))
+    result = run.run()
+    assert len(result.accuracy) == 3 and not merged
+    assert [entry["moment"] for entry in result.skipped if entry["moment"] == 0] == [0, 0, 0]
+
+
+def test_a_server_that_loses_all_sites_ends(make_bench, small_method, tmp_path):
+    bench = make_bench(epochs=1, rounds=3)
+
+    class Lost(LocalConnection):
+        def __call__(self, questions, limit, /):
+            lost = {k for k in questions if len(self.passed) >= 6}  # after enrolment and a round
+            answers = super().__call__(questions, limit)
+            return {k: answer for k, answer in answers.items() if k not in lost}
+
+    run = server_of(
+        bench, small_method("fedavg"), Lost(sites_of(bench, small_method("fedavg"), tmp_path))
+    )
+    words = "no site sends valid uploads in task 1, round 2; site paris: dropped out; site rome: "
+    with pytest.raises(
+        FczooError, match=f"^{words}.*; start the sites, then the server to resume$"
+    ):
+        run.run()
 
 
 def test_a_site_cannot_claim_more_images_than_agreed(make_bench, small_method):
@@ -136,10 +240,21 @@ def test_a_server_needs_memory_for_the_largest_site_only(make_bench):
 
 
 def test_refusals_are_one_short_line():
-    answer = serialize(REFUSAL_FORM, Refusal("no\x1b[31m\nway " + "x" * 30_000_000))
+    answer = serialize(REFUSAL_FORM, Refusal("no\x1b[31m\nway " + "x " * 1_000_000))
     sites = Sites(["paris"], lambda *_: {0: answer})
-    with pytest.raises(FczooError) as caught:
-        list(sites.uploads([0], answer, 10))
-    assert str(caught.value).startswith("site paris: no[31m way ")
-    assert len(str(caught.value)) < 300
-    assert len(refusal_reason(answer)) > 30_000_000
+    assert list(sites.uploads([0], answer, 10)) == [None]
+    assert sites.failures[0].startswith("refused: no[31m way x x x")
+    assert len(sites.failures[0]) < 300
+    assert len(refusal_reason(answer)) > 2_000_000
+
+
+def test_a_message_has_a_header_of_limited_size():
+    """What becomes Python objects is limited, whatever an answer may have in tensors."""
+    answer = serialize(REFUSAL_FORM, Refusal("x" * (LARGEST_HEADER + 1)))
+    reason = rf"its header has \d+ bytes, at most {LARGEST_HEADER} are read"
+    for read in (refusal_reason, is_call, lambda content: deserialize(UPLOAD, content, About)):
+        with pytest.raises(InvalidMessage, match=reason):
+            read(answer)
+    sites = Sites(["paris"], lambda *_: {0: answer})
+    assert list(sites.uploads([0], b"", 10)) == [None]
+    assert re.fullmatch(f"sent no upload: {reason}", sites.failures[0])

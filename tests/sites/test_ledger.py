@@ -9,7 +9,7 @@ from fczoo.security.privacy import composed_epsilon, epsilon
 from fczoo.sites.ledger import PrivacyLedger
 from fczoo.sites.messages import CALL, REFUSAL, Call, Refusal, deserialize, serialize
 from fczoo.sites.site import Site
-from helpers_sites import LocalConnection, own_world, server_of, sites_of
+from helpers_sites import NAMES, LocalConnection, own_world, server_of, sites_of
 
 NOISY = {"dp_clip": 1.0, "dp_noise": 8.0, "dp_secure": True}
 SETTINGS = Settings(dataset="toy", **NOISY)
@@ -97,7 +97,7 @@ def test_a_curious_server_gets_no_more_than_the_budget(make_bench, small_method,
     bench = make_bench(rounds=1, epochs=1, batch_size=8, **NOISY)
     method = small_method("fedavg", tune="head")
     ledger = PrivacyLedger(tmp_path / "ledger.json", composed_epsilon([(8.0, 2)], 1e-5) + 1e-6)
-    site = Site(own_world(bench, 0), method, 0, 0, tmp_path, ledger)
+    site = Site(own_world(bench, 0), method, 0, 0, NAMES, tmp_path, ledger)
     way = LocalConnection(sites_of(bench, method, tmp_path / "sites"))
     server_of(bench, method, way, "run 0").run()
     question = next(q for number, q, _ in way.passed[3:] if number == 0)
@@ -113,7 +113,7 @@ def test_a_curious_server_gets_no_more_than_the_budget(make_bench, small_method,
         "would bring the institution's epsilon" in deserialize(REFUSAL, answer, Refusal)[0].reason
     )
     # the ledger survives the folder of the site
-    other = Site(own_world(bench, 0), method, 0, 0, tmp_path / "sites" / "1", ledger)
+    other = Site(own_world(bench, 0), method, 0, 0, NAMES, tmp_path / "sites" / "1", ledger)
     answer = other.answer(serialize(CALL, Call("run 2", terms)))
     assert (
         "would bring the institution's epsilon" in deserialize(REFUSAL, answer, Refusal)[0].reason

@@ -8,9 +8,9 @@ import torch
 from fczoo import FczooError
 from fczoo.federation.checkpoint import form_of, seal_of
 from fczoo.sites.messages import CALL, read_request
-from fczoo.sites.server import CHECKPOINT, RUN_START_FILE
 from fczoo.sites.site import Site
-from helpers_sites import LocalConnection, own_world, server_of, sites_of
+from fczoo.sites.site_data import CHECKPOINT, RUN_START_FILE
+from helpers_sites import NAMES, LocalConnection, own_world, server_of, sites_of
 
 
 class PowerCut(BaseException):
@@ -56,7 +56,7 @@ def site_starter(bench, method, folder):
     def start_site(number: int) -> Site:
         site_folder = folder / str(number)
         site_folder.mkdir(exist_ok=True)
-        return Site(own_world(bench, number), method, 0, number, site_folder)
+        return Site(own_world(bench, number), method, 0, number, NAMES, site_folder)
 
     return start_site
 

@@ -141,6 +141,16 @@ def test_questions_and_answers_pass(federation, listener):
     assert listener.connected_sites == ["paris", "lyon"]
 
 
+def test_a_server_without_any_site_ends(federation, listener, monkeypatch):
+    """A site that waits for a question is there; without a request of any site no one is."""
+    monkeypatch.setattr(transport, "POLL", 0.1)
+    link_of(federation, "rome").request(QUESTION, statuses=(204,))
+    assert listener({0: b"what"}, 100) == {}
+    monkeypatch.setattr(transport, "ABSENT", 0.0)
+    with pytest.raises(FczooError, match=r"^no site is connected; start the sites"):
+        listener({0: b"what"}, 100)
+
+
 def test_a_site_waits_for_its_question(federation, listener, monkeypatch):
     monkeypatch.setattr(transport, "POLL", 0.1)
     link = link_of(federation, "rome")

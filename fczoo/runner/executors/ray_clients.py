@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -52,9 +52,11 @@ def clients_on_ray(
     try:
         torch.set_num_threads(execution.threads)
         count = min(execution.jobs, _worker_count(ray.cluster_resources(), options))
-        actor = ray.remote(**options, max_restarts=-1, max_task_retries=0)(Worker)
+        actor = ray.remote(**options, max_restarts=-1, max_task_retries=0)(ClientWorker)
         command = command_in(out)
-        workers = Workers(ray, [actor.remote(command, execution.threads) for _ in range(count)])
+        workers = ClientWorkers(
+            ray, [actor.remote(command, execution.threads) for _ in range(count)]
+        )
         yield lambda run: partial(workers.answers, ray.put(run))
     finally:
         torch.set_num_threads(threads)
@@ -85,7 +87,7 @@ class WorkerResponse:
     warnings: Mapping[str, Sequence[LocatedWarning]] = field(default_factory=dict)  # by level
 
 
-class Worker:
+class ClientWorker:
     """In an actor: answers for clients of the run that it is asked about."""
 
     def __init__(self, command: Command, threads: int):
@@ -127,35 +129,27 @@ class Worker:
         return self.request
 
 
-class ClientBatch(NamedTuple):
-    """Groups of clients that are asked in one call."""
+class ClientBatches(Iterator[list[bytes]]):
+    """Groups of clients in batches: a call costs some milliseconds for one group or for many.
 
-    number: int
-    groups: Sequence[bytes]
-
-
-class ClientBatches(Iterator[ClientBatch]):
-    """Groups in blocks: a call costs some milliseconds, whether it is about one group or many.
-
-    They become smaller towards the end, so that all workers end at about the same time. The first
-    ones are single groups, until it is known how long an answer is.
+    Batches become smaller towards the end, so that all workers end at about the same time. The
+    first ones are single groups, until it is known how long an answer is.
     """
 
     def __init__(self, groups: Iterable[bytes], count: int, workers: int):
         self.groups, self.left, self.workers = iter(groups), count, workers
-        self.number, self.longest = -1, BLOCK  # bytes of the longest answer to the last call
+        self.longest = BLOCK  # bytes of the longest answer to the last call
 
-    def __next__(self) -> ClientBatch:
+    def __next__(self) -> list[bytes]:
         size = min(self.left // (PARTS * self.workers), BLOCK // self.longest)
         groups = list(islice(self.groups, max(1, size)))
         if not groups:
             raise StopIteration
         self.left -= len(groups)
-        self.number += 1
-        return ClientBatch(self.number, groups)
+        return groups
 
 
-class Workers:
+class ClientWorkers:
     """Actors, and which of them are free."""
 
     def __init__(self, ray: Any, actors: Sequence[Any]):
@@ -173,22 +167,19 @@ class Workers:
 
         Raises FczooError for what a worker says has failed, and for clients at which workers die.
         """
-        question_reference, todo = (
-            [self.ray.put(question)],
-            ClientBatches(groups, count, self.count),
-        )
-        waiting = deque(
-            islice(todo, 1)
-        )  # one batch is made ahead, the others when a worker is free
-        out: dict[Any, ClientBatch] = {}
+        question_reference = [self.ray.put(question)]
+        batches = ClientBatches(groups, count, self.count)
+        todo = enumerate(batches)
+        waiting = deque(islice(todo, 1))  # one is made ahead, the others when a worker is free
+        out: dict[Any, tuple[int, list[bytes]]] = {}
         answers_by_number: dict[int, Sequence[bytes]] = {}
         deaths, number = Counter[int](), 0
         while waiting or out or answers_by_number:
-            while self.free and waiting and waiting[0].number < number + AHEAD * self.count:
-                batch, actor = waiting.popleft(), self.free.pop()
+            while self.free and waiting and waiting[0][0] < number + AHEAD * self.count:
+                (place, batch), actor = waiting.popleft(), self.free.pop()
                 waiting.extend(islice(todo, not waiting))
-                reference = actor.answer.remote(run, question_reference, batch.groups)
-                self.busy[reference], out[reference] = actor, batch
+                reference = actor.answer.remote(run, question_reference, batch)
+                self.busy[reference], out[reference] = actor, (place, batch)
             if number in answers_by_number:
                 yield from answers_by_number.pop(number)
                 number += 1
@@ -196,16 +187,16 @@ class Workers:
             reference, response = self._next()
             if reference not in out:  # an actor is there, or has done with what no one waits for
                 continue
-            batch = out.pop(reference)
+            place, batch = out.pop(reference)
             if isinstance(response, WorkerResponse):
-                answers_by_number[batch.number] = answers = _content(response)
-                todo.longest = max(map(len, answers))
+                answers_by_number[place] = answers = _content(response)
+                batches.longest = max(map(len, answers))
                 continue
-            deaths[batch.number] += 1
-            if deaths[batch.number] == TRIES:
+            deaths[place] += 1
+            if deaths[place] == TRIES:
                 raise FczooError(f"workers died {TRIES} times at the same clients: {response}")
             say(f"a worker died ({response}); its clients are asked once more")
-            waiting.appendleft(batch)
+            waiting.appendleft((place, batch))
 
     def _await(self, actor: Any) -> None:
         """Record an actor once it is ready.

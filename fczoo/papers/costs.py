@@ -1,0 +1,93 @@
+"""Costs that papers print: counts of numbers, which follow from shapes without any run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from fczoo.core.method import Method
+from fczoo.core.registry import METHODS
+from fczoo.core.tree import Tree, select
+from fczoo.federation.settings import Settings
+from fczoo.papers.tables import Number, Paper
+from fczoo.papers.variants import readings
+
+Measure = Callable[[Method, Settings], Mapping[str, Tree]]
+"""Function that returns a client's tensors: those it trains, those it sends by moment, the state."""
+HEAD = "head."
+
+
+@dataclass(frozen=True)
+class Count:
+    """A printed cost, and ours from the same settings."""
+
+    number: Number
+    ours: int
+    head: int  # how many of ours are the classifier's
+    boundary: int  # what is sent once per task in addition; 0 for costs that are not sent
+
+    @property
+    def agreement(self) -> str:
+        """Return whether ours rounds to the print, which has two decimals of a million."""
+        printed = f"{self.number.value / 1e6:.2f}"
+        if f"{self.ours / 1e6:.2f}" == printed:
+            return "yes"
+        whole = self.ours + self.boundary
+        return "yes, with what is sent per task" if f"{whole / 1e6:.2f}" == printed else "no"
+
+
+def count_costs(paper: Paper, numbers: Sequence[Number], measure: Measure) -> list[Count]:
+    """Count what the printed costs among some numbers count, at the settings of their rows.
+
+    Args:
+        paper: Paper that printed the numbers.
+        numbers: Numbers to choose from; those of methods without an implementation are left out.
+        measure: Function that returns a client's tensors.
+    """
+    counts, measured = [], dict[tuple[str, str], Mapping[str, Tree]]()
+    for number in numbers:
+        cost, row = paper.costs.get(number.metric), paper.row(number)
+        if cost is None or row.method not in METHODS.names():
+            continue
+        config = readings(paper, number)[0].config
+        key = config.method, row.dataset
+        if key not in measured:
+            measured[key] = measure(config.create_method(), config.settings)
+        tensors, prefixes = measured[key], cost.tensors.get(config.method)
+        chosen = tensors[cost.of]
+        chosen = select(chosen, *prefixes) if prefixes else chosen
+        head = _size({name: t for name, t in chosen.items() if HEAD in name})
+        sent_later = cost.of == "round" and _size(tensors.get("task_end", {}))
+        ours = _size(chosen) - (0 if cost.head else head)
+        counts.append(Count(number, ours, head if cost.head else 0, int(sent_later)))
+    return counts
+
+
+def _size(tree: Tree) -> int:
+    """Count numbers; labels and indices, which are integers, do not count."""
+    return sum(tensor.numel() for tensor in tree.values() if tensor.is_floating_point())
+
+
+def cost_table(counts: Sequence[Count]) -> str:
+    """Format counts next to the print, with and without the classifier.
+
+    Args:
+        counts: Costs in the order of the table.
+    """
+    rows = [
+        (
+            count.number.method,
+            count.number.dataset,
+            count.number.metric,
+            f"{count.number.value / 1e6:.2f}e6",
+            f"{count.ours:,}",
+            f"{count.ours - count.head:,}",
+            f"{count.boundary:,}" if count.boundary else "",
+            count.agreement,
+        )
+        for count in counts
+    ]
+    names = ["row", "data set", "cost", "paper's", "ours", "without classifier"]
+    names += ["once per task", "agrees"]
+    sides = ("left", "left", "left", "right", "right", "right", "right", "left")
+    return tabulate(rows, names, disable_numparse=True, colalign=sides)
