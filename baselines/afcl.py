@@ -28,7 +28,11 @@ class AFCL(Analytic):
     all of gamma, is ``gamma`` 0.
     """
 
-    paper = "AFL, CVPR 2025; AFCL, arXiv 2505.12245"
+    paper = (
+        'He et al., "AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained '
+        'Models", CVPR 2025; Tang et al., "AFCL: Analytic Federated Continual Learning for '
+        'Spatio-Temporal Invariance of Non-IID Data", arXiv 2505.12245'
+    )
     formulas = r"""
     $$W = \Bigl( \sum_k \sum_{x \in D_k} f(x) f(x)^\top + \gamma I \Bigr)^{-1} Q$$
 

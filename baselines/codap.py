@@ -72,7 +72,10 @@ class CODAPrompt(PromptedHead):
     are drawn by the server, orthogonal to the old.
     """
 
-    paper = "Smith et al., CVPR 2023"
+    paper = (
+        'Smith et al., "CODA-Prompt: COntinual Decomposed Attention-based Prompting for '
+        'Rehearsal-Free Continual Learning", CVPR 2023'
+    )
     formulas = r"""
     $$P(x) = \sum_m \alpha_m P_m$$
 

@@ -43,8 +43,9 @@ class DOLFIN(LinearHead):
     """
 
     paper = (
-        "DOLFIN, ICIAP 2025 workshops, arXiv 2510.13567; A chosen as in InfLoRA (Liang and Li, "
-        "CVPR 2024)"
+        'Moussadek et al., "DOLFIN: Balancing Stability and Plasticity in Federated Continual '
+        'Learning", ICIAP workshops 2025, arXiv 2510.13567; A chosen as in InfLoRA: Liang and Li, '
+        '"InfLoRA: Interference-Free Low-Rank Adaptation for Continual Learning", CVPR 2024'
     )
     formulas = r"""
     With $G = \sum_k X_k X_k^\top$ of a layer's inputs and $M$ a basis of earlier tasks' inputs:

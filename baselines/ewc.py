@@ -36,7 +36,8 @@ class EWC(TunedLinearHead):
 
     paper = (
         'Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS '
-        "2017; online form: Schwarz et al., ICML 2018"
+        '2017; online form: Schwarz et al., "Progress & Compress: A scalable framework for '
+        'continual learning", ICML 2018'
     )
     supports_recurring_classes = True
     formulas = r"""

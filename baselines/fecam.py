@@ -31,7 +31,10 @@ class FeCAM(Method):
     variance. A class with one image gets the mean covariance of the others.
     """
 
-    paper = "Goswami et al., NeurIPS 2023; federated by sums"
+    paper = (
+        'Goswami et al., "FeCAM: Exploiting the Heterogeneity of Class Distributions in '
+        'Exemplar-Free Continual Learning", NeurIPS 2023; federated by sums'
+    )
     formulas = r"""
     $$\hat y(x) = \underset{c}{\operatorname{argmin}}\;
     (\hat f - \mu_c)^\top R_c^{-1} (\hat f - \mu_c)$$

@@ -30,7 +30,10 @@ class FedCLM(TunedLinearHead):
     count and feature sum of every local class under the final global model.
     """
 
-    paper = "baseline of Guo et al., PILoRA, ECCV 2024"
+    paper = (
+        'baseline of PILoRA: Guo et al., "PILoRA: Prototype Guided Incremental LoRA for Federated '
+        'Class-Incremental Learning", ECCV 2024'
+    )
     formulas = r"""
     $$\hat y(x) = \underset{c}{\operatorname{argmin}}\; \lVert f_t(x) - \mu_c \rVert$$
 

@@ -27,7 +27,10 @@ class FedCOF(Analytic):
     learned. The server must see each client's sums by itself.
     """
 
-    paper = "Goswami et al., NeurIPS 2025, arXiv 2412.14326"
+    paper = (
+        'Goswami et al., "Covariances for Free: Exploiting Mean Distributions for Training-free '
+        'Federated Learning", NeurIPS 2025, arXiv 2412.14326'
+    )
     formulas = r"""
     $$S_c = \frac{1}{J_c - 1} \sum_k n_{k,c} (\mu_{k,c} - \mu_c)(\mu_{k,c} - \mu_c)^\top$$
 

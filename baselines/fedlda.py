@@ -25,8 +25,10 @@ class FedLDA(Analytic):
     """
 
     paper = (
-        "linear discriminant analysis (Fisher, 1936) from federated sums; tied form of FeCAM, "
-        "NeurIPS 2023"
+        'linear discriminant analysis from federated sums: Fisher, "The use of multiple '
+        'measurements in taxonomic problems", Annals of Eugenics 1936; tied form of FeCAM: Goswami '
+        'et al., "FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free '
+        'Continual Learning", NeurIPS 2023'
     )
     formulas = r"""
     $$\hat y(x) = \underset{c}{\operatorname{argmin}}\;

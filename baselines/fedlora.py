@@ -37,7 +37,11 @@ class FedLoRA(LinearHead):
     paper's, whose text could not be read.
     """
 
-    paper = "Fed-TaLoRA, arXiv 2505.12318; residual as in FedEx-LoRA"
+    paper = (
+        'Fed-TaLoRA: Yu et al., "Efficient Federated Class-Incremental Learning of Pre-Trained '
+        'Models via Task-agnostic Low-rank Residual Adaptation", arXiv 2505.12318; residual as in '
+        "FedEx-LoRA"
+    )
     formulas = r"""
     $$B = \sum_k \frac{n_k}{n} B_k$$
 

@@ -39,7 +39,10 @@ class FedProTIP(FOT):
     with ``identity=off``.
     """
 
-    paper = "Cha et al., FedProTIP, 2025, arXiv 2509.21606"
+    paper = (
+        'FedProTIP: Cha et al., "Task-Agnostic Federated Continual Learning via Replay-Free '
+        'Gradient Projection", arXiv 2509.21606'
+    )
     formulas = r"""
     In every step of a client, with $W_r$ the layer's weights as the round began:
 

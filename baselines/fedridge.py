@@ -29,7 +29,10 @@ class FedRidge(Analytic):
     images is never predicted.
     """
 
-    paper = "Fani et al., Fed3R, ICML 2024"
+    paper = (
+        'Fed3R: Fanì et al., "Accelerating Heterogeneous Federated Learning with Closed-form '
+        'Classifiers", ICML 2024'
+    )
     formulas = r"""
     $$G = \sum_x f(x) f(x)^\top$$
 

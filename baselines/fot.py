@@ -31,7 +31,10 @@ class FOT(LinearHead):
     here all classes compete.
     """
 
-    paper = "Bakman et al., ICLR 2024, arXiv 2309.01289"
+    paper = (
+        'Bakman et al., "Federated Orthogonal Training: Mitigating Global Catastrophic Forgetting '
+        'in Continual Federated Learning", ICLR 2024, arXiv 2309.01289'
+    )
     formulas = r"""
     $$\Delta W \leftarrow \Delta W (I - U U^\top)$$
 

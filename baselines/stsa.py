@@ -28,7 +28,10 @@ class STSA(AdaptableAnalytic):
     the pre-trained one.
     """
 
-    paper = "Guan et al., WWW 2026, arXiv 2506.01327"
+    paper = (
+        'Guan et al., "Enhancing Federated Class-Incremental Learning via Spatial-Temporal '
+        'Statistics Aggregation", WWW 2026, arXiv 2506.01327'
+    )
     formulas = r"""
     $$\varphi(x) = \max(0,\; R^\top f(x))$$
 

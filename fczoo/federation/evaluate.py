@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -163,21 +162,16 @@ def predictions(
 
 
 def evaluate(
-    method: Method,
-    world: World,
-    state: Tree,
-    task: Task,
-    batch_size: int,
-    own_models: Mapping[int, Tree] = MappingProxyType({}),
+    method: Method, world: World, models: Mapping[int | None, Tree], task: Task, batch_size: int
 ) -> Evaluation:
-    """Evaluate a state after ``task``, in one forward per test image of the tasks up to it.
+    """Evaluate models after ``task``, in one forward per test image of the tasks up to it.
 
-    ``own_models`` of clients take its place: each is tested on all images with an answer among the
-    client's classes. Accuracies are the means over these models.
+    ``models`` has the state of the server under None, or the clients' own models by their numbers:
+    each is tested on all images with an answer among the client's classes. Accuracies are the
+    means over these models.
     """
     gives_logits = method.training().gives_logits
     top, confident, of_model = [], [], dict[int | None, list[Tensor]]()
-    models: Mapping[int | None, Tree] = dict(own_models.items()) or {None: state}
     for client, model in models.items():
         of_model[client] = []
         for test_task in world.stream.tasks[: task.index + 1]:
@@ -219,18 +213,12 @@ def _confusion(parts: Sequence[Tensor], task: Task) -> list[list[int]]:
 
 
 def accuracy_row(
-    method: Method,
-    world: World,
-    state: Tree,
-    task: Task,
-    batch_size: int,
-    own_models: Mapping[int, Tree] = MappingProxyType({}),
+    method: Method, world: World, models: Mapping[int | None, Tree], task: Task, batch_size: int
 ) -> list[float]:
-    """Return the accuracy in percent on each task up to ``task``; NaN without test images.
+    """Return the accuracy of models in percent on each task up to ``task``; NaN without images.
 
-    ``own_models`` of clients take the place of the state, as in ``evaluate``.
+    ``models`` are those of ``evaluate``.
     """
-    models: Mapping[int | None, Tree] = dict(own_models.items()) or {None: state}
     return [
         _mean_accuracy(method, world, models, _test_index(world, test_task), task, batch_size)
         for test_task in world.stream.tasks[: task.index + 1]

@@ -94,7 +94,8 @@ def find_model(folder: str | Path) -> Path:
     models = [path for path in folders if not (path.parent / RECORD).is_file()]
     if not models:
         raise FczooError(
-            f"no model in {folder}; a run that has finished without --no-keep-model has one"
+            f"no model in {folder}; a finished run has one, but not with --no-keep-model or of a "
+            "method whose clients keep their own models, such as local"
         )
     if len(models) > 1:
         names = ", ".join(str(path.relative_to(folder)) for path in models[:4])

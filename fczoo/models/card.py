@@ -13,10 +13,10 @@ from fczoo.federation.model_record import ModelRecord
 
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 YEAR = re.compile(r"\b(19[3-9]\d|20\d\d)\b(?!\.)")
-AUTHORS = re.compile(r"(?:^|: )([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+)), ")
+AUTHORS = re.compile(r"(?:^|: )([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+|(?=, \"))), ")
 TITLE = re.compile('"([^"]+)"')
-JOURNALS = ("PNAS", "TPAMI")
-PLACE = re.compile(r"\b([A-Z][\w-]*(?: [\w-]+)?) (?:19|20)\d\d\b")
+JOURNALS = ("PNAS", "TPAMI", "Annals of Eugenics")
+PLACE = re.compile(r"(?:^|, )([A-Z][^,:()]*) (?:19|20)\d\d\b")
 
 FCZOO = f"""@software{{fczoo,
   title = {{fczoo}},
@@ -64,7 +64,8 @@ def _entry(method: type[Method], source: str, number: int) -> str:
         fields["author"] = authors[1].replace(" et al.", " and others")
     if title := TITLE.search(source):
         fields["title"] = f"{{{title[1]}}}"
-    place, year, paper = PLACE.search(source), YEAR.search(source), ARXIV.search(source)
+    rest = TITLE.sub("", source)  # a title may name a year
+    place, year, paper = PLACE.search(rest), YEAR.search(rest), ARXIV.search(rest)
     is_published = bool(title and place)
     kind = "misc"
     if place and is_published:

@@ -209,7 +209,7 @@ def own_accuracy(model: Classifier, bench: Benchmark) -> tuple[float, list[float
     batch = plan_of(bench.settings, seed, bench.backbone.device, clients, 0).pass_size
     state: Tree = {name: v.to(bench.backbone.device) for name, v in model.state.items()}
     with reproducible(bench.settings.deterministic):
-        row = accuracy_row(model.method, bench, state, model.task, batch)
+        row = accuracy_row(model.method, bench, {None: state}, model.task, batch)
     record = model.record
     return seen_accuracy([*record.accuracy[:-1], row], record.test_counts, len(row) - 1), row
 

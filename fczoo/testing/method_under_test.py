@@ -306,6 +306,28 @@ class MethodUnderTest:
             [self.method.predict(store.backbone, state, batch, evaluated_task) for batch in batches]
         )
 
+    def answers(self, record: Record, task: int) -> Tensor:
+        """Compute the answers to all test images after a task.
+
+        Args:
+            record: Run whose state is used.
+            task: Index of the task.
+
+        Returns:
+            Classes [K, N] of the global model (K = 1); or of the clients' own models, each among
+            the classes that its client has had.
+        """
+        if not self.method.training().own_models:
+            return self.logits(record, task).argmax(1)[None]
+        run, evaluated_task = self.start(task + 1), record.bench.stream.tasks[task]
+        batch = batch_of(self.method, run.world.test, torch.arange(len(run.world.test.labels)))
+        answers = []
+        for client, model in run.own_models.items():
+            logits = self.method.predict(run.backbone, model, batch, evaluated_task)
+            unknown = ~run.world.classes_of(client, evaluated_task)
+            answers.append(logits.masked_fill(unknown, -torch.inf).argmax(1))
+        return torch.stack(answers)
+
 
 def batch_of(method: Method, store: ImageStore, index: Tensor) -> Batch:
     """Load the test view of some images in one batch, with the inputs of ``method``.
@@ -329,10 +351,10 @@ def models_of(run: FederatedRun) -> Tree:
         run: Run after some task.
     """
     return {
-        f"client {client} {name}": value
-        for client, model in run.own_models.items()
+        name if client is None else f"client {client} {name}": value
+        for client, model in run.models.items()
         for name, value in model.items()
-    } or run.state
+    }
 
 
 def need_same(

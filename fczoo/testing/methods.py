@@ -9,10 +9,12 @@ import torch
 
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, task_exchanges
+from fczoo.core.tree import nbytes
 from fczoo.core.types import Exchange
 from fczoo.federation.evaluate import predictions
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.start import keeps_client_memory
+from fczoo.models.classifier import prediction_tensors
 from fczoo.models.storage import load_model, save_model
 from fczoo.testing import hostile_uploads as hostile
 from fczoo.testing import method_rules as rules
@@ -20,25 +22,35 @@ from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
 from fczoo.testing.world import need, need_one_line, small_method
 
+HEADER = 120  # bytes that a file has for name, shape and place of each tensor
+
 
 def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
     """Check that a saved and loaded model gives the last evaluation's logits, bit for bit.
 
-    Methods whose clients keep their own models have none.
+    A method whose clients have their own models has no global one: saving is refused in one line.
 
     Args:
         subject: The method and its runs in the toy world.
     """
-    if subject.method.training().own_models:
-        return
+    run = _evaluated_run(subject, 3)
     with TemporaryDirectory(prefix="fczoo-") as folder:
-        _check_kept(subject, _evaluated_run(subject, 3), Path(folder))
+        if not subject.method.training().own_models:
+            _check_kept(subject, run, Path(folder))
+            return
+        try:
+            save_model(folder, run)
+        except FczooError as error:
+            need_one_line(error, subject.name)
+            return
+    raise AssertionError(f"{subject.name} has own_models, and a model of the server is saved")
 
 
 def a_kept_model_continues(subject: MethodUnderTest) -> None:
     """Check that a run continues from its kept model with the same numbers, bit for bit.
 
-    Methods whose clients keep something continue without it, or refuse in one line.
+    Methods whose clients keep something continue without it, or refuse in one line. Those whose
+    clients have their own models have none to continue from.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -96,6 +108,12 @@ def _check_kept(subject: MethodUnderTest, run: FederatedRun, folder: Path) -> No
             f"the model of {name} has no tensors; predict must read the state",
         )
         model = load_model(folder, backbone=bench.backbone)
+        read = prediction_tensors(subject.method, bench.backbone, run.state, task)
+        size = (folder / "model.safetensors").stat().st_size
+        need(
+            size <= 1.1 * nbytes(read) + HEADER * (1 + len(read)),
+            f"the model of {name} has {size} bytes, and prediction reads {nbytes(read)}",
+        )
         images = bench.test.view(index)
         batch = batch_of(subject.method, bench.test, index)
         answers, _ = predictions(subject.method, bench, run.state, index, task, len(index))

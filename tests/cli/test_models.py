@@ -230,11 +230,29 @@ def test_cite_prints_an_entry_per_source_and_fczoo():
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_every_method_has_valid_entries(name):
+def test_every_method_has_full_entries(name):
     for entry in method_entries(METHODS.get(name)):
         assert re.match(rf"@(misc|article|inproceedings)\{{{name}", entry) and entry.endswith("\n}")
         assert entry.count("{") == entry.count("}")
-        assert ("title = {" in entry) != ("note = {" in entry)
+        fields = re.findall(r"^  (\w+) = ", entry, re.M)
+        if name in ("joint", "local"):  # references that no paper introduced
+            assert fields == ["note"]
+        else:
+            assert fields[:2] == ["author", "title"] and "year" in fields
+            assert {"booktitle", "journal", "eprint"} & set(fields)
+
+
+def test_an_entry_takes_venue_and_year_from_outside_the_title():
+    paper = 'form of X: Fisher, "On CVPR 1935", Annals of Eugenics 1936; Li and Wu, FL, ICML 2023'
+    fisher, li = method_entries(type("Toy", (), {"paper": paper, "name": "toy"}))
+    assert fisher == (
+        "@article{toy,\n  author = {Fisher},\n  title = {{On CVPR 1935}},\n"
+        "  journal = {Annals of Eugenics},\n  year = {1936}\n}"
+    )
+    assert li == (
+        "@misc{toy-2,\n  author = {Li and Wu},\n  howpublished = {ICML},\n  year = {2023},\n"
+        "  note = {Li and Wu, FL, ICML 2023}\n}"
+    )
 
 
 def test_the_entry_of_fczoo_is_that_of_the_citation_file():

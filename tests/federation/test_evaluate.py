@@ -73,9 +73,9 @@ def test_accuracies_are_those_of_single_tasks() -> None:
     bench, task = toy_bench(), TASKS[2]
     run = bench.start(small_method("fedavg"))
     list(run)
-    found = evaluate(run.method, bench, run.state, task, 4)
+    found = evaluate(run.method, bench, run.models, task, 4)
     assert found.accuracy == run.result.accuracy[2]
-    assert found.accuracy == accuracy_row(run.method, bench, run.state, task, 4)
+    assert found.accuracy == accuracy_row(run.method, bench, run.models, task, 4)
     matrix = confusion_matrix(found.confusion, 7)
     for test_task, accuracy in zip(TASKS, found.accuracy, strict=True):
         right = matrix.diagonal()[test_task.start : test_task.stop].sum()
@@ -97,7 +97,7 @@ def test_forward_transfer_needs_classes_that_clients_have_had(monkeypatch) -> No
     task = next(iter(run))
     assert run.result.next_accuracy[0] is not None
     monkeypatch.setattr(World, "classes_with_images", lambda world, task: torch.arange(7) != 3)
-    assert evaluate(run.method, bench, run.state, task, 4).next_accuracy is None
+    assert evaluate(run.method, bench, run.models, task, 4).next_accuracy is None
 
 
 def test_which_methods_give_scores() -> None:

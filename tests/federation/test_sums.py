@@ -166,7 +166,7 @@ def test_a_class_that_nobody_held_is_no_answer() -> None:
     )
     bench = replace(bench, partition=replace(bench.partition, tasks=without))
     assert bench.classes_with_images(TASKS[1]).tolist() == [False, True, True, True, True]
-    assert accuracy_row(Asking(), bench, {}, TASKS[0], 10) == [pytest.approx(100 / 3)]
+    assert accuracy_row(Asking(), bench, {None: {}}, TASKS[0], 10) == [pytest.approx(100 / 3)]
 
 
 def test_show_says_that_rows_stay_apart() -> None:

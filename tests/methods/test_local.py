@@ -39,9 +39,9 @@ def test_accuracies_are_means_over_models_by_hand():
         for client in (0, 1)
     }
     bench = bench_of_two_clients()
-    evaluation = evaluate(method, bench, {}, TASKS[0], 4, models)
+    evaluation = evaluate(method, bench, models, TASKS[0], 4)
     assert evaluation.accuracy == [pytest.approx(100 / 3)]
-    assert evaluation.accuracy == accuracy_row(method, bench, {}, TASKS[0], 4, models)
+    assert evaluation.accuracy == accuracy_row(method, bench, models, TASKS[0], 4)
     assert evaluation.class_accuracy == [50.0, 0.0, 50.0]
     assert evaluation.confusion == [
         [label, answer, TEST] for label in range(3) for answer in (0, 2)
