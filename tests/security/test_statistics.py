@@ -86,7 +86,7 @@ def test_a_run_merges_from_the_centre(make_bench, small_method, name):
         ("fcilpt", {}, "merges class means, but fcilpt does not upload any"),
         (
             "ccvr",
-            {"covariance": "full"},
+            {"calibrate": "each_round"},
             "median of the covariances that ccvr uploads .* take geometric_median",
         ),
     ],
