@@ -100,12 +100,18 @@ def _metric(name: str) -> Column:
     return Column(name, MEANINGS[name], lambda r: r.metrics.get(name), percent, better)
 
 
-def _per_upload(total: int, result: Result) -> float:
+def per_upload(total: float, result: Result) -> float:
+    """Return the MB per client and round of all bytes of a run.
+
+    Args:
+        total: Bytes of all clients and rounds.
+        result: Result of the run.
+    """
     return total / max(result.client_rounds, 1) / 1e6
 
 
 def _upload_of(result: Result, content: Content) -> float | None:
-    return _per_upload(result.uploaded.get(content, 0), result) if result.uploaded else None
+    return per_upload(result.uploaded.get(content, 0), result) if result.uploaded else None
 
 
 def _megabytes(size: float | None) -> float | None:
@@ -127,13 +133,13 @@ COSTS = (
     Column(
         "MB up",
         "a client's upload in a round (1 MB = 10^6 bytes)",
-        lambda r: _per_upload(r.bytes_up, r),
+        lambda r: per_upload(r.bytes_up, r),
         thousandths,
     ),
     Column(
         "MB down",
         "a client's download in a round",
-        lambda r: _per_upload(r.bytes_down, r),
+        lambda r: per_upload(r.bytes_down, r),
         thousandths,
     ),
     Column(
