@@ -26,7 +26,7 @@ from fczoo.data.folder_scan import (
     scan,
     subfolders,
 )
-from fczoo.data.image_cache import cached_pixels
+from fczoo.data.image_cache import cached_pixels, file_fingerprints
 
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of more than 8 bits, which Pillow would clip to white silently."""
@@ -66,7 +66,7 @@ class ImageFiles:
         files = [self.root / self.names[i] for i in index]
         preparation = PREPARATIONS[self.resize] + (UPRIGHT if self.upright else "")
         view = partial(prepare, upright=self.upright, resize=self.resize)
-        source = self.dataset, self.root, files, size or self.size
+        source = self.dataset, file_fingerprints(self.root, files), files, size or self.size
         try:
             pixels = cached_pixels(*source, preparation, view, cache)
         except (UnreadableImage, OSError) as error:

@@ -15,7 +15,6 @@ from fczoo.core.registry import DATASETS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Task
 from fczoo.data.dataset import Dataset, ImageData, Images, Resize, Split, domains_of, rows
-from fczoo.data.image_files import ImageFiles
 from fczoo.data.verify import say_shared, shared_images
 
 log = logging.getLogger("fczoo")
@@ -138,13 +137,14 @@ def make_stream(
 
 
 def resized(part: Split, resize: Resize) -> Split:
-    """Return a part whose files become square as ``resize`` says; images in memory are square.
+    """Return a part whose images become square as ``resize`` says; those in memory are square.
 
     Args:
         part: Training or test part of a data set.
         resize: Part of an image that the square shows.
     """
-    return replace(part, resize=resize) if isinstance(part, ImageFiles) else part
+    stored: Any = part
+    return replace(stored, resize=resize) if hasattr(part, "resize") else part
 
 
 def make_tasks(dataset: str, classes: int, tasks: Cut) -> tuple[Task, ...]:
