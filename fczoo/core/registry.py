@@ -296,10 +296,38 @@ def _origin(entry: Any) -> tuple[str, str]:
     return entry.__module__, entry.__qualname__
 
 
+class DatasetRegistry(Registry[Any]):
+    """Registry of data sets, where ``NAME:SOURCE`` selects one of many that ``NAME`` reads.
+
+    The class of such a name has a class method ``select``, from the source to its own class.
+    """
+
+    def get(self, name: str) -> Any:
+        return self._select(name) or super().get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names() or self._select(name) is not None
+
+    def find(self, word: str) -> str | None:
+        selected = self._select(word)
+        return selected.name if selected else super().find(word)
+
+    def canonical(self, spec: str) -> str:
+        return self.find(spec) or spec
+
+    def _select(self, word: str) -> Any:
+        """Return the class of ``NAME:SOURCE``; None for a word of another form."""
+        name, colon, source = word.partition(":") if isinstance(word, str) else ("", "", "")
+        if not colon or super().find(name) is None:
+            return None
+        select = getattr(super().get(name), "select", None)
+        return select(source) if select else None
+
+
 METHODS: Registry["type[Method]"] = Registry(
     "method", "register_method", "fczoo.methods", "fczoo.baselines"
 )
-DATASETS: Registry[Any] = Registry("data set", "register_dataset", "fczoo.datasets")
+DATASETS = DatasetRegistry("data set", "register_dataset", "fczoo.datasets")
 PARTITIONERS: Registry[Any] = Registry("partitioner", "register_partitioner", "fczoo.partitioners")
 AGGREGATORS: Registry[Any] = Registry("aggregator", "register_aggregator", "fczoo.aggregators")
 MERGES: Registry[Any] = Registry("merge", "register_merge", "fczoo.aggregators")
