@@ -11,9 +11,12 @@ from .core.payload import whole_tensors as whole_tensors
 from .core.registry import create_method as create_method
 from .core.registry import register_aggregator as register_aggregator
 from .core.registry import register_attack as register_attack
+from .core.registry import register_augmentation as register_augmentation
+from .core.registry import register_backbone as register_backbone
 from .core.registry import register_dataset as register_dataset
 from .core.registry import register_local_training as register_local_training
 from .core.registry import register_method as register_method
+from .core.registry import register_metric as register_metric
 from .core.registry import register_partitioner as register_partitioner
 from .core.training import Optim as Optim
 from .core.training import Training as Training

@@ -1,15 +1,17 @@
-"""Names of backbones: the bundled one, timm's plain vision transformers, and spellings of hubs."""
+"""Names of backbones: the bundled one, plug-ins', timm's plain ViTs, and spellings of hubs."""
 
 import ast
 import difflib
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
+from fczoo.core.registry import BACKBONES
 
 BUNDLED_NAME = "vit_nano_32"
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
@@ -57,9 +59,26 @@ _LETTERS = {"s": "small", "b": "base", "l": "large"}
 
 
 def backbone_names() -> list[str]:
-    """Return the names of the bundled backbone and of timm's plain ViTs with published weights."""
-    names = _names_from_source() or _names_from_timm()
-    return [BUNDLED_NAME, *sorted(n for n in names if not _OTHER.search(n))]
+    """Return the names of the bundled backbone, of plug-ins, and of timm's published plain ViTs."""
+    return [BUNDLED_NAME, *BACKBONES.names(), *_names_of_timm()]
+
+
+def registered_backbone(name: str) -> Any:
+    """Return the class that a plug-in registers for a backbone; None for any other backbone.
+
+    Args:
+        name: Name in any spelling.
+
+    Raises:
+        FczooError: The plug-in cannot be imported, or has a name of fczoo's or timm's.
+    """
+    key = BACKBONES.find(name)
+    if key is None:
+        return None
+    if match(key, (BUNDLED_NAME, *_names_of_timm(), *_architectures(_names_of_timm()))):
+        place = BACKBONES.get(key).__module__
+        raise FczooError(f"backbone {key!r} in {place} has the name of another one; rename it")
+    return BACKBONES.get(key)
 
 
 @cache
@@ -90,6 +109,7 @@ def canonical_backbone(spec: str) -> str:
     name, colon, file = spec.partition(":")
     if name in ("", BUNDLED_NAME):
         return spec
+    name = BACKBONES.find(name) or name
     return f"{match(name, spellings()) or name}{colon}{file}"
 
 
@@ -97,7 +117,7 @@ def canonical_backbone(spec: str) -> str:
 def spellings() -> tuple[str, ...]:
     """Return the names of backbones, with and without the tag of their weights."""
     names = backbone_names()
-    return (*names, *dict.fromkeys(name.partition(".")[0] for name in names))
+    return (*names, *_architectures(names))
 
 
 def unknown_name(name: str) -> FczooError:
@@ -107,7 +127,7 @@ def unknown_name(name: str) -> FczooError:
         name: Name of a model, here or on a hub.
     """
     architecture = name.rpartition("/")[2].partition(".")[0].replace("-", "_")
-    known_names = list(dict.fromkeys(n.partition(".")[0] for n in backbone_names()))
+    known_names = _architectures(backbone_names())
     close = difflib.get_close_matches(architecture, known_names, 3, CLOSE)
     close = close or names_with(architecture)
     advice = f"did you mean {', '.join(close)}?" if close else f"{UNSUPPORTED}; {EXAMPLES}"
@@ -147,6 +167,17 @@ def _name_of_hub_model(spec: str) -> str:
         advice = "of the hub fczoo reads timm's models, and a downloaded file as NAME:FILE"
         raise FczooError(f"{error}; {advice}")
     return spec
+
+
+def _architectures(names: Iterable[str]) -> list[str]:
+    """Return names without the tag of their weights, each once."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+@cache
+def _names_of_timm() -> tuple[str, ...]:
+    names = _names_from_source() or _names_from_timm()
+    return tuple(sorted(name for name in names if not _OTHER.search(name)))
 
 
 @cache

@@ -9,7 +9,16 @@ import click
 
 from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
-from fczoo.core.registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS
+from fczoo.core.registry import (
+    AGGREGATORS,
+    ATTACKS,
+    AUGMENTATIONS,
+    BACKBONES,
+    DATASETS,
+    METHODS,
+    PARTITIONERS,
+    USER_METRICS,
+)
 
 KINDS = {
     "method": METHODS,
@@ -17,6 +26,9 @@ KINDS = {
     "partitioner": PARTITIONERS,
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,
+    "backbone": BACKBONES,
+    "augmentation": AUGMENTATIONS,
+    "metric": USER_METRICS,
 }
 
 

@@ -8,7 +8,13 @@ in ``fczoo.federation.evaluate``.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any
+
+from fczoo.core.discovery import load_plugins
+from fczoo.core.errors import FczooError, first_line
+from fczoo.core.registry import USER_METRICS
 
 Matrix = Sequence[Sequence[float]]
 Counts = Sequence[int]
@@ -295,6 +301,28 @@ BASE_METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # of streams wit
 }
 
 
+def user_metrics() -> dict[str, Callable[[Matrix, Counts], float]]:
+    """Return the metrics that plug-ins register, by name; without plug-ins that fail."""
+    if not USER_METRICS.names():
+        return {}
+    load_plugins()
+    return {name: partial(_checked, USER_METRICS.get(name)) for name in USER_METRICS.names()}
+
+
+def _checked(metric: Any, a: Matrix, n: Counts) -> float:
+    """Return the value of a plug-in's metric; FczooError in one line where it fails."""
+    place = f"metric {metric.name} in {metric.__module__}"
+    if metric.name in {**METRICS, **MORE_METRICS, **BASE_METRICS}:
+        raise FczooError(f"{place} has the name of a metric of fczoo; rename it")
+    try:
+        return float(metric(a, n))
+    except Exception as error:  # of the plug-in's code
+        problem = f"{place} fails: {type(error).__name__}: {first_line(error)}"
+        raise FczooError(
+            f"{problem}; return a number for every run, nan where it has none"
+        ) from error
+
+
 def has_base_task(sizes: Sequence[int]) -> bool:
     """Return whether the first task has at least twice as many classes as each later one.
 
@@ -305,10 +333,12 @@ def has_base_task(sizes: Sequence[int]) -> bool:
 
 
 def all_metrics(a: Matrix, n: Counts) -> dict[str, float]:
-    """Compute every metric of the accuracy matrix by name, in percent.
+    """Compute every metric of the accuracy matrix by name: those of fczoo, and plug-ins'.
 
     Args:
         a: Accuracies [T][i] in percent.
         n: Test images per task.
     """
-    return {name: metric(a, n) for name, metric in {**METRICS, **MORE_METRICS}.items()}
+    return {
+        name: metric(a, n) for name, metric in {**METRICS, **MORE_METRICS, **user_metrics()}.items()
+    }

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from fczoo.core.discovery import (
     PLUGINS,
@@ -299,8 +299,11 @@ def _origin(entry: Any) -> tuple[str, str]:
 METHODS: Registry["type[Method]"] = Registry(
     "method", "register_method", "fczoo.methods", "fczoo.baselines"
 )
+BACKBONES: Registry[Any] = Registry("backbone", "register_backbone")
 DATASETS: Registry[Any] = Registry("data set", "register_dataset", "fczoo.datasets")
 PARTITIONERS: Registry[Any] = Registry("partitioner", "register_partitioner", "fczoo.partitioners")
+AUGMENTATIONS: Registry[Any] = Registry("augmentation", "register_augmentation", "fczoo.data")
+USER_METRICS: Registry[Any] = Registry("metric", "register_metric")
 AGGREGATORS: Registry[Any] = Registry("aggregator", "register_aggregator", "fczoo.aggregators")
 MERGES: Registry[Any] = Registry("merge", "register_merge", "fczoo.aggregators")
 ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
@@ -314,6 +317,7 @@ COMPRESSIONS: Registry[Any] = Registry("compression", "register_compression", "f
 
 SPECS = {
     "partition": PARTITIONERS,
+    "augment": AUGMENTATIONS,
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,
     "local": LOCAL_TRAINING,
@@ -323,14 +327,33 @@ SPECS = {
 """Settings that name a registered object with its options, and its registry."""
 
 register_method = METHODS.register
+register_backbone = BACKBONES.register
 register_dataset = DATASETS.register
 register_partitioner = PARTITIONERS.register
+register_augmentation = AUGMENTATIONS.register
 register_aggregator = AGGREGATORS.register
 register_merge = MERGES.register
 register_attack = ATTACKS.register
 register_local_training = LOCAL_TRAINING.register
 register_server_optimizer = SERVER_OPTIMIZERS.register
 register_compression = COMPRESSIONS.register
+
+
+def register_metric(
+    name: str, better: Literal["high", "low", ""] = "high"
+) -> Callable[[DecoratedObject], DecoratedObject]:
+    """Return a decorator that registers a function of accuracies [T][i] and test images per task.
+
+    Args:
+        name: Name of the column.
+        better: Whether high or low values are better; empty: the column is not ranked.
+    """
+
+    def add(metric: Any) -> Any:
+        metric.better = better
+        return USER_METRICS.register(name)(metric)
+
+    return add
 
 
 def make_aggregator(spec: str) -> "ServerAggregator":

@@ -14,10 +14,14 @@ from helpers_warm import warm_python
 
 USED = shlex.split("""
     --methods my_method --partition my_partitioner:2 --dataset my_dataset --data-root data
+    --augment my_augmentation:0.5 --backbone my_backbone
     --aggregator my_aggregator:0.2 --attack my_attack:0.2 --attackers 0.5
     --train-per-class 6 --test-per-class 2 --tasks 2 --clients 2 --rounds 1 --epochs 1 --out run
 """)  # how a run uses all kinds at once
-KINDS = ("method", "partitioner", "aggregator", "attack", "dataset")
+KINDS = (
+    *("method", "partitioner", "aggregator", "attack", "dataset"),
+    *("backbone", "augmentation", "metric"),
+)
 
 
 def python(*arguments: str, cwd: Path, site: Sequence[Path] = ()) -> str:
@@ -76,6 +80,8 @@ def test_new_plugins_pass_their_tests_and_are_seen(tmp_path: Path) -> None:
     output = python("-m", "fczoo", "bench", *USED, cwd=tmp_path, site=[site])
     assert "Written to run" in output
     assert (tmp_path / "run" / "bench.json").is_file()
+    report = ["-m", "fczoo", "report", "run", "--metrics", "my_metric"]
+    assert "Accuracy of the task" in python(*report, cwd=tmp_path, site=[site])
 
 
 @pytest.mark.parametrize(
