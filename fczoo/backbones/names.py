@@ -11,9 +11,11 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
-from fczoo.core.registry import BACKBONES
+from fczoo.core.registry import Registry
 
 BUNDLED_NAME = "vit_nano_32"
+BACKBONES: Registry[Any] = Registry("backbone", "register_backbone")
+"""Backbones of plug-ins."""
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
 UNSUPPORTED = (
     "fczoo takes plain vision transformers: no convolutional networks (ResNet, ConvNeXt), no "
@@ -27,6 +29,8 @@ EXAMPLES = (
 )
 CLOSE = 0.75  # likeness of a misspelt name, from 0 to 1
 SHORTEST_PART = 3  # letters of a part of a name that is enough to suggest names
+
+register_backbone = BACKBONES.register
 
 _MODULES = ("vision_transformer", "deit", "eva")  # of timm, with plain vision transformers
 _OTHER = re.compile(

@@ -256,7 +256,7 @@ def shared_classes(dataset: str, backbone: str) -> dict[str, str]:
     Returns:
         Pre-training set -> overlap; without sets that have none.
     """
-    if dataset not in DATASETS.names():
+    if dataset not in DATASETS:
         return {}
     dataset_overlaps: Mapping[str, str] = DATASETS.get(dataset).overlaps
     sets = {key: (key, SUPERSETS.get(key, "")) for key in pretraining_sets(backbone)}

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from fczoo.backbones.names import UNSUPPORTED, backbone_names
+from fczoo.backbones.names import BACKBONES, UNSUPPORTED, backbone_names
 from fczoo.backbones.weights import describe_pretraining
 from fczoo.core.options import OptionDeclaration, dataclass_options, quirks
 from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
     AUGMENTATIONS,
-    BACKBONES,
     COMPRESSIONS,
     DATASETS,
     LOCAL_TRAINING,

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import click
 
+from fczoo.backbones.names import BACKBONES
 from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
+from fczoo.core.metrics import USER_METRICS
 from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
     AUGMENTATIONS,
-    BACKBONES,
     DATASETS,
     METHODS,
     PARTITIONERS,
-    USER_METRICS,
 )
 
 KINDS = {

@@ -222,7 +222,7 @@ def _dataset_page(cls: Any, _: str) -> str:
             (
                 "Download",
                 f"fczoo data fetch {cls.name}"
-                if cls.archives
+                if cls().can_download
                 else "not automatic; see source and layout",
             )
         )

@@ -10,14 +10,15 @@ in ``fczoo.federation.evaluate``.
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from fczoo.core.discovery import load_plugins
 from fczoo.core.errors import FczooError, first_line
-from fczoo.core.registry import USER_METRICS
+from fczoo.core.registry import Registry
 
 Matrix = Sequence[Sequence[float]]
 Counts = Sequence[int]
+Metric = Callable[[Matrix, Counts], float]
 
 
 def pooled_accuracy(row: Sequence[float], n: Counts) -> float:
@@ -280,7 +281,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
-METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # columns of every report
+METRICS: dict[str, Metric] = {  # columns of every report
     "A_N": final,
     "Avg": average,
     "FAA": faa,
@@ -290,18 +291,39 @@ METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # columns of every re
     "forgetting_best": forgetting_best,
     "BWT": backward_transfer,
 }
-MORE_METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # columns on request
+MORE_METRICS: dict[str, Metric] = {  # columns on request
     "plasticity": plasticity,
     "AUC": anytime,
 }
-BASE_METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # of streams with a base task
+BASE_METRICS: dict[str, Metric] = {  # of streams with a base task
     "base": base_accuracy,
     "novel": novel_accuracy,
     "harmonic": harmonic_mean,
 }
 
 
-def user_metrics() -> dict[str, Callable[[Matrix, Counts], float]]:
+USER_METRICS: Registry[Any] = Registry("metric", "register_metric")
+"""Metrics of plug-ins: columns on request."""
+
+
+def register_metric(
+    name: str, better: Literal["high", "low", ""] = "high"
+) -> Callable[[Metric], Metric]:
+    """Return a decorator that registers a function of accuracies [T][i] and test images per task.
+
+    Args:
+        name: Name of the column.
+        better: Whether high or low values are better; empty: the column is not ranked.
+    """
+
+    def add(metric: Any) -> Any:
+        metric.better = better
+        return USER_METRICS.register(name)(metric)
+
+    return add
+
+
+def user_metrics() -> dict[str, Metric]:
     """Return the metrics that plug-ins register, by name; without plug-ins that fail."""
     if not USER_METRICS.names():
         return {}

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fczoo.core.discovery import (
     PLUGINS,
@@ -78,7 +78,8 @@ class Registry(Generic[Entry]):
                 )
                 raise FczooError(f"{problem}; write @dataclass(frozen=True) above the class")
             obj: Any = self._entries.get(name)
-            if obj is not None and _origin(obj) != _origin(entry):
+            origin = (entry.__module__, entry.__qualname__)
+            if obj is not None and (obj.__module__, obj.__qualname__) != origin:
                 raise self._twice(name, obj.__module__, entry.__module__)
             read = self.__dict__.get("_found", {})  # the sources are not read for this check alone
             modules = {key: read[key].module for key in read}
@@ -292,18 +293,40 @@ class Registry(Generic[Entry]):
         )
 
 
-def _origin(entry: Any) -> tuple[str, str]:
-    return entry.__module__, entry.__qualname__
+class DatasetRegistry(Registry[Any]):
+    """Registry of data sets, where ``NAME:SOURCE`` selects one of many that ``NAME`` reads.
+
+    The class of such a name has a class method ``select``, from the source to its own class.
+    """
+
+    def get(self, name: str) -> Any:
+        return self._select(name) or super().get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names() or self._select(name) is not None
+
+    def find(self, word: str) -> str | None:
+        selected = self._select(word)
+        return selected.name if selected else super().find(word)
+
+    def canonical(self, spec: str) -> str:
+        return self.find(spec) or spec
+
+    def _select(self, word: str) -> Any:
+        """Return the class of ``NAME:SOURCE``; None for a word of another form."""
+        name, colon, source = word.partition(":") if isinstance(word, str) else ("", "", "")
+        if not colon or super().find(name) is None:
+            return None
+        select = getattr(super().get(name), "select", None)
+        return select(source) if select else None
 
 
 METHODS: Registry["type[Method]"] = Registry(
     "method", "register_method", "fczoo.methods", "fczoo.baselines"
 )
-BACKBONES: Registry[Any] = Registry("backbone", "register_backbone")
-DATASETS: Registry[Any] = Registry("data set", "register_dataset", "fczoo.datasets")
+DATASETS = DatasetRegistry("data set", "register_dataset", "fczoo.datasets")
 PARTITIONERS: Registry[Any] = Registry("partitioner", "register_partitioner", "fczoo.partitioners")
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "register_augmentation", "fczoo.data")
-USER_METRICS: Registry[Any] = Registry("metric", "register_metric")
 AGGREGATORS: Registry[Any] = Registry("aggregator", "register_aggregator", "fczoo.aggregators")
 MERGES: Registry[Any] = Registry("merge", "register_merge", "fczoo.aggregators")
 ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
@@ -327,7 +350,6 @@ SPECS = {
 """Settings that name a registered object with its options, and its registry."""
 
 register_method = METHODS.register
-register_backbone = BACKBONES.register
 register_dataset = DATASETS.register
 register_partitioner = PARTITIONERS.register
 register_augmentation = AUGMENTATIONS.register
@@ -337,23 +359,6 @@ register_attack = ATTACKS.register
 register_local_training = LOCAL_TRAINING.register
 register_server_optimizer = SERVER_OPTIMIZERS.register
 register_compression = COMPRESSIONS.register
-
-
-def register_metric(
-    name: str, better: Literal["high", "low", ""] = "high"
-) -> Callable[[DecoratedObject], DecoratedObject]:
-    """Return a decorator that registers a function of accuracies [T][i] and test images per task.
-
-    Args:
-        name: Name of the column.
-        better: Whether high or low values are better; empty: the column is not ranked.
-    """
-
-    def add(metric: Any) -> Any:
-        metric.better = better
-        return USER_METRICS.register(name)(metric)
-
-    return add
 
 
 def make_aggregator(spec: str) -> "ServerAggregator":

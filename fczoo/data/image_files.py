@@ -26,7 +26,7 @@ from fczoo.data.folder_scan import (
     scan,
     subfolders,
 )
-from fczoo.data.image_cache import cached_pixels
+from fczoo.data.image_cache import cached_pixels, file_fingerprints
 
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of more than 8 bits, which Pillow would clip to white silently."""
@@ -64,8 +64,9 @@ class ImageFiles:
             side, preparation, prepare_one = size or self.size, PREPARATION, prepare
             if self.upright:
                 preparation, prepare_one = PREPARATION + UPRIGHT, partial(prepare, upright=True)
+            source = file_fingerprints(self.root, files)
             pixels = cached_pixels(
-                self.dataset, self.root, files, side, preparation, prepare_one, cache
+                self.dataset, source, files, side, preparation, prepare_one, cache
             )
         except (UnreadableImage, OSError) as error:
             broken = (

@@ -89,7 +89,7 @@ def code_of(settings: Settings, method: Method) -> dict[str, str]:
         type(method),
         make_aggregator(settings.aggregator or method.training().averaging),
     ]
-    if settings.dataset in DATASETS.names():  # else the images were handed over
+    if settings.dataset in DATASETS:  # else the images were handed over
         used.append(DATASETS.get(settings.dataset))
     for setting, registry in SPECS.items():
         name = (getattr(settings, setting) or "").partition(":")[0]

@@ -18,13 +18,13 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, convert_json, read_record, write_record
 from fczoo.core.metrics import (
     BASE_METRICS,
+    USER_METRICS,
     all_metrics,
     final,
     forward_transfer,
     has_base_task,
     seen_accuracy,
 )
-from fczoo.core.registry import USER_METRICS
 from fczoo.core.tasks import Task
 
 FORMAT = "fczoo-result-1"

@@ -44,6 +44,9 @@ class Settings:
         "Follow released code where it differs from the protocol; see `fczoo list releases`",
         group=TRAINING,
     )
+    hf_columns: str | None = option(
+        None, "Columns of a data set hf:, as image=img,label=fine_label; none: by type", group=DATA
+    )
     data_root: str | None = option(
         None, "Folder that holds the data sets; none: FCZOO_HOME/data", group=DATA
     )
@@ -95,11 +98,7 @@ class Settings:
         None, "Training images per class after the first task; none: all", low=1, group=DATA
     )
     imbalance: float | None = option(
-        None,
-        "Long tail: images of the rarest class per most frequent",
-        low=1e-6,
-        high=1,
-        group=DATA,
+        None, "Long tail: images of the rarest class per most common", low=1e-6, high=1, group=DATA
     )
     blurry: float = option(
         0.0, "Share of each class's images that other tasks get", low=0, high=1, group=DATA
@@ -322,6 +321,7 @@ class Settings:
         check_options(self)
         vary = tuple(w for w in SEEDED_SETTINGS if w == "training" or w in self.vary)
         values = {"backbone": canonical_backbone(self.backbone)}
+        values |= checks.place_data(self.dataset, self.data_root, self.hf_columns)
         for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
             object.__setattr__(self, name, value)
         checks.check_participation(self.participation, self.clients)

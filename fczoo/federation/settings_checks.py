@@ -21,7 +21,7 @@ MEASUREMENTS = ("eval_every", "personal_epochs")
 LATER_SETTINGS = (
     *(*MEASUREMENTS, "pool", "start_from", "stop_after_tasks", "server_optimizer", "compress"),
     *("base_classes", "ways", "shots", "imbalance", "blurry", "label_noise"),
-    *("client_devices", "deadline", "over_select"),
+    *("client_devices", "deadline", "over_select", "hf_columns"),
 )
 """Settings that early versions did not have, and whose default leaves a run as it was."""
 START_SETTINGS = ("protocol", "as_released", "test_crop")
@@ -57,6 +57,16 @@ def normalisation_of(settings: Any) -> tuple[Channels, Channels]:
         return settings.mean, settings.std
     mean, std = released_norm(settings.dataset)
     return settings.mean or mean, settings.std or std
+
+
+def place_data(dataset: str, data_root: str | None, columns: str | None) -> dict[str, Any]:
+    """Return the settings of a data set ``hf:``; see ``place_dataset``. Others stay as they are."""
+    if not columns and not dataset.lower().startswith("hf:"):
+        return {}
+    from fczoo.data.hub_files import place_dataset  # imports Pillow
+
+    name, root = place_dataset(dataset, data_root, columns)
+    return {"dataset": name, "data_root": root, "hf_columns": None}
 
 
 def check_participation(share: float, clients: int) -> None:
@@ -195,6 +205,12 @@ def settings_for(settings: Any, dataset: str | None, changes: Mapping[str, Any])
         changes: Values other than the defaults, by setting.
     """
     overrides = {k: v for k, v in changes.items() if v is not None}
+    dataset = overrides.pop("dataset", dataset)
+    texts = [overrides.get(name, "none") for name in ("data_root", "hf_columns")]
+    root, columns = (None if text == "none" else text for text in texts)
+    placed = place_data(dataset or "", root, columns)
+    dataset = placed.pop("dataset", dataset)
+    overrides = {k: v for k, v in {**overrides, **placed}.items() if v is not None}
     overrides = with_start_values(overrides, dataset)
     entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")
     defaults = {"dataset": entry.name, **asdict(entry.defaults)}

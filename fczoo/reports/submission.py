@@ -198,7 +198,7 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
     settings = with_defaults(record.about.settings)
     name = settings["dataset"]
     advice = f"see `fczoo data check {name}`"
-    if name not in DATASETS.names():
+    if name not in DATASETS:
         yield (
             f"{record.place}: data set {name} is unknown here, so its test images cannot be "
             "checked; "

@@ -12,13 +12,13 @@ from fczoo.core.metrics import (
     BASE_METRICS,
     METRICS,
     MORE_METRICS,
+    USER_METRICS,
     intransigence,
     user_metrics,
 )
 from fczoo.core.names import match
 from fczoo.core.options import nearest
 from fczoo.core.payload import Content
-from fczoo.core.registry import USER_METRICS
 from fczoo.federation.result import EVALUATION_METRICS, Result
 from fczoo.reports.learning_curves import hours_to, megabytes_to, rounds_to
 from fczoo.reports.runs import Experiment, Line
@@ -111,12 +111,18 @@ def _metric_of(result: Result, name: str) -> float | None:
     return result.metrics.get(name)
 
 
-def _per_upload(total: int, result: Result) -> float:
+def per_upload(total: float, result: Result) -> float:
+    """Return the MB per client and round of all bytes of a run.
+
+    Args:
+        total: Bytes of all clients and rounds.
+        result: Result of the run.
+    """
     return total / max(result.client_rounds, 1) / 1e6
 
 
 def _upload_of(result: Result, content: Content) -> float | None:
-    return _per_upload(result.uploaded.get(content, 0), result) if result.uploaded else None
+    return per_upload(result.uploaded.get(content, 0), result) if result.uploaded else None
 
 
 def _megabytes(size: float | None) -> float | None:
@@ -138,13 +144,13 @@ COSTS = (
     Column(
         "MB up",
         "a client's upload in a round (1 MB = 10^6 bytes)",
-        lambda r: _per_upload(r.bytes_up, r),
+        lambda r: per_upload(r.bytes_up, r),
         thousandths,
     ),
     Column(
         "MB down",
         "a client's download in a round",
-        lambda r: _per_upload(r.bytes_down, r),
+        lambda r: per_upload(r.bytes_down, r),
         thousandths,
     ),
     Column(

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fczoo.backbones.load import configuration, load_backbone
-from fczoo.backbones.names import registered_backbone
+from fczoo.backbones.names import BACKBONES, registered_backbone
 from fczoo.backbones.weights import TITLES
 from fczoo.core.errors import FczooError
-from fczoo.core.metrics import user_metrics
-from fczoo.core.registry import AUGMENTATIONS, BACKBONES, USER_METRICS, Registry
+from fczoo.core.metrics import USER_METRICS, user_metrics
+from fczoo.core.registry import AUGMENTATIONS, Registry
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore, get_augment
 from fczoo.reports.tables import column_of

@@ -64,6 +64,9 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ),  # else features are alike, and few are chosen
     ("target", "student_steps"): ({"warmup": 0}, {}),  # else it learns when all images are made
     ("target", "student_lr"): ({"warmup": 0}, {}),
+    ("mfcl", "prior_blocks"): ({"prior": "survey"}, {}),
+    ("mfcl", "prior_weight"): ({"prior": "survey"}, {}),
+    ("mfcl", "weight_feature"): ({}, TWO_ROUNDS),  # the first step starts from the old features
     ("glfc", "detector"): ({"threshold": 1e6}, {}),  # else the entropy tells as much as the oracle
 }
 PROXY = {  # options of GLFC and LGA about their reconstructions

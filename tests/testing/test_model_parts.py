@@ -9,10 +9,11 @@ import torch
 from click.testing import CliRunner
 
 from fczoo import FczooError, load_backbone
+from fczoo.backbones.names import BACKBONES
 from fczoo.backbones.weights import contamination, identify_weights, weights_to_download
 from fczoo.cli.app import main
-from fczoo.core.metrics import all_metrics
-from fczoo.core.registry import AUGMENTATIONS, BACKBONES, USER_METRICS, register_metric
+from fczoo.core.metrics import USER_METRICS, all_metrics, register_metric
+from fczoo.core.registry import AUGMENTATIONS
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.views import Augment
 from fczoo.testing import check_augmentation, check_backbone, check_metric
