@@ -241,7 +241,8 @@ def _rope(rope: Any) -> Rope:
     if type(rope) is not RotaryEmbeddingCat:
         _refuse(f"its rotary positions are {type(rope).__name__}")
     grid: Any = rope.ref_feat_shape
-    return Rope(float(rope.temperature), grid and grid[0], halves=rope.rotate_half)
+    halves = getattr(rope, "rotate_half", False)  # timm before 1.0.30 interleaves here, always
+    return Rope(float(rope.temperature), grid and grid[0], halves=halves)
 
 
 def _epsilon(model: Any) -> float:

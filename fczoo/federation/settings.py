@@ -10,7 +10,7 @@ from fczoo.backbones.names import canonical_backbone
 from fczoo.core.errors import use_python_names
 from fczoo.core.options import check_options, option
 from fczoo.core.registry import PARTITIONERS
-from fczoo.data.dataset import domains_of
+from fczoo.data.dataset import Resize, domains_of
 from fczoo.federation import settings_checks as checks
 from fczoo.protocols.registry import sources, spell_names
 from fczoo.protocols.source import Source
@@ -214,6 +214,9 @@ class Settings:
         low=1,
         group=DATA,
     )
+    resize: Resize = option(
+        "crop", "Make image files square: crop their centre, or squash the whole", group=DATA
+    )
     class_order: Literal["natural"] | tuple[int, ...] = option(
         "natural",
         "Order in which classes arrive: natural, or a list of all original labels",
@@ -333,10 +336,7 @@ class Settings:
         return Path(self.data_root).expanduser() if self.data_root else None
 
     def portable(self) -> dict[str, Any]:
-        """Return plain values with files and folders reduced to their last name.
-
-        Without the defaults of later settings.
-        """
+        """Return plain values: last names of files and folders, no defaults of later settings."""
         return checks.portable(self)
 
     @property

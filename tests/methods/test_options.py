@@ -33,7 +33,7 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("lorm", "view"): ({}, {"augment": "flip"}),
     ("lorm", "passes"): ({"view": "train"}, {"augment": "flip"}),
     ("lorm", "lr_a"): ({}, TWO_ROUNDS),  # the first round trains B
-    ("ccvr", "triple_pass"): ({"covariance": "full"}, {}),
+    ("ccvr", "gaussian"): ({"calibrate": "each_round"}, {}),  # else they are pooled
     ("hgp", "class_weights"): ({"keep_single": False}, {}),  # else all classes have as many images
     ("ewc", "strength"): (
         {},
