@@ -1,6 +1,6 @@
 """Base of most baselines: a linear head, and a choice of what else is trained beneath it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -174,9 +174,13 @@ class TunedWithStatistics(TunedLinearHead):
 
     stats_unnormalised: bool = option(
         False,
-        "statistics of images in [0, 1], without the normalisation of training",
+        "statistics of whole images in [0, 1], without the normalisation of training",
         quirk="fed-mammoth",
     )
+
+    def training(self) -> Training:
+        training = super().training()
+        return replace(training, collect_view="whole") if self.stats_unnormalised else training
 
     def __post_init__(self) -> None:
         super().__post_init__()

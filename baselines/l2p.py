@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.training import Training
@@ -74,6 +75,12 @@ class L2P(PromptPool):
         "drop the term that moves the keys: they keep their random start",
         quirk="fed-mammoth",
     )
+    shifted_positions: bool = option(
+        False,
+        "add the position rows in order after the prompts have entered: the class token has the "
+        "first prompt's row, and the last prompt the class token's",
+        quirk="fed-mammoth",
+    )
 
     def training(self) -> Training:
         optims = self.optims(self.optim(self.lr), "pool.")
@@ -86,6 +93,11 @@ class L2P(PromptPool):
         # Task boundary: nothing is frozen or drawn again, all tasks share the pool.
         if state:
             return state
+        if self.shifted_positions and backbone.config.position != "all":
+            raise FczooError(
+                f"l2p.shifted_positions moves the class token's position row, and "
+                f"{backbone.config.name} has none; leave it out"
+            )
         # Start of the run: prompts and keys from U(-1, 1).
         dim = backbone.dim
         rows = torch.zeros(self.chosen * self.length, dim)
@@ -160,4 +172,10 @@ class L2P(PromptPool):
 
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
         plugs = {"tokens": self.prompts(tree, chosen), **select(tree, "lora.")}
+        if self.shifted_positions:
+            token, rows = backbone.weights["cls_token"], backbone.weights["pos_embed"]
+            first, after = tree["position"][:1], torch.cat([tree["position"][1:], rows[0, :1]])
+            plugs["tokens"] = plugs["tokens"] - tree["position"] + after
+            # the forward pass adds the class token's own row
+            plugs["full.cls_token"] = token + first - rows[:, :1]
         return backbone(batch.x, plugs, pool=self.pooled)

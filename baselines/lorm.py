@@ -77,7 +77,10 @@ class LoRM(LinearHead):
     )
     gamma_head: float = option(0.5, "the same in the head", low=0, high=1)
     view: Literal["test", "train"] = option(
-        "test", "view of the images whose Gram matrices are sent after a round (fed-mammoth: train)"
+        "test", "view of the images whose Gram matrices are sent (fed-mammoth: train)"
+    )
+    passes: int = option(
+        1, "passes over these images, with view=train (fed-mammoth's regmean_rounds)", low=1
     )
 
     def training(self) -> Training:
@@ -89,6 +92,7 @@ class LoRM(LinearHead):
             uploads={"gram.": whole_tensors("second moments")},
             collect_at={"after_training", "task_end"},
             collect_view=self.view,
+            collect_passes=self.passes,
             active_prefixes=alternate_factors,
             averages_trained=False,
         )
@@ -147,10 +151,11 @@ class LoRM(LinearHead):
         tree = {**ctx.shared, **tree}
         names = [layer_of(name) for name in select(tree, "lora_a.")]
         features, inputs = backbone.features_and_taps(batch.x, names, fused_plugs(tree))
-        grams = layer_grams(inputs, batch.w, self.gamma)
+        weight = batch.w / self.passes if self.view == "train" else batch.w
+        grams = layer_grams(inputs, weight, self.gamma)
         if phase == "task_end":
             return grams
-        return {**grams, **layer_grams({"head": features}, batch.w, self.gamma_head)}
+        return {**grams, **layer_grams({"head": features}, weight, self.gamma_head)}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         """Stack the clients' factors and Gram matrices for the merge, and merge the head.

@@ -114,7 +114,7 @@ class HGP(CalibratedHead, PromptedHead):
     )
     stats_unnormalised: bool = option(
         False,
-        "statistics of images in [0, 1], without the normalisation of training",
+        "statistics of whole images in [0, 1], without the normalisation of training",
         quirk="fed-mammoth",
     )
 
@@ -126,6 +126,7 @@ class HGP(CalibratedHead, PromptedHead):
             uploads={"gauss.": rows("count", "mean", "var")},
             clip_norm=self.clip,
             collect_at={"after_training"},
+            collect_view="whole" if self.stats_unnormalised else "test",
         )
         return self.with_head_means(training)
 

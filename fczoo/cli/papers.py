@@ -282,9 +282,9 @@ def claims(
     from fczoo.runner.sweep import run_sweep
 
     claim, numbers = get_claim(running), parse_seeds(seeds or "0-2")
-    settings = Settings.for_dataset("digits", partition=claim.small)
     sides: dict[Path, Any] = {}
-    for name, side in zip(("better", "worse"), claim.sides, strict=True):
+    for name, (side, changes) in claim.small_runs.items():
+        settings = Settings.for_dataset("digits", **changes)
         options = {side.method: side.options}
         sides |= make_sweep(Path(name), settings, [side.method], numbers, options)
     out = folder / "claims" / claim.name

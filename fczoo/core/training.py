@@ -152,8 +152,11 @@ class Training:
     collect_at: Collection[TaskPhase] = ()
     # clients that collect as a task ends: all with images of it, or those that trained in it
     collect_from: Literal["all", "trained"] = "all"
-    # view of the images that are collected after training; at task boundaries it is "test"
-    collect_view: Literal["test", "train"] = "test"
+    # view of the images that are collected after training and as a task ends: the test view, the
+    # whole image without the test view's crop, or the random views of training
+    collect_view: Literal["test", "whole", "train"] = "test"
+    # passes over a client's images, each with its own random views, with ``collect_view="train"``
+    collect_passes: int = 1
     # memory tensor with positions of kept images, which join the client's training
     exemplars: str = ""
     # (images of the task, exemplars) -> positions on which a client trains; None: on both, each
@@ -193,7 +196,7 @@ class Training:
             _one_of(name, INPUTS, "input of a batch")
         for phase in self.collect_at:
             _one_of(phase, get_args(TaskPhase), "phase of a task")
-        _one_of(self.collect_view, ("test", "train"), "view of images")
+        _one_of(self.collect_view, ("test", "whole", "train"), "view of images")
 
     @property
     def trained_prefixes(self) -> tuple[str, ...]:

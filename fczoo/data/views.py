@@ -103,6 +103,13 @@ class ImageStore:
         store._forget_queries()
         return store
 
+    def uncropped(self) -> "ImageStore":
+        """Return the same images whose test view shows them whole; they share their pixels."""
+        store = copy.copy(self)
+        store.test_crop = 1.0
+        store._forget_queries()
+        return store
+
     def _forget_queries(self) -> None:
         self._features = torch.empty(0)
         self._computed = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)

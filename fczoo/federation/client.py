@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fczoo.core.errors import log_place
 from fczoo.core.payload import Payload, pack_symmetric
-from fczoo.core.seeds import PHASE_KEYS
+from fczoo.core.seeds import PHASE_KEYS, torch_stream
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Boundary, Context, EndsTasks, Exchange, HasClientMemory
+from fczoo.data.views import DRAWS
 from fczoo.federation.batches import Client, LocalImages, LocalTrainState, Rows, image_draws
 from fczoo.federation.checkpoint import ClientState, contiguous_copy
 from fczoo.federation.local_rules import ControlVariates
@@ -100,8 +101,16 @@ class ClientRuntime(LocalTrainer):
             return method.collect(phase, self.backbone, request.state, batch, request.ctx)
 
         key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, request.ctx.task.index
-        draws = image_draws(method.training(), len(self.store.labels), client.index, *key)
-        totals = self.one_pass(sums, [{}], [Rows(client.index, method_draws=draws)])[0]
+        training, index, views = method.training(), client.index, None
+        if phase == "task_end" and training.collect_view == "train":
+            passes, images = training.collect_passes, len(self.store.labels)
+            # as for the method's draws, an image has its own, whoever holds it
+            rng = torch_stream(*key, "view")
+            views = torch.rand(passes, images, DRAWS, generator=rng)[:, index.cpu()].flatten(0, 1)
+            index = index.repeat(passes)
+        draws = image_draws(training, len(self.store.labels), index, *key)
+        trainer = self if phase == "task_start" else self.for_statistics()
+        totals = trainer.one_pass(sums, [{}], [Rows(index, views, draws)])[0]
         totals = pack_symmetric(totals, method.training().uploads)
         return Payload(_contiguous_tree(totals), client.number, len(client.index))
 

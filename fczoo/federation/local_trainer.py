@@ -247,6 +247,11 @@ class LocalTrainer:
             take_step([step / len(learner.queue) for learner in active], training.clip_norm)
             accumulate([learner.sums for learner in learners], out)
 
+    def for_statistics(self) -> "LocalTrainer":
+        """Return the trainer whose test view is that of the method's statistics."""
+        whole = self.method.training().collect_view == "whole"
+        return replace(self, store=self.store.uncropped()) if whole else self
+
     def collect_after_training(self, learners: Sequence[LocalTrainState], ctx: Context) -> None:
         """Add the method's sums after training, if it collects any, to those of the loss."""
         training = self.method.training()
@@ -255,6 +260,8 @@ class LocalTrainer:
         rows = []
         for learner in learners:
             index = learner.client.index
+            if training.collect_view == "train":
+                index = index.repeat(training.collect_passes)
             key = ("stats", self.plan.seed, ctx.task.index, ctx.round, learner.client.number)
             view_draws = (
                 torch.rand(len(index), DRAWS, generator=torch_stream(*key))
@@ -267,7 +274,9 @@ class LocalTrainer:
         def sums(train: Tree, batch: Batch) -> Tree:
             return self.method.collect("after_training", self.backbone, train, batch, ctx)
 
-        all_sums = self.one_pass(sums, [learner.trained_tensors for learner in learners], rows)
+        all_sums = self.for_statistics().one_pass(
+            sums, [learner.trained_tensors for learner in learners], rows
+        )
         for learner, client_sums in zip(learners, all_sums, strict=True):
             learner.sums |= client_sums
 

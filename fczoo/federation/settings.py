@@ -396,5 +396,5 @@ class Settings:
     def method_options(self, method: str) -> dict[str, Any]:
         """Return a method's options in protocol and release for this data set and partition."""
         beta, origins = getattr(self.partitioner, "beta", None), self.sources.values()
-        options = (source.options(method, self.dataset, beta) for source in origins)
+        options = (source.options(method, self.dataset, beta, vars(self)) for source in origins)
         return {name: value for part in options for name, value in part.items()}

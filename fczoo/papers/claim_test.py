@@ -44,8 +44,8 @@ class Claim(ABC):
 
     @property
     @abstractmethod
-    def sides(self) -> tuple[Side, Side]:
-        """Return the better and the worse side."""
+    def sides(self) -> tuple[Side, ...]:
+        """Return the better and the worse side; a claim over two settings may have the first only."""
 
     @property
     @abstractmethod
@@ -70,6 +70,12 @@ class Claim(ABC):
         ``any``: a kind that no other paper has, such as overlap; a run on any split is taken for
         it.
         """
+
+    @property
+    def small_runs(self) -> dict[str, tuple[Side, Mapping[str, Any]]]:
+        """Return the runs on digits: name of the folder -> side and settings."""
+        settings = {"partition": self.small}
+        return {n: (s, settings) for n, s in zip(("better", "worse"), self.sides, strict=True)}
 
     @property
     def runnable(self) -> bool:
@@ -125,26 +131,14 @@ class Claim(ABC):
         ]
         seeds = sorted(values_by_side[0].keys() & values_by_side[1].keys())
         first, second = (Entry({s: values[s] for s in seeds}) for values in values_by_side)
-        gain = Entry({s: self._gain_of(first.by_seed[s] - second.by_seed[s]) for s in seeds})
+        gain = Entry({s: self.gain_of(first.by_seed[s] - second.by_seed[s]) for s in seeds})
         about = experiment.about
         origin = f"{about.settings['dataset']} {about.partition['spec']}, {ours.records[0].place}"
-        often = "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
         if not self.column.better and seeds:
+            often = _seed_words(seeds)
             sizes = " and ".join(self.column.show(entry.mean) for entry in (first, second))
             return _cost_verdict(gain), f"{sizes} {self.column.name} with {often}; {origin}"
-        bounds = interval([*gain.by_seed.values()])
-        if bounds is None:
-            reason = (
-                f"{gain.mean:+.1f} with {often}, which is not a test"
-                if seeds
-                else "no seed in common"
-            )
-            return "not tested", f"{reason}; {origin}"
-        verdict: Verdict = "no significant difference"
-        if significant(first, second):
-            verdict = "holds" if gain.mean > 0 else "does not hold"
-        between = f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]"
-        return verdict, f"{gain.mean:+.1f} {between} over {len(seeds)} seeds; {origin}"
+        return verdict_of_gain(gain, first, second, origin)
 
     def _comparable(self, ours: Line, theirs: Line) -> bool:
         """Return whether options outside of the claim are the same, for sides of one method.
@@ -161,8 +155,42 @@ class Claim(ABC):
             free |= set(filter(is_rate, first.options))
         return all(second.options.get(k) == v for k, v in first.options.items() if k not in free)
 
-    def _gain_of(self, difference: float) -> float:
+    def gain_of(self, difference: float) -> float:
+        """Return the advantage of the first of two values in this claim's figure.
+
+        Args:
+            difference: First value minus the second.
+        """
         return difference if self.column.better == "high" else -difference
+
+
+def verdict_of_gain(gain: Entry, first: Entry, second: Entry, origin: str) -> tuple[Verdict, str]:
+    """Return the verdict of a paired test over seeds, with its explanation.
+
+    Args:
+        gain: Advantage of the first entry, by seed.
+        first: Entry that is claimed to be better.
+        second: Entry that is claimed to be worse.
+        origin: Source of the runs, for the explanation.
+    """
+    seeds = [*gain.by_seed]
+    bounds = interval([*gain.by_seed.values()])
+    if bounds is None:
+        reason = (
+            f"{gain.mean:+.1f} with {_seed_words(seeds)}, which is not a test"
+            if seeds
+            else "no seed in common"
+        )
+        return "not tested", f"{reason}; {origin}"
+    verdict: Verdict = "no significant difference"
+    if significant(first, second):
+        verdict = "holds" if gain.mean > 0 else "does not hold"
+    between = f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]"
+    return verdict, f"{gain.mean:+.1f} {between} over {len(seeds)} seeds; {origin}"
+
+
+def _seed_words(seeds: Sequence[int]) -> str:
+    return "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
 
 
 def _cost_verdict(gain: Entry) -> Verdict:

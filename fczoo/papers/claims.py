@@ -16,6 +16,7 @@ from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
 from fczoo.papers.claim_test import Claim, Side, Verdict, has_options, regime, usual_method
+from fczoo.papers.claims_across import AcrossClaim
 from fczoo.papers.reproduce import Target, card_name, cards
 from fczoo.papers.tables import Number, Paper, find_named, get_paper, papers
 from fczoo.papers.variants import readings
@@ -158,7 +159,7 @@ class PrintedClaim(Claim):
     def gain(self) -> float:
         """Return the printed advantage of the first row in points, or for costs the reduction."""
         first, second = (number.value for number in self.numbers)
-        return self._gain_of(first - second)
+        return self.gain_of(first - second)
 
     @property
     def small(self) -> str | None:
@@ -234,13 +235,14 @@ class _ClaimsFile(msgspec.Struct, forbid_unknown_fields=True):
 
     printed: list[PrintedClaim]
     plain: list[PlainClaim]
+    across: list[AcrossClaim]
 
 
 @cache
 def claims() -> dict[str, Claim]:
     """Return all claims by name."""
     content = read_toml(files("fczoo.assets") / "claims.toml", "list of claims", _ClaimsFile)
-    return {claim.name: claim for claim in (*content.printed, *content.plain)}
+    return {claim.name: claim for claim in (*content.printed, *content.across, *content.plain)}
 
 
 def get_claim(name: str) -> Claim:
@@ -323,10 +325,12 @@ def page(claim: Claim, results: Path) -> str:
         f"In minutes: fczoo claims --run {claim.name}",
         *(f"{verdict}: {explanation}" for verdict, explanation in verdicts),
     ]
-    return "\n".join(lines if verdicts else [*lines, "never run"])
+    return "\n".join(lines if verdicts else [*lines, "not run here"])
 
 
 def _source(claim: Claim) -> str:
+    if isinstance(claim, AcrossClaim):
+        return claim.printed
     if not isinstance(claim, PrintedClaim):
         return f"{claim.citation}; {claim.column.name}."
     first, second = claim.numbers
@@ -337,10 +341,12 @@ def _source(claim: Claim) -> str:
 
 
 def _of(claim: Claim, key: str) -> bool:
-    return isinstance(claim, PrintedClaim) and claim.paper == key
+    return isinstance(claim, PrintedClaim | AcrossClaim) and claim.paper == key
 
 
 def _gain_word(claim: Claim) -> str:
+    if isinstance(claim, AcrossClaim):
+        return f"{claim.gain:+.1f}"
     if not isinstance(claim, PrintedClaim):
         return ""
     first, second = (number.value for number in claim.numbers)
@@ -353,7 +359,7 @@ def _verdicts(claim: Claim, experiments: Sequence[Experiment]) -> list[Verdict]:
 
 def _count_words(found: Sequence[Verdict]) -> str:
     words = [f"{v} {found.count(v)}x" if found.count(v) > 1 else v for v in dict.fromkeys(found)]
-    return ", ".join(words) or "never run"
+    return ", ".join(words) or "not run here"
 
 
 def _summary(verdicts: Sequence[Sequence[Verdict]]) -> str:
@@ -367,7 +373,7 @@ def _summary(verdicts: Sequence[Sequence[Verdict]]) -> str:
         "hold in some runs and not in others",
         "show no significant difference",
         "were not tested",
-        "were never run",
+        "were not run here",
     ]
     return (
         f"of {len(verdicts)} claims "
@@ -384,4 +390,4 @@ def _kind(verdicts: set[Verdict]) -> str:
         return "do not hold"
     if "no significant difference" in verdicts:
         return "show no significant difference"
-    return "were not tested" if verdicts else "were never run"
+    return "were not tested" if verdicts else "were not run here"

@@ -42,7 +42,7 @@ METRICS = {
 }
 PAPER_METRICS = {("FCILPT", "Avg"): "Abar"}
 """Metrics that one paper defines differently: FCILPT averages over tasks, not over images."""
-COSTS = {"COMM_params_per_round": "MB up"}
+COSTS = {"COMM_params_per_round": "MB up", "COMM": "MB up", "PARAM": "trained"}
 """Costs of a client's upload in a round: the papers count parameters, fczoo bytes."""
 
 Entry = TypeVar("Entry")

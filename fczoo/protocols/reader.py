@@ -9,7 +9,7 @@ import msgspec
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import read_toml
-from fczoo.protocols.source import ByBeta, ByTasks, Kind, SharedOut, Source, Statement
+from fczoo.protocols.source import ByBeta, ByTasks, Kind, OfSetting, SharedOut, Source, Statement
 
 Sections = dict[str, dict[str, Statement]]  # data set or method -> name -> statement
 
@@ -284,8 +284,8 @@ def _chosen(statements: Mapping[str, Statement], copy: _Copy) -> dict[str, State
 def _value(raw: Any, key: str, siblings: Mapping[str, Statement]) -> Any:
     """Return the value of a key: lists become tuples, and tables rules.
 
-    A rule is the absence of a value, a total that tasks share, values up to numbers of tasks, or the value of
-    another option of the group's methods and data sets.
+    A rule is the absence of a value, a total that tasks share, values up to numbers of tasks, or the
+    value of another option of the group's methods and data sets, or of a setting of the run.
     """
     if isinstance(raw, list):
         return tuple(_value(item, key, siblings) for item in raw)
@@ -300,6 +300,8 @@ def _value(raw: Any, key: str, siblings: Mapping[str, Statement]) -> Any:
             return SharedOut(total, least)
         case {"same_as": str(name)} if len(raw) == 1 and name in siblings:
             return siblings[name].value
+        case {"setting": str(name)} if len(raw) == 1:
+            return OfSetting(name)
         case {"tasks": [_, *_] as tasks, "values": [*values], **more} if (
             not more
             and len(tasks) == len(values)
@@ -308,8 +310,8 @@ def _value(raw: Any, key: str, siblings: Mapping[str, Statement]) -> Any:
             return ByTasks(dict(zip(tasks, values, strict=True)))
     _refuse(
         key,
-        "a table must be { none = true }, { total = N, least = N }, { tasks = [N, ...], values = [...] } "
-        "or { same_as = OPTION }",
+        "a table must be { none = true }, { total = N, least = N }, "
+        "{ tasks = [N, ...], values = [...] }, { same_as = OPTION } or { setting = NAME }",
     )
 
 

@@ -73,6 +73,13 @@ class SharedOut:
 
 
 @dataclass(frozen=True)
+class OfSetting:
+    """The value of a setting of the run."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Statement:
     """A value and its source."""
 
@@ -263,8 +270,14 @@ class Source:
         for methods in (self.methods, *self.dataset_options.values()):
             yield from methods.items()
 
-    def options(self, method: str, dataset: str, beta: float | None) -> dict[str, Any]:
-        """Return the stated values; those of a partition's columns for ``beta``.
+    def options(
+        self,
+        method: str,
+        dataset: str,
+        beta: float | None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the stated values of a run; those of a partition's columns for ``beta``.
 
         It logs a warning where the columns do not cover ``beta``.
 
@@ -272,6 +285,8 @@ class Source:
             method: Name of the method.
             dataset: Name of the data set.
             beta: Concentration of the Dirichlet split; None: another partition.
+            settings: Settings of the run by name, of which some values are copies; None: without
+                these values.
 
         Returns:
             Option of the method -> value.
@@ -282,6 +297,10 @@ class Source:
         out = {}
         for name, statement in self.hyperparameters(method, dataset).items():
             value = statement.value
+            if isinstance(value, OfSetting):
+                if settings is None:
+                    continue
+                value = settings[value.name]
             if isinstance(value, ByBeta):
                 if not value.covers(beta):
                     words = "%s states %s.%s as %s; the first is used"

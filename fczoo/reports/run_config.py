@@ -86,7 +86,8 @@ class RunConfig:
             return layers
         for name in self.source_names:
             source = settings.sources[name]
-            layers[name] = source.options(self.method, settings.dataset, beta)
+            values = vars(settings)
+            layers[name] = source.options(self.method, settings.dataset, beta, values)
         return layers
 
     def changed_options(self, *origins: str) -> dict[str, Any]:

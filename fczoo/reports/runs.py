@@ -118,11 +118,12 @@ def identity(about: About, *ignored: str) -> tuple[str, ...]:
 
     Args:
         about: Description of a run folder.
-        *ignored: Settings that may differ.
+        *ignored: Settings that may differ; ``partition`` also covers the images of each client.
     """
     settings = with_defaults(about.settings)
     by_seed = {SEEDED_SETTINGS[source] for source in settings["vary"]} - {None}
     split = settings["partition"] if by_seed else about.partition["sha256"]
+    split = "" if "partition" in ignored else split
     by_split = () if by_seed else ("partition_seed",)  # other seeds may draw the same split
     excluded_names = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed, *ignored)
     same = [encode_json(value) for name, value in settings.items() if name not in excluded_names]

@@ -31,6 +31,7 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("fppl", "view"): ({}, {"augment": "flip"}),  # without it training and test view are one
     ("regmean", "view"): ({}, {"augment": "flip"}),
     ("lorm", "view"): ({}, {"augment": "flip"}),
+    ("lorm", "passes"): ({"view": "train"}, {"augment": "flip"}),
     ("lorm", "lr_a"): ({}, TWO_ROUNDS),  # the first round trains B
     ("ccvr", "triple_pass"): ({"covariance": "full"}, {}),
     ("hgp", "class_weights"): ({"keep_single": False}, {}),  # else all classes have as many images

@@ -185,7 +185,7 @@ def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):
     (result,) = tmp_path.glob("run/**/result.json")
     result.unlink()
     assert output_of("reproduce", "--results", str(tmp_path)).count("never run") == len(cards())
-    assert "never run" in output_of("claims", "--results", str(tmp_path))
+    assert "not run here" in output_of("claims", "--results", str(tmp_path))
 
 
 @pytest.mark.parametrize(
