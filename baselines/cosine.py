@@ -11,7 +11,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.training import TaskPhase, Training
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, strip_prefix
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.cosine import cosines, grow_head, imprint_head
 from fczoo.functional.exemplars import Rehearsal
@@ -72,7 +72,7 @@ class CosineHead(TunedBackbone, Rehearsal):
         """
         if task.index == 0:
             return batch.query.new_empty(len(batch.y), 0)
-        model = {k.removeprefix("teacher."): v for k, v in select(shared, "teacher.").items()}
+        model = strip_prefix(shared, "teacher.")
         return self.features(backbone, model, batch)
 
     def scores(self, features: Tensor, tree: Tree, ctx: Context) -> Tensor:

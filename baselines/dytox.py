@@ -25,7 +25,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.training import OptimizerName, Training
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, select, strip_prefix
 from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.exemplars import Rehearsal
 
@@ -112,7 +112,7 @@ class DyTox(TunedBackbone, Rehearsal):
         return {**state, **new, **{f"new.divergence_{k}": v for k, v in divergence.items()}}
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        teacher = {k.removeprefix("teacher."): v for k, v in select(shared, "teacher.").items()}
+        teacher = strip_prefix(shared, "teacher.")
         return (
             self.logits(backbone, teacher, batch)
             if teacher

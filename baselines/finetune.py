@@ -10,7 +10,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.training import Training
-from fczoo.core.tree import Tree, drop, select
+from fczoo.core.tree import Tree, drop, select, strip_prefix
 from fczoo.core.types import Batch, Context, Task
 from fczoo.functional.heads import LinearHead, OptimizerOptions, head_logits
 from fczoo.functional.lora import lora_pairs
@@ -162,7 +162,7 @@ class TunedLinearHead(TunedBackbone, LinearHead):
         Returns:
             Logits [B, C]; [B, 0] without such a model.
         """
-        model = {k.removeprefix(prefix): v for k, v in select(shared, prefix).items()}
+        model = strip_prefix(shared, prefix)
         return (
             self.logits(backbone, model, batch) if model else batch.query.new_empty(len(batch.y), 0)
         )

@@ -14,7 +14,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.training import TaskPhase, Training
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, select, strip_prefix
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.exemplars import Rehearsal
 from fczoo.functional.feature_maps import patch_maps
@@ -175,9 +175,7 @@ class ProxyHead(TunedBackbone, Rehearsal):
             return batch.mean(self.nca(self.features(backbone, model, batch), model, batch)), {}
         features, maps = patch_maps(backbone, batch.x, plugs)
         with torch.no_grad():
-            teacher = {
-                k.removeprefix("teacher."): v for k, v in select(ctx.shared, "teacher.").items()
-            }
+            teacher = strip_prefix(ctx.shared, "teacher.")
             old_features, old_maps = patch_maps(backbone, batch.x, teacher)
         teacher_loss = self.distance(old_maps, maps, ctx) + self.flat(old_features, features)
         weight = math.sqrt(ctx.task.stop / ctx.task.size)

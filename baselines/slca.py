@@ -11,7 +11,7 @@ from fczoo.core.options import option
 from fczoo.core.payload import per_class
 from fczoo.core.registry import register_method
 from fczoo.core.training import TaskPhase, Training
-from fczoo.core.tree import Tree, drop, select
+from fczoo.core.tree import Tree, drop, select, strip_prefix
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.gaussians import draw_per_gaussian, gaussians, moment_sums
 from fczoo.functional.heads import train_head
@@ -140,5 +140,5 @@ class SLCA(TunedLinearHead):
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: the aligned head, argmax over the classes seen.
-        head = {k.removeprefix("aligned."): v for k, v in select(state, "aligned.").items()}
+        head = strip_prefix(state, "aligned.")
         return self.logits(backbone, {**state, **head}, batch)[:, : task.stop]

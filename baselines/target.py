@@ -14,7 +14,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.training import Training
-from fczoo.core.tree import Tree, select
+from fczoo.core.tree import Tree, select, strip_prefix
 from fczoo.core.types import Batch, Context, ServerContext, Task
 from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import distillation, task_cross_entropy
@@ -112,13 +112,11 @@ class TARGET(TunedLinearHead):
         loss = task_cross_entropy(self.logits(backbone, train, batch), batch, ctx.task)
         if ctx.task.index == 0:
             return loss, {}
-        pool, teacher = ctx.shared["synthetic"], select(ctx.shared, "teacher.")
+        pool, teacher = ctx.shared["synthetic"], strip_prefix(ctx.shared, "teacher.")
         picks = (batch.draws * len(pool)).long().clamp(max=len(pool) - 1)  # [B, ratio]
         images = pool[picks.flatten()].to(batch.draws) / 255
         with torch.no_grad():
-            old = self.answers(
-                backbone, {k.removeprefix("teacher."): v for k, v in teacher.items()}, images
-            )
+            old = self.answers(backbone, teacher, images)
         # KD: -sum_{c in OLD} softmax(z_old / tau)_c log softmax(z / tau)_c, without a factor tau^2.
         new, old_classes = self.answers(backbone, train, images), slice(0, ctx.task.start)
         teacher_loss = (

@@ -286,6 +286,8 @@ TENSOR_KINDS = {
     "prompt": "prompts",
     "adapter": "adapters",
     "head": "head",
+    "classifier": "head",
+    "flow": "flow",
     "proxy": "head",
     "eta": "head",
     "sigma": "head",

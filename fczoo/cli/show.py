@@ -70,7 +70,8 @@ def _method_page(cls: type[Method], dataset: str) -> str:
     )
     if cls.supports_recurring_classes:
         parts.append(
-            "Classes may recur in later tasks (--tasks domains, --blurry, --moving, --task-order own)."
+            "Classes may recur in later tasks (--tasks domains, --blurry, --moving, "
+            "--task-order own)."
         )
     if cls.dataset_options:
         parts.append("Values by data set:\n" + "\n".join(dataset_values(cls)))

@@ -92,6 +92,8 @@ class Method(ABC):
     ``after_training``        client  its memory after a round, and more to upload
     ``aggregate``             server  uploads of the round -> one tree
     ``server_update``         server  state and this tree -> state
+    ``collect``               client  sums over a batch ("before_exemplars")
+    ``update_from``           server  state and these sums -> state
     ``end_task_client``       client  its memory after the last round, and sums to upload
     ``update_from``           server  state and these sums -> state ("after_rounds")
     ``loss``                  client  one more round on exemplars, with ``Training.balanced``
@@ -341,14 +343,16 @@ def task_exchanges(method: Method, task: Task, rounds: int) -> Iterator[Exchange
         rounds: Rounds of training per task; a task in which the method trains nothing has none.
     """
     training = method.training()
-    if "task_start" in training.collect_at:
+    if training.collects_at("task_start", task):
         yield Exchange(task, boundary="task_start")
     rounds = rounds if training.active_optims(task, 0) else 0
     for number in range(rounds):
         yield Exchange(task, number)
+    if training.collects_at("before_exemplars", task):
+        yield Exchange(task, boundary="before_exemplars")
     if isinstance(method, EndsTasks):
         yield Exchange(task, boundary="after_rounds")
     if training.balanced and task.index:
         yield Exchange(task, rounds, balanced=True)
-    if "task_end" in training.collect_at:
+    if training.collects_at("task_end", task):
         yield Exchange(task, boundary="task_end")

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     import torch
 
 
-PHASE_KEYS = {"task_start": "begin", "after_rounds": "conclude", "task_end": "end"}
+PHASE_KEYS = {
+    "task_start": "begin",
+    "before_exemplars": "before exemplars",
+    "after_rounds": "conclude",
+    "task_end": "end",
+}
 """Words of a task's phases in the keys of seeds. Recorded results depend on them."""
 
 

@@ -72,11 +72,12 @@ done).
 LOCAL = {"cosine_local"}
 """Schedules whose factor changes inside a round."""
 
-TaskPhase = Literal["task_start", "after_training", "task_end"]
+TaskPhase = Literal["task_start", "after_training", "before_exemplars", "task_end"]
 """Phases of a task in which clients collect sums over their images, in one pass without training.
 
 task_start: before the rounds. after_training: in each round, under the client's trained tensors.
-task_end: after the rounds.
+before_exemplars: after the rounds, before clients choose exemplars (``EndsTasks``). task_end: after
+that, exemplars included.
 """
 
 Scope = Literal["task", "latest", "seen", "pooled"]
@@ -150,6 +151,8 @@ class Training:
     per_client_statistics: bool = False
     # phases in which clients call ``collect``
     collect_at: Collection[TaskPhase] = ()
+    # tasks at whose boundaries clients collect: all, or the first, as for the scale of features
+    collect_in: Literal["all", "first"] = "all"
     # clients that collect as a task ends: all with images of it, or those that trained in it
     collect_from: Literal["all", "trained"] = "all"
     # view of the images that are collected after training and as a task ends: the test view, the
@@ -202,6 +205,15 @@ class Training:
     def trained_prefixes(self) -> tuple[str, ...]:
         """Return the prefixes of all that is trained in any round."""
         return tuple({**self.optims, **self.balanced})
+
+    def collects_at(self, phase: TaskPhase, task: Task) -> bool:
+        """Return whether clients collect sums in a phase at a boundary of a task.
+
+        Args:
+            phase: Phase of the task.
+            task: The task.
+        """
+        return phase in self.collect_at and (self.collect_in == "all" or task.index == 0)
 
     def active_optims(self, task: Task, round: int, balanced: bool = False) -> Mapping[str, Optim]:
         """Return the optimizers of one round by prefix; empty if the task has no such round.

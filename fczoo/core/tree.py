@@ -32,6 +32,16 @@ def drop(tree: Tree, *prefixes: str) -> Tree:
     return {k: v for k, v in tree.items() if not k.startswith(prefixes)}
 
 
+def strip_prefix(tree: Tree, prefix: str) -> Tree:
+    """Select the entries whose name starts with a prefix, and name them without it.
+
+    Args:
+        tree: Tensors by name.
+        prefix: Start of names, such as ``teacher.``.
+    """
+    return {k.removeprefix(prefix): v for k, v in select(tree, prefix).items()}
+
+
 def nbytes(tree: Tree) -> int:
     """Return the size of all tensors in bytes.
 

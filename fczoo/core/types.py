@@ -16,10 +16,11 @@ from fczoo.core.tasks import Partitioner as Partitioner
 from fczoo.core.tasks import Task as Task
 from fczoo.core.tree import Tree
 
-Boundary = Literal["task_start", "after_rounds", "task_end"]
+Boundary = Literal["task_start", "before_exemplars", "after_rounds", "task_end"]
 """Boundaries of a task, at which clients upload something without training.
 
-after_rounds: clients update their memory once the rounds are over.
+before_exemplars: the rounds are over, the memories are as before. after_rounds: clients update
+their memory.
 """
 
 

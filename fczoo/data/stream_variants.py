@@ -179,13 +179,13 @@ def add_label_noise(stream: Stream, partition: Partition) -> Stream:
     for task, clients in zip(stream.tasks, partition.tasks, strict=True):
         if task.size == 1:
             raise FczooError(
-                f"--label-noise takes another class of the task, and task {task.index + 1} has one; "
-                "lower --tasks"
+                "--label-noise takes another class of the task, and task "
+                f"{task.index + 1} has one; lower --tasks"
             )
         if len(np.unique(clients.positions)) < len(clients.positions):
             raise FczooError(
-                f"--label-noise is drawn by client, and {partition.spec} gives an image to several; "
-                "take another --partition"
+                f"--label-noise is drawn by client, and {partition.spec} gives an image to "
+                "several; take another --partition"
             )
         for client, images in enumerate(clients.within(stream.train_index)):
             rng = numpy_stream("label noise", partition.seed, task.index, client)

@@ -103,7 +103,7 @@ class ImageStore:
         store._forget_queries()
         return store
 
-    def uncropped(self) -> "ImageStore":
+    def without_test_crop(self) -> "ImageStore":
         """Return the same images whose test view shows them whole; they share their pixels."""
         store = copy.copy(self)
         store.test_crop = 1.0

@@ -87,7 +87,11 @@ def seal_of(content: bytes) -> str:
 
 
 def header_size(content: bytes) -> int:
-    """Return the bytes of a safetensors file's header, as its first 8 bytes state them."""
+    """Return the bytes of a safetensors file's header, as its first 8 bytes state them.
+
+    Args:
+        content: Content of the file.
+    """
     (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\xff"))
     return int(length)
 

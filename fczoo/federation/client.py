@@ -85,7 +85,7 @@ class ClientRuntime(LocalTrainer):
     def survey_form(self, request: ClientRequest, client: Client) -> Payload:
         """Return the shape of a statistics upload, computed from one image of weight 0."""
         method = self.method
-        assert request.boundary == "task_start" or request.boundary == "task_end"
+        assert request.boundary and request.boundary != "after_rounds"
         draws = torch.zeros(1, method.training().draws) if method.training().draws else None
         client_batch = self.batch([Rows(client.index[:1], method_draws=draws)])
         batch = Batch(*(v[0] for v in client_batch))._replace(w=torch.zeros_like(client_batch.w[0]))
@@ -95,7 +95,7 @@ class ClientRuntime(LocalTrainer):
     def _survey(self, request: ClientRequest, client: Client) -> Payload:
         """Return the sums of the method's survey over one pass of a client's data."""
         method, phase = self.method, request.boundary
-        assert phase == "task_start" or phase == "task_end"
+        assert phase and phase != "after_rounds"
 
         def sums(_: Tree, batch: Batch) -> Tree:
             return method.collect(phase, self.backbone, request.state, batch, request.ctx)

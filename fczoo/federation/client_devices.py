@@ -31,7 +31,13 @@ class Device(NamedTuple):
     availability: float = 1.0  # probability that a round can ask the client
 
     def seconds(self, flops: float, down: int, up: int) -> float:
-        """Return the seconds of an exchange: bytes down, then operations, then bytes up."""
+        """Return the seconds of an exchange: bytes down, then operations, then bytes up.
+
+        Args:
+            flops: Floating-point operations.
+            down: Bytes from the server.
+            up: Bytes to the server.
+        """
         transfer = 8e-6 * (down / self.down_mbps + up / self.up_mbps)
         return transfer + 1e-9 * flops / self.gflops
 
@@ -56,6 +62,9 @@ class ClientDevices:
 
     def of(self, client: int) -> Device:
         """Return the device of a client.
+
+        Args:
+            client: Number of the client.
 
         Raises:
             FczooError: The table has numbers of clients, and not this one.

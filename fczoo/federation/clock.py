@@ -5,7 +5,8 @@ operations, and of the bytes that it sends. No figure depends on the machine of 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -40,7 +41,7 @@ class Closing(NamedTuple):
 
 @dataclass(frozen=True)
 class VirtualClock:
-    """Clock of a run; without ``devices`` it stands still and leaves no client out."""
+    """Clock of a run; without ``devices`` it counts nothing and leaves no client out."""
 
     settings: Settings
     devices: ClientDevices | None
@@ -54,6 +55,11 @@ class VirtualClock:
         They are those of the first client with one image, times the images of each client, so that
         neither groups nor devices of the simulation matter. Products count, as in a dry run. The
         query feature of an image, which clients cache, counts once per exchange.
+
+        Args:
+            engine: Engine of the task's clients; it stays as it is.
+            request: Request of the exchange.
+            clients: Clients that answer it.
         """
         if self.devices is None or not clients:
             return {}
@@ -65,7 +71,7 @@ class VirtualClock:
             make_optimizers=skip_steps,
             uplink=None,
         )
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        with _count_operations() as counter:
             runtime.answer(request, [sample], engine.client_state.of([sample.number]))
         per_image = counter.get_total_flops() / _image_count(engine, request, sample)
         if "query" in engine.method.training().inputs:
@@ -79,7 +85,7 @@ class VirtualClock:
         image = torch.zeros(
             1, 3, side, side, dtype=self.backbone.dtype, device=self.backbone.device
         )
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        with _count_operations() as counter:
             self.backbone(image)
         return int(counter.get_total_flops())
 
@@ -112,7 +118,7 @@ class VirtualClock:
         result.virtual_seconds += max(seconds.values(), default=0.0)
 
     def record(self, result: Result) -> dict[str, float]:
-        """Return the time of the clock for a round's record; empty where it stands still."""
+        """Return the time of the clock for a round's record; empty without devices."""
         return {"virtual_seconds": result.virtual_seconds} if self.devices else {}
 
     def close_round(
@@ -145,6 +151,13 @@ class VirtualClock:
             late,
             deadline if waits else max(first.values(), default=0.0),
         )
+
+
+@contextmanager
+def _count_operations() -> Iterator[FlopCounterMode]:
+    """Count operations, by the attention kernel whose operations torch counts on every device."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        yield counter
 
 
 def _image_count(engine: ClientEngine, request: ClientRequest, client: Client) -> int:

@@ -250,7 +250,7 @@ class LocalTrainer:
     def for_statistics(self) -> "LocalTrainer":
         """Return the trainer whose test view is that of the method's statistics."""
         whole = self.method.training().collect_view == "whole"
-        return replace(self, store=self.store.uncropped()) if whole else self
+        return replace(self, store=self.store.without_test_crop()) if whole else self
 
     def collect_after_training(self, learners: Sequence[LocalTrainState], ctx: Context) -> None:
         """Add the method's sums after training, if it collects any, to those of the loss."""

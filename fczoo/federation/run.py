@@ -163,31 +163,30 @@ class FederatedRun:
             self.teacher_cache.clear()
             self.residuals.clear()
             self.server.begin_task(task)
-        trained_tensors = select(self.state, *training.optims)
-        self.result.trained_scalars = sum(value.numel() for value in trained_tensors.values())
+        trained = select(self.state, *training.optims).values()
+        self.result.trained_scalars = sum(value.numel() for value in trained)
         engine = self._engine(self._plan())
         if not first_round:
             if any(exchange.boundary == "task_start" for exchange in exchanges):
                 # sums are of the task's classes
                 latest = training.data_scope == "latest"
-                self._collect(
-                    "task_start", engine, self.world.clients(task) if latest else holders, task
-                )
+                owners = self.world.clients(task) if latest else holders
+                self._collect("task_start", engine, owners, task)
             if self.probe:
                 self.probe.on_task_start(self.method, self.state)
         for exchange in exchanges:
             if exchange.boundary == "after_rounds":
                 holders = self._end_task(engine, members, task)
-            elif exchange.boundary == "task_end":
-                self._collect("task_end", engine, holders, task)
+            elif exchange.boundary in ("before_exemplars", "task_end"):
+                self._collect(exchange.boundary, engine, holders, task)
             elif exchange.balanced:
                 owners = [replace(c, index=engine.exemplars(c)) for c in members]
                 self._round(engine, [c for c in owners if len(c.index)], exchange, len(members))
             elif exchange.is_training_round and exchange.round >= first_round:
                 candidates = self.server.participation.candidates(members)
-                participants = self.server.participation.sample(candidates, task, exchange.round)
-                wanted = self.settings.participant_count(len(candidates))
-                self._round(engine, participants, exchange, wanted)
+                sampled = self.server.participation.sample(candidates, task, exchange.round)
+                count = self.settings.participant_count(len(candidates))
+                self._round(engine, sampled, exchange, count)
                 self._save(task.index, exchange.round + 1)
         if self.probe:
             self.probe.on_task_end(self.world, self.method, self.state, task)
@@ -199,9 +198,8 @@ class FederatedRun:
 
         The server takes the first ``wanted`` uploads.
         """
-        start_time = time.perf_counter()
-        server, task, number = self.server, exchange.task, exchange.round
-        rounds = server.rounds[task.index]
+        start_time, server = time.perf_counter(), self.server
+        task, number, rounds = exchange.task, exchange.round, server.rounds[exchange.task.index]
         present = [client for client in participants if len(client.index)]
         shared, down = server.send(participants)
         losses: dict[int, float] = {}

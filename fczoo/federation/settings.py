@@ -376,7 +376,7 @@ class Settings:
         The word ``none`` means None. With ``start_from`` they are those of the model's run, and
         ``dataset`` may be None. Raises FczooError for unknown names and wrong values.
         """
-        settings: Settings = checks.scheduled(Settings, dataset, changes)
+        settings: Settings = checks.settings_for(Settings, dataset, changes)
         return settings
 
     @cached_property

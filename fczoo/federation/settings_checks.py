@@ -28,7 +28,11 @@ START_SETTINGS = ("protocol", "as_released", "test_crop")
 
 
 def portable(settings: Any) -> dict[str, Any]:
-    """Return plain values of settings for ``Settings.portable``."""
+    """Return plain values of settings for ``Settings.portable``.
+
+    Args:
+        settings: Settings of a run.
+    """
     return {
         k: shorten(v) if k in PATH_SETTINGS else v
         for k, v in asdict(settings).items()
@@ -42,7 +46,11 @@ Channels = tuple[float, ...] | None
 def normalisation_of(settings: Any) -> tuple[Channels, Channels]:
     """Return mean and standard deviation of the input; None for the checkpoint's own.
 
-    Raises FczooError where none is known for the data set.
+    Args:
+        settings: Settings of a run.
+
+    Raises:
+        FczooError: None is known for the data set.
     """
     if not settings.norm_by_dataset:
         return settings.mean, settings.std
@@ -80,8 +88,8 @@ def few_shot_tasks(dataset: str, base: int | None, ways: int | None) -> tuple[in
     increments, remainder = divmod(classes - base, ways)
     if increments < 1 or remainder:
         raise FczooError(
-            f"{dataset} has {classes} classes: --base-classes {base} leaves {classes - base}, which "
-            f"are not tasks of --ways {ways}; change one of the two"
+            f"{dataset} has {classes} classes: --base-classes {base} leaves {classes - base}, "
+            f"which are not tasks of --ways {ways}; change one of the two"
         )
     return (base, *[ways] * increments)
 
@@ -177,8 +185,14 @@ def check_start_settings(settings: Any) -> None:
             )
 
 
-def scheduled(settings: Any, dataset: str | None, changes: Mapping[str, Any]) -> Any:
-    """Return an instance of the class ``settings`` for ``Settings.for_dataset``."""
+def settings_for(settings: Any, dataset: str | None, changes: Mapping[str, Any]) -> Any:
+    """Return an instance of the class ``settings`` for ``Settings.for_dataset``.
+
+    Args:
+        settings: The class ``Settings``.
+        dataset: Name of the data set; None: that of a kept model.
+        changes: Values other than the defaults, by setting.
+    """
     overrides = {k: v for k, v in changes.items() if v is not None}
     overrides = with_start_values(overrides, dataset)
     entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")

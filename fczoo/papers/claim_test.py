@@ -45,7 +45,7 @@ class Claim(ABC):
     @property
     @abstractmethod
     def sides(self) -> tuple[Side, ...]:
-        """Return the better and the worse side; a claim over two settings may have the first only."""
+        """Return the better and the worse side; a claim over two settings may lack the worse."""
 
     @property
     @abstractmethod

@@ -330,7 +330,7 @@ def page(claim: Claim, results: Path) -> str:
 
 def _source(claim: Claim) -> str:
     if isinstance(claim, AcrossClaim):
-        return claim.printed
+        return claim.printed_losses
     if not isinstance(claim, PrintedClaim):
         return f"{claim.citation}; {claim.column.name}."
     first, second = claim.numbers

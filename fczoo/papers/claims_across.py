@@ -51,7 +51,7 @@ class AcrossClaim(Claim):
         return (self.drops[1] if self.worse else self.most or 0.0) - self.drops[0]
 
     @property
-    def printed(self) -> str:
+    def printed_losses(self) -> str:
         """Return source, settings and printed losses as a sentence."""
         start, end = (
             ", ".join(f"{name} {option_word(value)}" for name, value in settings.items())

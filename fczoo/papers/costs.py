@@ -13,7 +13,7 @@ from fczoo.papers.tables import Number, Paper
 from fczoo.papers.variants import readings
 
 Measure = Callable[[Method, Settings], Mapping[str, Tree]]
-"""Function that returns a client's tensors: those it trains, those it sends by moment, the state."""
+"""Function that returns a client's tensors: what it trains, what it sends by moment, the state."""
 HEAD = "head."
 
 

@@ -134,7 +134,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrintedCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a printed count of numbers counts."""
+    """Definition of a printed count of numbers."""
 
     of: Literal["round", "trained", "state"]  # upload of a round, trained, as the last task begins
     head: bool = True  # whether the classifier counts

@@ -10,6 +10,8 @@ from fczoo.federation.result import Result
 from fczoo.reports.figure import Curves
 from fczoo.reports.runs import Experiment, Line
 
+OVER_SEEDS = "mean over seeds; band: standard deviation of the accuracy over seeds"
+
 
 class CurvePoint(NamedTuple):
     """Accuracy over all classes seen so far, at a place of a run."""
@@ -97,20 +99,16 @@ def accuracy_over_rounds(experiment: Experiment) -> Curves:
     by_line = {
         label: p for label, p in _points_by_line(experiment.lines).items() if p[0][-1].rounds
     }
-    return Curves(
-        name="accuracy over rounds",
-        caption=(
-            "Accuracy over all classes seen so far, after rounds of the run; it falls where new "
-            "classes arrive; band: standard deviation over seeds"
-        ),
-        x="round of the run",
-        y="accuracy over all classes seen, %",
-        curves={label: _accuracies(runs) for label, runs in by_line.items()},
-        positions={
+    return _accuracy_curves(
+        "rounds",
+        "after rounds of the run; it falls where new classes arrive; band: standard deviation over "
+        "seeds",
+        "round of the run",
+        by_line,
+        {
             label: np.array([point.rounds for point in runs[0]], float)
             for label, runs in by_line.items()
         },
-        marks=False,
     )
 
 
@@ -121,20 +119,15 @@ def accuracy_over_bytes(experiment: Experiment) -> Curves:
         experiment: Experiment to show, with its rows under other codes of uploads.
     """
     by_line = _points_by_line((*experiment.lines, *experiment.recoded))
-    return Curves(
-        name="accuracy over bytes",
-        caption=(
-            "Accuracy over all classes seen so far, against all bytes sent by then, mean over "
-            "seeds; band: standard deviation of the accuracy over seeds"
-        ),
-        x="MB sent in the run so far, all clients, up and down",
-        y="accuracy over all classes seen, %",
-        curves={label: _accuracies(runs) for label, runs in by_line.items()},
-        positions={
+    return _accuracy_curves(
+        "bytes",
+        f"against all bytes sent by then, {OVER_SEEDS}",
+        "MB sent in the run so far, all clients, up and down",
+        by_line,
+        {
             label: np.mean([[point.megabytes for point in run] for run in runs], 0)
             for label, runs in by_line.items()
         },
-        marks=False,
     )
 
 
@@ -145,21 +138,34 @@ def accuracy_over_hours(experiment: Experiment) -> Curves:
         experiment: Experiment to show; runs without ``--client-devices`` are left out.
     """
     lines = (*experiment.lines, *experiment.recoded)
-    timed = [line for line in lines if all(r.curve_seconds for r in line.results)]
-    by_line = _points_by_line(timed)
-    return Curves(
-        name="accuracy over hours",
-        caption=(
-            "Accuracy over all classes seen so far, against the hours of the virtual clock, mean "
-            "over seeds; band: standard deviation of the accuracy over seeds"
-        ),
-        x="hours of the virtual clock",
-        y="accuracy over all classes seen, %",
-        curves={label: _accuracies(runs) for label, runs in by_line.items()},
-        positions={
+    by_line = _points_by_line([x for x in lines if all(r.curve_seconds for r in x.results)])
+    return _accuracy_curves(
+        "hours",
+        f"against the hours of the virtual clock, {OVER_SEEDS}",
+        "hours of the virtual clock",
+        by_line,
+        {
             label: np.mean([[point.hours or 0.0 for point in run] for run in runs], 0)
             for label, runs in by_line.items()
         },
+    )
+
+
+def _accuracy_curves(
+    quantity: str,
+    reading: str,
+    x: str,
+    by_line: dict[str, list[list[CurvePoint]]],
+    positions: dict[str, np.ndarray],
+) -> Curves:
+    """Return the figure of the accuracy over a quantity, whose values are ``positions``."""
+    return Curves(
+        name=f"accuracy over {quantity}",
+        caption=f"Accuracy over all classes seen so far, {reading}",
+        x=x,
+        y="accuracy over all classes seen, %",
+        curves={label: _accuracies(runs) for label, runs in by_line.items()},
+        positions=positions,
         marks=False,
     )
 

@@ -34,6 +34,7 @@ from fczoo.runner.outline import Outlines, outline_backbone, outline_weights
 MOMENTS = {
     "task_start": "as a task begins, in a survey",
     "round": "in a round",
+    "before_exemplars": "once the rounds are over, in a survey",
     "after_rounds": "once the rounds are over, as a client settles what it keeps",
     "balanced": "in one more round, on exemplars only",
     "task_end": "as a task ends, in a survey",

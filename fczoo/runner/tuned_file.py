@@ -173,7 +173,7 @@ class TunedValues:
 
     def _other_settings(self, settings: Settings) -> dict[str, Any]:
         """Return settings of the search that differ in a run and may need other values."""
-        run_settings = through_json(settings.portable())
+        run_settings = with_defaults(through_json(settings.portable()))
         return {
             k: v
             for k, v in self.settings.items()

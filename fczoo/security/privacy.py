@@ -134,7 +134,7 @@ class Privacy:
             raise FczooError("--dp-subsampling needs epsilon, which needs noise; give --dp-noise")
         training = method.training()
         uploads, upload_contents = training.uploads, set[str](contents(training.uploads))
-        if {"task_start", "task_end"} & {*training.collect_at}:
+        if {*training.collect_at} - {"after_training"}:
             upload_contents.add("surveys")
         if self.clip is not None and upload_contents:
             raise FczooError(

@@ -381,9 +381,9 @@ def _count_fault(payload: Payload, images: int, uploads: Uploads, limits: Mappin
         count = payload.get(f"{prefix}count") if "count" in group.statistics else None
         if count is not None and (total := float(count.double().sum())) > payload.num_samples:
             return f"{prefix}count adds up to {total:g}, of {payload.num_samples} samples"
-    for name, value in payload.items():
-        most = limits.get(_layout(name, uploads)[0], math.inf)
-        if (largest := value_range(value)[1]) > most:
+    for name, value in payload.items() if limits else ():
+        most = limits.get(_layout(name, uploads)[0])
+        if most is not None and (largest := value_range(value)[1]) > most:
             return f"{name} has a count of {largest:g}, at most {most} for {images} images"
     return ""
 

@@ -275,7 +275,7 @@ def _again(call: Call, state: Tree) -> list[Payload]:
     engine = replace(call.engine, memories={**call.memories})
     if call.phase == "after_rounds":
         return engine.end_task_client(call.clients, replace(call.ctx, shared=state))
-    if call.phase == "task_start" or call.phase == "task_end":
+    if call.phase != "train" and call.phase != "balanced":
         return list(engine.collect(call.phase, state, call.clients, call.ctx))
     return engine.train(state, call.clients, call.ctx)
 

@@ -99,7 +99,7 @@ def test_a_plan_in_stages() -> None:
     [
         (
             ["--methods", "pilora", "--moving", "2"],
-            "as they do with --tasks domains, --moving",
+            "as they do with --tasks domains, --blurry, --moving or --task-order own",
         ),
         (["--methods", "lwf", "--task-order", "own"], "lwf holds that a class belongs to one task"),
         (["--methods", "fedncm", "--moving", "3"], "--moving 3 is all of the 3 clients"),

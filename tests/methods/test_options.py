@@ -91,6 +91,8 @@ def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, 
         options = {**options, "weight_decay": 0.1}  # without it Adam and AdamW are one
     if option in ("rank", "blocks") and "tune" in METHODS.get(name).__dataclass_fields__:
         options = {**options, "tune": "lora"}
+    if name == "affcl" and option in ("lr_backbone", "k_feature"):
+        options = {**options, "tune": "lora"}  # frozen features do not move
     if name == "l2p" and option in ("lr_lora", "rank", "blocks"):
         options = {**options, "lora": True}
     if name == "glfc":

@@ -107,7 +107,7 @@ def test_uncropped_images_are_whole(make_bench):
     bench, index = make_bench(), torch.arange(3)
     cropped = ImageStore(bench.stream.train, bench.backbone, test_crop=0.5)
     whole = bench.train.view(index)
-    assert torch.equal(cropped.uncropped().view(index), whole)
+    assert torch.equal(cropped.without_test_crop().view(index), whole)
     assert not torch.equal(cropped.view(index), whole)
 
 

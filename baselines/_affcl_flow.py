@@ -1,0 +1,191 @@
+"""The conditional normalising flow of AF-FCL, as functions of named tensors.
+
+Four couplings transform a feature into a code with a standard normal distribution. The class is the
+condition. ``permutation`` [L, D] in the state fixes the order of the dimensions in front of each
+coupling, the same for all clients.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.core.tree import Tree
+
+COUPLINGS = 4
+BLOCKS = 2  # residual blocks of a coupling's network
+LEAST_SCALE = 1e-3
+Space = Literal["latent", "feature", "mixed"]
+
+
+def start_flow(dim: int, classes: int, hidden: int, rng: torch.Generator) -> Tree:
+    """Create the tensors of the flow.
+
+    Linear layers start as PyTorch's do, the last of each residual block near zero.
+
+    Args:
+        dim: Dimension D of the features.
+        classes: Classes C of the run.
+        hidden: Width of the couplings' networks.
+        rng: Random generator.
+
+    Returns:
+        ``flow.L.*``, which clients train, and ``permutation`` [4, D].
+    """
+    half = dim // 2  # dimensions that a coupling passes on
+    flow: Tree = {}
+    for coupling in range(COUPLINGS):
+        name = f"flow.{coupling}"
+        flow |= linear_layer(f"{name}.first", half + classes, hidden, rng)
+        for block in range(BLOCKS):
+            flow |= linear_layer(f"{name}.{block}.inner", hidden, hidden, rng)
+            flow |= linear_layer(f"{name}.{block}.outer", hidden, hidden, rng, bound=1e-3)
+            flow |= linear_layer(f"{name}.{block}.gate", classes, hidden, rng)
+        flow |= linear_layer(f"{name}.last", hidden, 2 * (dim - half), rng)
+    reverse = torch.arange(dim).flip(0)
+    orders = [reverse, reverse, torch.randperm(dim, generator=rng)]
+    return {**flow, "permutation": torch.stack([*orders, torch.randperm(dim, generator=rng)])}
+
+
+def linear_layer(
+    name: str, inputs: int, outputs: int, rng: torch.Generator, bound: float | None = None
+) -> Tree:
+    """Create weight and bias of a linear layer.
+
+    Args:
+        name: Name of the layer.
+        inputs: Number of inputs.
+        outputs: Number of outputs.
+        rng: Random generator.
+        bound: Largest absolute value; None: that of PyTorch, 1 / sqrt(inputs).
+    """
+    bound = bound or 1 / math.sqrt(inputs)
+    shapes = {"weight": (outputs, inputs), "bias": (outputs,)}
+    return {
+        f"{name}.{part}": torch.empty(shape).uniform_(-bound, bound, generator=rng)
+        for part, shape in shapes.items()
+    }
+
+
+def encode(flow: Tree, permutation: Tensor, features: Tensor, hot: Tensor) -> tuple[Tensor, Tensor]:
+    """Transform features into codes.
+
+    Args:
+        flow: Tensors of the flow.
+        permutation: Orders of the dimensions [L, D].
+        features: Features [B, D].
+        hot: Classes, one-hot [B, C].
+
+    Returns:
+        Codes [B, D] and log-densities of the features [B].
+    """
+    codes, log_scales = features, features.new_zeros(len(features))
+    for name, order in _couplings(permutation):
+        first, second = _halves(codes[:, order])
+        shift, scale = _shift_and_scale(flow, name, first, hot)
+        codes = torch.cat([first, second * scale + shift], 1)
+        log_scales = log_scales + scale.log().sum(1)
+    log_normal = -0.5 * (codes.square().sum(1) + codes.shape[1] * math.log(2 * math.pi))
+    return codes, log_normal + log_scales
+
+
+def decode(flow: Tree, permutation: Tensor, codes: Tensor, hot: Tensor) -> Tensor:
+    """Transform codes into features; the inverse of ``encode``.
+
+    Args:
+        flow: Tensors of the flow.
+        permutation: Orders of the dimensions [L, D].
+        codes: Codes [B, D].
+        hot: Classes, one-hot [B, C].
+
+    Returns:
+        Features [B, D].
+    """
+    features = codes
+    for name, order in reversed([*_couplings(permutation)]):
+        first, second = _halves(features)
+        shift, scale = _shift_and_scale(flow, name, first, hot)
+        features = torch.cat([first, (second - shift) / scale], 1)[:, order.argsort()]
+    return features
+
+
+def _couplings(permutation: Tensor) -> Iterator[tuple[str, Tensor]]:
+    return ((f"flow.{number}", order) for number, order in enumerate(permutation))
+
+
+def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
+    half = rows.shape[1] // 2
+    return rows[:, :half], rows[:, half:]
+
+
+def _shift_and_scale(flow: Tree, name: str, half: Tensor, hot: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the shift and the scale [B, D - D // 2] of a coupling's second half."""
+
+    def linear(part: str, rows: Tensor) -> Tensor:
+        return F.linear(rows, flow[f"{name}.{part}.weight"], flow[f"{name}.{part}.bias"])
+
+    hidden = linear("first", torch.cat([half, hot], 1))
+    for block in range(BLOCKS):
+        inner = linear(f"{block}.inner", F.leaky_relu(hidden))
+        outer = linear(f"{block}.outer", F.leaky_relu(inner))
+        hidden = hidden + outer * linear(f"{block}.gate", hot).sigmoid()
+    shift, scale = linear("last", hidden).chunk(2, 1)
+    return shift, (scale + 2).sigmoid() + LEAST_SCALE
+
+
+def mix_rows(noise: Tensor, draws: Tensor) -> Tensor:
+    """Return standard normal vectors [B, D]: the scaled sum of two rows of a table [M, D].
+
+    A loss cannot draw numbers, and ``Training.draws`` does not know D.
+
+    Args:
+        noise: Table of standard normal vectors.
+        draws: Uniform numbers [B, 2] that choose the rows.
+    """
+    first, second = (draws * len(noise)).long().unbind(1)
+    return (noise[first] + noise[second]) / 2**0.5
+
+
+def credibility(
+    flow: Tree,
+    permutation: Tensor,
+    features: Tensor,
+    members: Tensor,
+    replayed: tuple[Tensor, Tensor, Tensor],
+    space: Space,
+) -> tuple[Tensor, Tensor]:
+    """Compute how credible a client's own features make replayed ones.
+
+    Args:
+        flow: Tensors of the flow.
+        permutation: Orders of the dimensions [L, D].
+        features: The client's features [n, D].
+        members: Their classes, one-hot [n, C], times the weights of the images.
+        replayed: Codes [B, D], features [B, D] and labels [B] of the replay.
+        space: What is compared with the normal distribution of the client's images of the class:
+            codes with their codes, features with their features, or (mixed, released code) features
+            with their codes.
+
+    Returns:
+        w [B]: density per dimension, averaged over the dimensions. It is q where the client has no
+            image of the class or, unless ``mixed``, one image, whose variance is 0. And q, a scalar:
+            the mean density of the client's features per dimension.
+    """
+    codes, points, labels = replayed
+    local, log_density = encode(flow, permutation, features, members)
+    per_image = (log_density / features.shape[1]).exp() * members.sum(1)
+    q = per_image.sum() / members.sum().clamp(min=1)
+    local = features if space == "feature" else local
+    points = codes if space == "latent" else points
+    count = members.sum(0)[:, None]
+    mean = members.mT @ local / count.clamp(min=1)
+    offset = (local - members @ mean).square()
+    variance = members.mT @ offset / count.clamp(min=1) + 1e-30
+    mean, variance = mean[labels], variance[labels]
+    exponent = -(points - mean).square() / (2 * variance)
+    per_dim = exponent.exp() / (2 * math.pi * variance).sqrt()
+    least = 1 if space == "mixed" else 2
+    return torch.where(count[labels, 0] >= least, per_dim.mean(1), q), q
