@@ -226,9 +226,9 @@ class FederatedRun:
             )
         uploads = self._receive(arrival, exchange)
         server.note_storage(shared, responding, engine.client_state)
-        if self.probe and uploads and number == rounds - 1:
+        if self.probe and uploads:
             payloads = [upload.drop(*RULE_UPLOADS) for upload in uploads]
-            self.probe.on_last_round(self.world, self.method, self.state, payloads, task)
+            self.probe.on_round(self.world, self.method, self.state, payloads, ctx)
         if uploads:
             with self.result.phase("server"):
                 server.merge(uploads, exchange)
