@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # a shell that completes a word waits for this module
 Overlap = Literal["all", "some", "similar"]
 """The part of a data set's classes that a pre-training set has; similar: it has classes like some.
 """
+Resize = Literal["crop", "squash"]
+"""How an image file becomes square: its largest centred square, or the whole image distorted."""
 
 
 class Images(NamedTuple):

@@ -16,12 +16,12 @@ from PIL import Image
 
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.options import nearest, plural
-from fczoo.data.dataset import ImageData, Images, rows
+from fczoo.data.dataset import ImageData, Images, Resize, rows
 from fczoo.data.folder_layout import FRACTIONS, choose_test_images
 from fczoo.data.folder_scan import FORMATS, TEST, TRAIN, find_named
 from fczoo.data.hub_files import open_tables
 from fczoo.data.image_cache import cached_pixels, file_fingerprints
-from fczoo.data.image_files import PREPARATION, UPRIGHT, UnreadableImage, to_square
+from fczoo.data.image_files import PREPARATIONS, UPRIGHT, UnreadableImage, to_square
 
 SIZE = 256  # side in pixels at which images are stored
 SHARE = 5  # images of a class per test image, without a test split
@@ -220,6 +220,7 @@ class TableImages:
     labels: np.ndarray  # int64 [N]
     source: list[Any]  # identity of the files and of the column, for the cache
     domains: np.ndarray | None = None
+    resize: Resize = "crop"  # part of an image that its square shows
 
     def take(self, index: np.ndarray, size: int | None = None) -> Images:
         """Return some of the images as a memory-mapped array.
@@ -236,7 +237,7 @@ class TableImages:
             [self.source, self.index[index].tolist()],
             self.index[index].tolist(),
             size or SIZE,
-            PREPARATION + UPRIGHT,
+            PREPARATIONS[self.resize] + UPRIGHT,
             self._prepare,
         )
         return Images(pixels, self.labels[index], rows(self.domains, index))
@@ -249,7 +250,7 @@ class TableImages:
                 raise ValueError("it has no content")
             with warnings.catch_warnings(), Image.open(io.BytesIO(content), formats=FORMATS) as im:
                 warnings.simplefilter("ignore")  # about tags and palettes that do not matter here
-                return np.asarray(to_square(im, size, upright=True))
+                return np.asarray(to_square(im, size, upright=True, resize=self.resize))
         except (
             *(OSError, ValueError, SyntaxError, EOFError),
             *(Image.DecompressionBombError, UnreadableImage),

@@ -28,7 +28,7 @@ from fczoo.reports.runs import WITHOUT_EFFECT, identity, read_runs, with_default
 VERSIONS = ("fczoo", "python", "torch", "torchvision", "timm", "numpy", "code")
 ROUNDING_TOLERANCE = 1e-4  # images by which a rounded percentage may miss a whole number
 RERUN_ADVICE = "run it again with this version of fczoo"
-DATA = ("dataset", "train_per_class", "test_per_class", "stored_size")
+DATA = ("dataset", "train_per_class", "test_per_class", "stored_size", "resize")
 """Settings that, with the order of classes, determine the images of a run."""
 
 

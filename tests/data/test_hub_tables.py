@@ -15,7 +15,7 @@ from fczoo.core.files import shorten
 from fczoo.core.registry import DATASETS
 from fczoo.data.fetch import fetch
 from fczoo.data.hub_files import HUB_NAME, import_library, place_dataset
-from fczoo.data.stream import make_stream
+from fczoo.data.stream import make_stream, resized
 from fczoo.federation.settings import Settings
 from helpers_datasets import hub_folder, hub_tables, number_of
 
@@ -55,6 +55,19 @@ def test_every_form_gives_the_same_images(kind: str, tmp_path: Path) -> None:
     assert number_of(stream.test.pixels).tolist() == list(range(10))
     first = "0" if kind.endswith("software") else "kind 0"
     assert (stream.classes[0], stream.train.pixels.shape) == (first, (30, 8, 8, 3))
+
+
+def test_a_square_shows_the_centre_or_the_whole_image(tmp_path: Path) -> None:
+    """The left third of an image is white; only the whole image shows it."""
+    pixels = np.zeros((8, 24, 3), np.uint8)
+    pixels[:, :8] = 255
+    table = HUB.Dataset.from_dict({"image": [pixels] * 10, "label": [0, 1] * 5})
+    (tmp_path / "files").mkdir()
+    table.cast_column("image", HUB.Image()).to_parquet(str(tmp_path / "files" / "train.parquet"))
+    part = load(tmp_path / "files").train
+    for resize, first, last in (("crop", 0, 0), ("squash", 255, 0)):
+        square = resized(part, resize).take(np.arange(1), 8).pixels[0]
+        assert (square[4, 0, 0], square[4, 7, 0]) == (first, last)
 
 
 def test_a_changed_table_is_decoded_again(tmp_path: Path) -> None:
