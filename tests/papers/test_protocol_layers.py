@@ -221,6 +221,7 @@ def short(value: object) -> object:
             },
         ),
         ("fedproto", {"strength": 1, "per_sample": True, "infer": "ncm"}),
+        ("fisheravg", {"fisher": "true"}),
         ("lwf", {"strength": 1, "temperature": 2, "distill_current": False}),
         ("regmean", {"gamma": 0.9, "gamma_head": 0.9, "view": "test"}),
     ],
