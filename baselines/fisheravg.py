@@ -42,7 +42,7 @@ class FisherAvg(TunedWithStatistics):
     fisher: Literal["true", "weighted"] = option(
         "true",
         "mean over a client's images, of all classes of the task, each weighted by its probability "
-        "(paper); or sum over the images, of their labels alone (HGP's code)",
+        "(paper); or sum over the images, of only their labels (HGP's code)",
     )
 
     def training(self) -> Training:
