@@ -35,6 +35,7 @@ class FFALoRA(LinearHead):
     vision transformers; the paper has language models.
     """
 
+    title = "FFA-LoRA"
     paper = 'Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024'
     formulas = r"""
     $$B = \sum_k \frac{n_k}{n} B_k$$

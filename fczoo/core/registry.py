@@ -78,7 +78,8 @@ class Registry(Generic[Entry]):
                 )
                 raise FczooError(f"{problem}; write @dataclass(frozen=True) above the class")
             obj: Any = self._entries.get(name)
-            if obj is not None and _origin(obj) != _origin(entry):
+            origin = (entry.__module__, entry.__qualname__)
+            if obj is not None and (obj.__module__, obj.__qualname__) != origin:
                 raise self._twice(name, obj.__module__, entry.__module__)
             read = self.__dict__.get("_found", {})  # the sources are not read for this check alone
             modules = {key: read[key].module for key in read}
@@ -292,10 +293,6 @@ class Registry(Generic[Entry]):
         )
 
 
-def _origin(entry: Any) -> tuple[str, str]:
-    return entry.__module__, entry.__qualname__
-
-
 class DatasetRegistry(Registry[Any]):
     """Registry of data sets, where ``NAME:SOURCE`` selects one of many that ``NAME`` reads.
 
@@ -329,6 +326,7 @@ METHODS: Registry["type[Method]"] = Registry(
 )
 DATASETS = DatasetRegistry("data set", "register_dataset", "fczoo.datasets")
 PARTITIONERS: Registry[Any] = Registry("partitioner", "register_partitioner", "fczoo.partitioners")
+AUGMENTATIONS: Registry[Any] = Registry("augmentation", "register_augmentation", "fczoo.data")
 AGGREGATORS: Registry[Any] = Registry("aggregator", "register_aggregator", "fczoo.aggregators")
 MERGES: Registry[Any] = Registry("merge", "register_merge", "fczoo.aggregators")
 ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
@@ -342,6 +340,7 @@ COMPRESSIONS: Registry[Any] = Registry("compression", "register_compression", "f
 
 SPECS = {
     "partition": PARTITIONERS,
+    "augment": AUGMENTATIONS,
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,
     "local": LOCAL_TRAINING,
@@ -353,6 +352,7 @@ SPECS = {
 register_method = METHODS.register
 register_dataset = DATASETS.register
 register_partitioner = PARTITIONERS.register
+register_augmentation = AUGMENTATIONS.register
 register_aggregator = AGGREGATORS.register
 register_merge = MERGES.register
 register_attack = ATTACKS.register

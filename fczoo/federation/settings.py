@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from fczoo.backbones.names import canonical_backbone
 from fczoo.core.errors import use_python_names
-from fczoo.core.names import fold
 from fczoo.core.options import check_options, option
 from fczoo.core.registry import PARTITIONERS
 from fczoo.data.dataset import Resize, domains_of
@@ -177,7 +176,7 @@ class Settings:
     batch_size: int = option(16, "Number of images per local batch", low=1, group=TRAINING)
     augment: str = option(
         "none",
-        "Random view of the training images: none, flip, crop, pilora, fppl or hgp",
+        "Random view of the training images: none, flip, crop, ... (see fczoo list augmentations)",
         group=TRAINING,
     )
     test_crop: float = option(
@@ -324,7 +323,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_options(self)
         vary = tuple(w for w in SEEDED_SETTINGS if w == "training" or w in self.vary)
-        values = {"backbone": canonical_backbone(self.backbone), "augment": fold(self.augment)}
+        values = {"backbone": canonical_backbone(self.backbone)}
         values |= checks.place_data(self.dataset, self.data_root, self.hf_columns)
         for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
             object.__setattr__(self, name, value)

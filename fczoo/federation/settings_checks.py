@@ -6,6 +6,7 @@ from typing import Any
 
 from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.files import shorten
+from fczoo.core.metrics import all_metrics
 from fczoo.core.options import build, flag, quote
 from fczoo.core.registry import ATTACKS, DATASETS
 from fczoo.data.dataset import released_norm
@@ -250,6 +251,7 @@ def check_settings(settings: Any) -> None:
         )
     _ = settings.partitioner, normalisation_of(settings)
     get_augment(settings.augment)
+    all_metrics([[50.0]], [1])  # a plug-in's that fails should do so before the run
     if settings.aggregator is not None:
         check_stateless(settings.aggregator)
     if settings.attack is not None:

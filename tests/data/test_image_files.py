@@ -15,7 +15,7 @@ from fczoo.data.dataset import Images
 from fczoo.data.folder_layout import read_folders
 from fczoo.data.image_files import ImageFiles, UnreadableImage, class_folders, prepare
 from fczoo.data.stream import make_stream, resized
-from fczoo.data.views import AUGMENTS, DRAWS, ImageStore
+from fczoo.data.views import DRAWS, ImageStore, get_augment
 from fczoo.models.classifier import EvaluationTransform
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -252,7 +252,9 @@ def test_a_store_on_the_cache_shows_what_one_in_memory_shows(files: ImageFiles, 
         torch.rand(3, DRAWS, generator=torch.Generator().manual_seed(0)),
     )
     assert torch.equal(*(store.view(index) for store in stores))
-    assert torch.equal(*(store.training_view(index, AUGMENTS["crop"], draws) for store in stores))
+    assert torch.equal(
+        *(store.training_view(index, get_augment("crop"), draws) for store in stores)
+    )
 
 
 def test_a_bench_on_image_files(files: ImageFiles) -> None:
