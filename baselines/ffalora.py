@@ -34,6 +34,7 @@ class FFALoRA(LinearHead):
     share an A.
     """
 
+    title = "FFA-LoRA"
     paper = (
         'Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024; '
         "form of fed-mammoth (Salami et al.)"

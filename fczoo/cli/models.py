@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fczoo.cli.data import HF_COLUMNS, place
 from fczoo.cli.options import GroupedCommand, Name, complete
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
@@ -157,6 +158,7 @@ def _rows(rows: Sequence[Sequence[Any]], head: Sequence[str], style: str, number
     shell_complete=complete(DATASETS),
     help="Data set whose test images are taken; see `fczoo list datasets`.",
 )
+@HF_COLUMNS
 @FORMAT
 @BACKBONE
 @DEVICE
@@ -164,6 +166,7 @@ def evaluate(
     folder: Path,
     data_root: Path | None,
     dataset: str | None,
+    hf_columns: str | None,
     style: str,
     backbone: str | None,
     device: str,
@@ -174,6 +177,8 @@ def evaluate(
     other images, whose classes must have the names of the model's.
     """
     model = _load(folder, backbone, device)
+    if dataset is not None:
+        dataset, data_root = place(dataset, data_root, hf_columns)
     is_bundled = dataset is not None and not (
         DATASETS.get(dataset).source or DATASETS.get(dataset).folder
     )

@@ -222,7 +222,7 @@ def _dataset_page(cls: Any, _: str) -> str:
             (
                 "Download",
                 f"fczoo data fetch {cls.name}"
-                if cls.archives
+                if cls().can_download
                 else "not automatic; see source and layout",
             )
         )
@@ -234,7 +234,7 @@ def _dataset_page(cls: Any, _: str) -> str:
 def _options_page(entry: Any, _: str) -> str:
     table = (
         f"\n\n{_options_table(entry())}"
-        if isinstance(entry, type) and dataclasses.is_dataclass(entry)
+        if isinstance(entry, type) and dataclasses.is_dataclass(entry) and dataclasses.fields(entry)
         else ""
     )
     return f"{entry.name}: {inspect.getdoc(entry)}{table}"

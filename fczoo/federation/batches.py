@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     """Images of one client: positions in the store, and random draws of their training view."""
 
     positions: Tensor  # [n]
-    draws: Tensor | None = None  # [n, DRAWS]; None: the test view
+    draws: Tensor | None = None  # [n, augment.draws]; None: the test view
     method_draws: Tensor | None = None  # [n, d] draws of the method; None: it has none here
     epoch: int = 0  # local epoch of the round
 

@@ -18,6 +18,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, convert_json, read_record, write_record
 from fczoo.core.metrics import (
     BASE_METRICS,
+    USER_METRICS,
     all_metrics,
     final,
     forward_transfer,
@@ -298,6 +299,8 @@ def consistent(result: Result) -> Result:
     _check_evaluations(result)
     metrics = metrics_of(result) if rows else {}
     for name, metric in metrics.items():
+        if USER_METRICS.find(name):  # its formula may have changed since
+            continue
         written = result.metrics.get(name, metric)
         is_legacy = math.isnan(written) and not all(
             result.test_counts
@@ -307,7 +310,8 @@ def consistent(result: Result) -> Result:
             raise ValueError(f"metrics.{name} is {written:g}, but its accuracies give {metric:g}")
     if rows and not result.class_accuracy:  # an archive has these metrics without their data
         metrics |= {k: v for k, v in result.metrics.items() if k in EVALUATION_METRICS}
-        if not all(math.isnan(v) or -100 <= v <= 100 for v in metrics.values()):
+        points = [v for k, v in metrics.items() if not USER_METRICS.find(k)]
+        if not all(math.isnan(v) or -100 <= v <= 100 for v in points):
             raise ValueError("metrics: a value is not within 100 points")
     result.metrics = metrics
     return result

@@ -20,7 +20,7 @@ PLACE = re.compile(r"(?:^|, )([A-Z][^,:()]*) (?:19|20)\d\d\b")
 
 FCZOO = f"""@software{{fczoo,
   title = {{fczoo}},
-  author = {{{{The fczoo contributors}}}},
+  author = {{{{fczoo developers}}}},
   version = {{{__version__}}},
   license = {{Apache-2.0}},
   abstract = {{A benchmark zoo for Federated Class-Incremental Learning on pre-trained vision transformers}}

@@ -91,6 +91,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
         precision=str(run.backbone.dtype).removeprefix("torch."),
         stored_size=world.test.pixels.shape[-1],
         test_crop=run.settings.test_crop,
+        resize=run.settings.resize,
         accuracy=result.accuracy,
         metrics=result.metrics,
         test_counts=result.test_counts[: len(tasks)],

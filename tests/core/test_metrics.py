@@ -48,6 +48,7 @@ OF_BASE_TASKS = {
     "base": 30.0,
     "novel": 68.4,  # (20 * 96 + 30 * 50) / 50 = 3420 / 50
     "harmonic": 41.707,  # 2 * 30 * 68.4 / 98.4 = 4104 / 98.4
+    "base_novel_mean": 49.2,  # (30 + 68.4) / 2
 }
 MATRIX_METRICS = {**METRICS, **MORE_METRICS}
 

@@ -28,13 +28,16 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("fedproto", "per_sample"): ({}, TWO_ROUNDS),
     ("fppl", "unify"): ({}, TWO_ROUNDS),
     ("pip", "reach"): ({}, TWO_ROUNDS),
+    ("uopp", "reach"): ({}, TWO_ROUNDS),
+    ("uopp", "squared_variance"): ({}, TWO_ROUNDS),
+    ("uopp", "reset_prompt"): ({}, TWO_ROUNDS),
     ("fppl", "temperature"): ({}, TWO_ROUNDS),
     ("fppl", "view"): ({}, {"augment": "flip"}),  # without it training and test view are one
     ("regmean", "view"): ({}, {"augment": "flip"}),
     ("lorm", "view"): ({}, {"augment": "flip"}),
     ("lorm", "passes"): ({"view": "train"}, {"augment": "flip"}),
     ("lorm", "lr_a"): ({}, TWO_ROUNDS),  # the first round trains B
-    ("ccvr", "triple_pass"): ({"covariance": "full"}, {}),
+    ("ccvr", "gaussian"): ({"calibrate": "each_round"}, {}),  # else they are pooled
     ("hgp", "class_weights"): ({"keep_single": False}, {}),  # else all classes have as many images
     ("ewc", "strength"): (
         {},
@@ -78,6 +81,7 @@ PROXY = {  # options of GLFC and LGA about their reconstructions
     *("warmup", "augmentations"),
 }
 
+RECTIFIER = ("rectify_weight", "lr_rectifier", "head_width", "ode_steps", "repeats")  # of UOPP
 ADAPTER = (
     "bottleneck",
     "lr",
@@ -100,6 +104,8 @@ def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, 
         options = {**options, "tune": "lora"}
     if name == "affcl" and option in ("lr_backbone", "k_feature"):
         options = {**options, "tune": "lora"}  # frozen features do not move
+    if name == "uopp" and option in RECTIFIER:
+        options = {"ode_steps": 1, "rectify": "ode"}
     if name == "l2p" and option in ("lr_lora", "rank", "blocks"):
         options = {**options, "lora": True}
     if name == "glfc":
