@@ -13,10 +13,12 @@ from fczoo.core.metrics import (
     METRICS,
     MORE_METRICS,
     all_metrics,
+    base_accuracy,
     forward_transfer,
     harmonic_mean,
     has_base_task,
     intransigence,
+    novel_accuracy,
     seen_accuracy,
 )
 
@@ -62,6 +64,8 @@ def test_base_and_novel_classes_by_hand() -> None:
     values = {name: metric(A, N) for name, metric in BASE_METRICS.items()}
     assert values == pytest.approx(OF_BASE_TASKS, abs=5e-4)
     assert harmonic_mean([[0.0], [0.0, 0.0]], [1, 1]) == 0
+    # of two first tasks: (10 * 30 + 20 * 96) / 30 = 2220 / 30
+    assert base_accuracy(A, N, 2) == pytest.approx(74.0) and novel_accuracy(A, N, 2) == 50.0
     assert [has_base_task(sizes) for sizes in ([4, 2, 2], [4, 3, 3], [10])] == [True, False, False]
 
 
