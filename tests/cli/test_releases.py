@@ -11,7 +11,7 @@ from fczoo.protocols.registry import RELEASES
 from fczoo.reports.run_config import configure_run
 from fczoo.testing.world import small_method, toy_bench
 
-NAMES = ["coda", "fed-mammoth", "fppl", "glfc", "mfcl", "pilora", "uopp"]
+NAMES = ["coda", "fed-mammoth", "fppl", "glfc", "lander", "mfcl", "pilora", "uopp"]
 
 
 def output_of(*arguments: str, code: int = 0) -> str:
@@ -147,6 +147,12 @@ def test_fed_mammoth_has_every_quirk_that_is_seen_in_it() -> None:
             {"repeated_exemplars": True, "memory": 2000, "perturb_lr": 0.2},
         ),
         (
+            "lander",
+            "cifar100",
+            "lander",
+            {"keep": "lowest_loss", "student_lr": 0.1, "student_clip": None, "momentum": 0.9},
+        ),
+        (
             "uopp",
             "cub200",
             "uopp",
@@ -171,6 +177,7 @@ def test_options_are_the_released_ones(name: str, dataset: str, method: str, opt
         ),
         ("fppl", "imagenet_r", {"rounds": 10, "batch_size": 128, "mean": (0.0, 0.0, 0.0)}),
         ("coda", "imagenet_r", {"epochs": 50, "clients": 1, "rounds": 1}),
+        ("lander", "cifar100", {"rounds": 100, "epochs": 2, "batch_size": 128, "clients": 5}),
         ("uopp", "cifar100", {"clients": 20, "participation": 6.0, "partition": "overlap:0.6"}),
         ("mfcl", "cifar100", {"clients": 50, "participation": 5.0, "epochs": 10, "rounds": 100}),
         ("glfc", "cifar100", {"epochs": 20, "participation": 10.0, "aggregator": "uniform"}),

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,9 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ),  # else features are alike, and few are chosen
     ("target", "student_steps"): ({"warmup": 0}, {}),  # else it learns when all images are made
     ("target", "student_lr"): ({"warmup": 0}, {}),
+    ("lander", "bound"): ({"radius": 0.4}, {}),  # among the distances of the images
+    ("lander", "prior_blocks"): ({"prior": "survey"}, {}),
+    ("lander", "prior_weight"): ({"prior": "survey"}, {}),
     ("mfcl", "prior_blocks"): ({"prior": "survey"}, {}),
     ("mfcl", "prior_weight"): ({"prior": "survey"}, {}),
     ("mfcl", "weight_feature"): ({}, TWO_ROUNDS),  # the first step starts from the old features
@@ -113,7 +117,10 @@ def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, 
     return options, settings
 
 
+ANCHORS = str(Path(__file__).with_name("anchors.safetensors"))  # seven classes, three entries
 OTHER = {  # where neither half, double, one more nor one less makes a difference
+    ("lander", "anchor_file"): ANCHORS,
+    ("lander", "images"): 50,  # fewer than are made
     ("codap", "components"): 12,  # three tasks share them: 10 and 11 are three for each
     ("fedcprompt", "components"): 12,
     ("bic", "validation"): 0.5,  # of four exemplars per class at least one is held out
