@@ -47,6 +47,11 @@ class AFCL(Analytic):
         low=0,
         tune=(1e-2, 1e6, "log"),
     )
+    gram_rank: int | None = option(
+        None,
+        "rank of the factor that a client sends in place of its Gram matrix (FedRAN); none: exact",
+        low=1,
+    )
     per_client: bool = option(
         False, "gamma once for every client of the run", quirk="AFL's code without its clean step"
     )

@@ -61,6 +61,11 @@ class FedRidge(Analytic):
         "no bias; a constant feature, held back like the rest; or a bias that lambda does not hold "
         "back",
     )
+    gram_rank: int | None = option(
+        None,
+        "rank of the factor that a client sends in place of its Gram matrix (FedRAN); none: exact",
+        low=1,
+    )
     score: Score = option(
         "linear",
         "answer by the regression's values, or by the cosine between feature and class weight "
@@ -68,12 +73,17 @@ class FedRidge(Analytic):
     )
 
     def __post_init__(self) -> None:
-        """Refuse a bias that the cosine would ignore.
+        """Refuse a bias that the cosine would ignore, or that needs the exact Gram matrix.
 
         Raises:
-            FczooError: ``score=cosine`` with ``bias=free``.
+            FczooError: ``score=cosine`` or ``gram_rank`` with ``bias=free``.
         """
         super().__post_init__()
+        if self.gram_rank is not None and self.bias == "free":
+            problem = (
+                "fedridge.gram_rank drops the spread of features that fedridge.bias=free reads"
+            )
+            raise FczooError(f"{problem}; add --set fedridge.bias=none")
         if self.score == "cosine" and self.bias == "free":
             problem = (
                 "fedridge.score=cosine answers without the bias that fedridge.bias=free solves for"

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
-from fczoo.core.payload import whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
@@ -65,6 +64,12 @@ class RanPAC(AdaptableAnalytic):
         tune=(0.1, 0.5, "linear"),
     )
 
+    gram_rank: int | None = option(
+        None,
+        "rank of the factor that a client sends in place of its Gram matrix (FedRAN); none: exact",
+        low=1,
+    )
+
     def random_features(self) -> int:
         return self.width
 
@@ -72,8 +77,7 @@ class RanPAC(AdaptableAnalytic):
         base = super().training()
         if self.ridge is not None:
             return base
-        gram = whole_tensors("second moments", symmetric=True)
-        judge = {"judge.": self.class_group("count", "sum"), "judge_gram": gram}
+        judge = {"judge.": self.class_group("count", "sum"), "judge_gram": self.gram_group()}
         return replace(base, uploads={**base.uploads, **judge}, draws=1)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

@@ -52,7 +52,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fczoo import create_method
 from fczoo.core.backbone import Backbone
-from fczoo.data.views import AUGMENTS, DRAWS, Augment, ImageStore, get_augment
+from fczoo.core.registry import AUGMENTATIONS
+from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
 from fczoo.federation.device import DTYPES
 from fczoo.federation.environment import peak_memory, reset_peak_memory, versions
 
@@ -180,7 +181,7 @@ def measure_transforms(case: Case) -> list[dict[str, Any]]:
     def count_images(transform: Callable[[Tensor], Tensor]) -> int:
         return sum(len(transform(index)) for index in blocks)
 
-    for name in AUGMENTS:
+    for name in AUGMENTATIONS.names():
         augment = get_augment(name)
         pil = partial(one_by_one, pil_view(augment, config), images.pixels, case.device)
         times, _ = take_turns(
@@ -231,7 +232,7 @@ def parse_words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 )
 @click.option(
     "--augment",
-    type=click.Choice(list(AUGMENTS)),
+    type=click.Choice(AUGMENTATIONS.names()),
     help="View of the training images, for all methods.  [each paper's own]",
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")

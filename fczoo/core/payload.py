@@ -74,6 +74,7 @@ class Group:
     content: Content | None = None  # of every tensor; None: by the name of the statistic
     statistics: tuple[str, ...] = ()
     symmetric: bool = False  # matrices, of which the lower triangle is sent
+    rank: int = 0  # of factors that are sent in place of triangles; 0: none
     of_images: bool = False  # counts of a client's images, each at most once per epoch
     projected: bool = False  # statistics of other features than the backbone's
 
@@ -98,7 +99,9 @@ class Group:
         return STATISTICS[name] if name in self.statistics else None
 
 
-def whole_tensors(content: Content, symmetric: bool = False, of_images: bool = False) -> Group:
+def whole_tensors(
+    content: Content, symmetric: bool = False, of_images: bool = False, rank: int = 0
+) -> Group:
     """Declare tensors of one shape from every client, merged as a whole.
 
     The key is a name, or a prefix and a dot.
@@ -109,8 +112,10 @@ def whole_tensors(content: Content, symmetric: bool = False, of_images: bool = F
             lower triangles, half of the bytes, and ``update_from`` gets the matrices.
         of_images: Each number counts images of the client, at most once per epoch; the server
             rejects more.
+        rank: Symmetric matrices are Gram matrices, and clients send a factor [rank, M] of the best
+            approximation of this rank; 0: exact triangles.
     """
-    return Group("whole", content, symmetric=symmetric, of_images=of_images)
+    return Group("whole", content, symmetric=symmetric, of_images=of_images, rank=rank)
 
 
 def per_class(*statistics: str, projected: bool = False) -> Group:
@@ -224,15 +229,39 @@ def group_of(name: str, uploads: Uploads) -> tuple[str, Group] | None:
 def pack_symmetric(tree: Tree, uploads: Uploads) -> Tree:
     """Replace symmetric matrices [M, M] by their lower triangles [M (M + 1) / 2], row by row.
 
+    One of a group with a rank r becomes the factor [min(r, M), M] whose rows are its eigenvectors
+    of the largest eigenvalues, times their square roots.
+
     Args:
         tree: Sums of a client.
         uploads: Groups that the method declares.
     """
     packed = dict(tree)
     for name in _symmetric_names(tree, uploads):
+        if rank := _rank(name, uploads):
+            values, vectors = torch.linalg.eigh(tree[name])  # ascending
+            packed[name] = (vectors * values.clamp(min=0).sqrt()).mT[-rank:].contiguous()
+            continue
         i, j = torch.tril_indices(*tree[name].shape, device=tree[name].device)
         packed[name] = tree[name][i, j]
     return packed
+
+
+def unpack_factors(upload: Payload, uploads: Uploads, form: Payload) -> Payload:
+    """Replace the factors F of ``pack_symmetric`` by the lower triangles of F^T F.
+
+    Args:
+        upload: Upload of a client; a factor of another shape stays, for validation to find it.
+        uploads: Groups that the method declares.
+        form: An upload with the expected shapes.
+    """
+    triangles = dict(upload)
+    for name in _symmetric_names(upload, uploads):
+        factor, expected = upload[name], form.get(name)
+        if _rank(name, uploads) and expected is not None and factor.shape == expected.shape:
+            i, j = torch.tril_indices(factor.shape[1], factor.shape[1], device=factor.device)
+            triangles[name] = (factor.mT @ factor)[i, j]
+    return upload.holding(triangles)
 
 
 def unpack_symmetric(tree: Tree, uploads: Uploads) -> Tree:
@@ -253,7 +282,12 @@ def unpack_symmetric(tree: Tree, uploads: Uploads) -> Tree:
     return matrices
 
 
-def _symmetric_names(tree: Tree, uploads: Uploads) -> list[str]:
+def _rank(name: str, uploads: Uploads) -> int:
+    declared = group_of(name, uploads)
+    return declared[1].rank if declared else 0
+
+
+def _symmetric_names(tree: Mapping[str, Tensor], uploads: Uploads) -> list[str]:
     declarations = {name: group_of(name, uploads) for name in tree}
     return [name for name, declared in declarations.items() if declared and declared[1].symmetric]
 

@@ -16,17 +16,12 @@ import torch
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
-from fczoo.core.payload import Payload, content_of, contents
+from fczoo.core.payload import Payload, content_of, contents, unpack_factors
 from fczoo.core.training import Training
 from fczoo.core.tree import Tree, nbytes, select
 from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
-from fczoo.federation.compression import (
-    Compression,
-    decode_upload,
-    encode_upload,
-    make_compression,
-)
+from fczoo.federation.compression import Compression, decode_upload, encode_upload, make_compression
 from fczoo.federation.local_rules import STEPS, LocalRule, frozen_features, make_local_training
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
@@ -58,9 +53,8 @@ class SumAccumulator:
                 self._sums[name] += value
                 self._dtypes[name] = torch.promote_types(self._dtypes[name], value.dtype)
             else:
-                wide = (
-                    value.is_floating_point() and value.device.type != "mps"
-                )  # which has no float64
+                # mps has no float64
+                wide = value.is_floating_point() and value.device.type != "mps"
                 self._sums[name] = value.to(torch.float64 if wide else value.dtype, copy=True)
                 self._dtypes[name] = value.dtype
 
@@ -84,14 +78,12 @@ class Arrival(NamedTuple):
     """Arrival of a round's or boundary's uploads at the server."""
 
     payloads: list[Payload]  # the sound ones
-    rejected: list[
-        dict[str, Any]
-    ]  # task, moment, client, reason: what was turned away, in whole or in part
+    # task, moment, client, reason: what was turned away, in whole or in part
+    rejected: list[dict[str, Any]]
     bytes: dict[str, int]  # of all uploads, by content
     by_client: dict[int, int]  # bytes of each client's upload; without those who sent nothing
-    far: list[
-        int
-    ]  # clients whose class statistics are far from the others' and are used all the same
+    # clients whose class statistics are far from the others' and are used all the same
+    far: list[int]
 
     @property
     def uploads(self) -> int:
@@ -291,6 +283,9 @@ class Uplink:
         if compression := self.compression:
             sent = [decode_upload(compression, p, start_tensors) for p in sent]
             form = form and decode_upload(compression, form, start_tensors)
+        if form:
+            sent = [unpack_factors(p, training.uploads, form) for p in sent]
+            form = unpack_factors(form, training.uploads, form)
         guard = self._validator
         uploads = {payload.client: payload for payload in sent}
         images, counts = {c.number: len(c.index) for c in asked}, self._count_limits(asked)
@@ -362,6 +357,7 @@ class Uplink:
         Each upload is compared with ``form``, one that no one sends, and not with the others.
         """
         training, guard = self.training, self._validator
+        like = unpack_factors(form, training.uploads, form)
         large = [
             n
             for n in form
@@ -375,8 +371,9 @@ class Uplink:
             upload = next(arrivals)
             size.update(bytes_by_content(training, [upload]))
             by_client |= _sizes([upload])
+            upload = unpack_factors(upload, training.uploads, form)
             number, limits = client.number, self._count_limits([client])
-            if reason := guard.fault(upload, number, images[number], form, exchange.task, limits):
+            if reason := guard.fault(upload, number, images[number], like, exchange.task, limits):
                 reasons[client.number] = reason
             else:
                 total.add(upload.only(*large).tensors)

@@ -70,11 +70,15 @@ class Analytic(Method):
         """
         return per_class(*statistics, projected=self.random_features() > 0)
 
+    def gram_group(self) -> Group:
+        """Declare Gram matrices, sent exactly or, with an option ``gram_rank``, as factors."""
+        rank = getattr(self, "gram_rank", None) or 0
+        return whole_tensors("second moments", symmetric=True, rank=rank)
+
     def training(self) -> Training:
-        gram = whole_tensors("second moments", symmetric=True)
         return Training(
             inputs=["query"],
-            uploads={"class.": self.class_group("count", "sum"), "gram": gram},
+            uploads={"class.": self.class_group("count", "sum"), "gram": self.gram_group()},
             collect_at={"task_start"},
             gives_logits=False,
         )

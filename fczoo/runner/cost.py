@@ -12,7 +12,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method, task_exchanges
 from fczoo.core.options import with_fewest_steps
-from fczoo.core.payload import Payload, unpack_symmetric
+from fczoo.core.payload import Payload, unpack_factors, unpack_symmetric
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Batch, Boundary, Context, EndsTasks, HasTeacher, ServerContext, Task
@@ -122,6 +122,7 @@ class _Trial:
 
     def _sums(self, upload: Payload) -> Tree:
         training = self.engine.method.training()
+        upload = unpack_factors(upload, training.uploads, upload)
         sums = sum_or_stack([upload], training.per_client_statistics)
         return unpack_symmetric(sums, training.uploads)
 

@@ -18,11 +18,12 @@ from fczoo import (
     Payload,
     Training,
     Tree,
+    create_method,
     per_class,
     whole_tensors,
 )
 from fczoo.cli.show import part_page
-from fczoo.core.payload import pack_symmetric, unpack_symmetric
+from fczoo.core.payload import pack_symmetric, unpack_factors, unpack_symmetric
 from fczoo.federation.batches import image_draws
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.engine import ClientEngine
@@ -254,6 +255,45 @@ def test_what_is_broken_is_left_out_of_the_sum(monkeypatch, small_method, reason
     assert all(torch.equal(value, run.state[name]) for name, value in expected_state.items())
     with pytest.raises(FczooError, match=r"2 of 3 uploads are valid, 3 needed; client 1"):
         run_to_end(toy_bench(min_clients=3), method)
+
+
+def test_a_factor_of_a_rank_is_sent_and_is_the_best_of_that_rank() -> None:
+    """Keep 3 of [[2, 1], [1, 2]] = 3 (1, 1)(1, 1)^T / 2 + 1 (1, -1)(1, -1)^T / 2: 2 of 3 numbers.
+
+    With both eigenvalues nothing is lost. A factor of another shape stays as it is.
+    """
+    matrix = torch.tensor([[2.0, 1], [1, 2]], dtype=torch.float64)
+    for rank, triangle in ((1, [1.5, 1.5, 1.5]), (2, [2.0, 1, 2]), (9, [2.0, 1, 2])):
+        uploads = {"gram": whole_tensors("second moments", symmetric=True, rank=rank)}
+        sent = Payload(pack_symmetric({"gram": matrix}, uploads), 0)
+        assert sent["gram"].shape == (min(rank, 2), 2)
+        torch.testing.assert_close(
+            unpack_factors(sent, uploads, sent)["gram"], torch.tensor(triangle).double()
+        )
+        longer = sent.holding({"gram": torch.ones(3, 2)})
+        assert unpack_factors(longer, uploads, sent)["gram"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["afcl", "fedridge", "ranpac"])
+def test_gram_rank_saves_bytes_and_the_full_rank_loses_nothing(name: str) -> None:
+    """Count 32 rows of 32 numbers for the whole rank, 2 for rank 2, and 528 for the triangle."""
+    options = {"fedridge": {"bias": "none"}, "ranpac": {"ridge": 1.0, "width": 32}}.get(name, {})
+    exact, whole, low = (
+        run_to_end(toy_bench(), create_method(name, **options, gram_rank=rank))
+        for rank in (None, 32, 2)
+    )
+    for run, numbers in ((whole, 32 * 32), (low, 2 * 32)):
+        saved = exact.result.bytes_up - run.result.bytes_up
+        assert saved == 8 * 8 * (32 * 33 // 2 - numbers)  # of 8 uploads: one client lacks a task
+    weight = whole.state["answer.weight"]
+    torch.testing.assert_close(weight, exact.state["answer.weight"], rtol=1e-6, atol=1e-8)
+    assert not torch.allclose(weight, low.state["answer.weight"], rtol=1e-2)
+    assert not low.result.rejected
+
+
+def test_a_free_bias_needs_the_exact_gram_matrix() -> None:
+    with pytest.raises(FczooError, match=r"fedridge.bias=free reads; add fedridge.bias=none"):
+        create_method("fedridge", gram_rank=4)
 
 
 def test_the_lower_triangle_of_a_symmetric_matrix_is_sent() -> None:
