@@ -1,5 +1,6 @@
 """Figures of the papers: a grid of runs as a settings file, and the picture of its results."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -19,21 +20,27 @@ from fczoo.federation.settings import Settings
 from fczoo.papers.printed_tables import choose_cells
 from fczoo.papers.reproduce import Cell, Target
 from fczoo.papers.tables import get_paper
+from fczoo.reports.detail_figures import insights
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
 from fczoo.reports.figures import front
 from fczoo.reports.runs import Line, read_experiments
 from fczoo.reports.tables import per_upload
 from fczoo.reports.text_format import option_word
 
+Draw = Literal[
+    "histograms", "distances", "traffic", "sweep", "inference", "lora cosines", "weights"
+]
 Operations = Callable[[Method, Settings], float]
 """Function that returns the operations of one test image's answer."""
+OF_DIAGNOSTICS = {"lora cosines": "why lora", "weights": "why reweight"}
+"""Kind of picture -> start of the name of a report's figure that shows it."""
 
 
 class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A figure of a paper: its cells, and how their results are drawn."""
 
     shows: str
-    draw: Literal["histograms", "distances", "traffic", "sweep", "inference"]
+    draw: Draw
     table: str
     cells: list[str]  # patterns of card names of the table
     key: str = ""  # PAPER/FIGURE
@@ -129,7 +136,7 @@ def grid_file(figure: PaperFigure) -> str:
     """
     cells = grid(figure)
     lines = [f"# {plural(len(cells), 'cell')} of {figure.key}: {figure.shows}."]
-    if figure.draw in ("histograms", "distances"):
+    if figure.draw in ("histograms", "distances", *OF_DIAGNOSTICS):
         lines.append("diagnostics = true")
     for name, cell in cells.items():
         lines += ["", "[[cells]]", f"name = {encode_json(name)}"]
@@ -156,6 +163,8 @@ def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
     lines = {_label(card): runs[card.folder()][0] for card in figure.cards}
     if figure.draw == "traffic":
         return [_traffic(figure, lines)]
+    if figure.draw in OF_DIAGNOSTICS:
+        return [_of_report(figure, label, line) for label, line in lines.items()]
     records = {label: _first_rounds(line) for label, line in lines.items()}
     if figure.draw == "distances":
         return [_distances(figure, records)]
@@ -204,6 +213,14 @@ def _traffic(figure: PaperFigure, lines: Mapping[str, Line]) -> Points:
         front=front({label: values.mean(0) for label, values in points.items()}),
         log=True,
     )
+
+
+def _of_report(figure: PaperFigure, label: str, line: Line) -> Figure:
+    """Return the figure of a report that shows the same, under the paper figure's name."""
+    for picture in insights(line):
+        if picture.name.startswith(OF_DIAGNOSTICS[figure.draw]):
+            return dataclasses.replace(picture, name=f"{figure.folder} {label}")
+    raise FczooError(f"{line.records[0].place} has no diagnostics; run it with --diagnostics")
 
 
 def _first_rounds(line: Line) -> list[dict[str, Any]]:

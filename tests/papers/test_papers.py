@@ -122,7 +122,7 @@ def test_the_published_reduced_run_is_compared_and_never_called_comparable(tmp_p
     assert "66.8" in row
     assert "90.4 ± 0.1" in row
     assert "-23.6" in row
-    assert "no: 13 settings differ" in row
+    assert "no: 15 settings differ" in row
     for excerpt in (
         "rounds 2 (paper: 5)",
         f"(paper: {B16})",
