@@ -28,7 +28,14 @@ from fczoo.reports.tables import per_upload
 from fczoo.reports.text_format import option_word
 
 Draw = Literal[
-    "histograms", "distances", "traffic", "sweep", "inference", "lora cosines", "weights"
+    "histograms",
+    "distances",
+    "traffic",
+    "sweep",
+    "inference",
+    "inversion",
+    "lora cosines",
+    "weights",
 ]
 Operations = Callable[[Method, Settings], float]
 """Function that returns the operations of one test image's answer."""
@@ -154,13 +161,9 @@ def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
     Raises:
         FczooError: A cell has no finished run, or one without diagnostics that are needed.
     """
-    runs = {
-        name: [line for e in read_experiments([out / name]) for line in e.lines]
-        for name in grid(figure)
-    }
     if figure.draw == "sweep":
-        return [_sweep(figure, axis, runs) for axis in figure.axes]
-    lines = {_label(card): runs[card.folder()][0] for card in figure.cards}
+        return [_sweep(figure, axis, _first_lines(figure, out)) for axis in figure.axes]
+    lines = lines_by_label(figure, out)
     if figure.draw == "traffic":
         return [_traffic(figure, lines)]
     if figure.draw in OF_DIAGNOSTICS:
@@ -171,16 +174,35 @@ def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
     return [_histograms(figure, label, rounds[0]) for label, rounds in records.items()]
 
 
+def _first_lines(figure: PaperFigure, out: Path) -> dict[str, Line]:
+    """Return the first row of each cell's table, by cell."""
+    return {name: read_experiments([out / name])[0].lines[0] for name in grid(figure)}
+
+
+def lines_by_label(figure: PaperFigure, out: Path) -> dict[str, Line]:
+    """Return the rows of a figure without axes by their labels.
+
+    Args:
+        figure: Figure whose cells were run.
+        out: Folder of the runs.
+
+    Raises:
+        FczooError: A cell has no finished run.
+    """
+    lines = _first_lines(figure, out)
+    return {_label(card): lines[card.folder()] for card in figure.cards}
+
+
 def _label(card: Target) -> str:
     """Return the method of a card, with what its name adds."""
     method, addition = card.row.method or "", card.row.card
     return f"{method} ({addition})" if addition not in ("", method) else method
 
 
-def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Sequence[Line]]) -> Curves:
+def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Line]) -> Curves:
     curves = {}
     for card in figure.cards:
-        lines = [runs[_cell_name(card, axis, value)][0] for value in figure.axes[axis]]
+        lines = [runs[_cell_name(card, axis, value)] for value in figure.axes[axis]]
         values = [[result.metrics[figure.metric] for result in line.results] for line in lines]
         curves[_label(card)] = np.array(values).T
     name = axis.partition(".")[2] or axis
