@@ -91,8 +91,8 @@ def compare(
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="With PAPER/TABLE: run only cells whose name fits, such as '*dirichlet:0.05*'; repeat it "
-    "for more.  [default: all]",
+    help="With PAPER/TABLE or PAPER/FIGURE: run only cells whose name fits, such as "
+    "'*dirichlet:0.05*'; repeat it for more.  [default: all]",
 )
 def reproduce(
     card: str | None,
@@ -115,7 +115,7 @@ def reproduce(
     """
     from fczoo.cli.arguments import wrap_to_terminal
     from fczoo.papers.compare import spread
-    from fczoo.papers.paper_figures import find_figure, list_figures
+    from fczoo.papers.paper_figures import find_figure, limit_cells, list_figures
     from fczoo.papers.printed_tables import choose_cells, find_table, list_tables
     from fczoo.papers.reproduce import get_card, listing, shell_command, verdict
     from fczoo.papers.tables import papers as all_papers
@@ -143,8 +143,9 @@ def reproduce(
         "--cells": patterns,
     }
     if figure := find_figure(card):
+        del list_options["--cells"]
         _refuse_options(figure.key, "a figure", {**list_options, "--reading": reading})
-        _reproduce_figure(figure, extra, dry_run)
+        _reproduce_figure(limit_cells(figure, patterns), extra, dry_run)
         return
     if (table := find_table(card)) and not (results or paper or tables):
         if chosen := choose_cells(*table, rows, patterns):

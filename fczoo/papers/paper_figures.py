@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +19,7 @@ from fczoo.core.options import plural
 from fczoo.federation.diagnostics import read
 from fczoo.federation.settings import Settings
 from fczoo.papers.printed_tables import choose_cells
-from fczoo.papers.reproduce import Cell, Target
+from fczoo.papers.reproduce import FEW, Cell, Target
 from fczoo.papers.tables import get_paper
 from fczoo.reports.detail_figures import insights
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
@@ -93,6 +94,26 @@ def find_figure(name: str) -> PaperFigure | None:
     return by_name.get(name.casefold())
 
 
+def limit_cells(figure: PaperFigure, patterns: Sequence[str]) -> PaperFigure:
+    """Return a figure of some of its cells.
+
+    Args:
+        figure: Figure to reproduce.
+        patterns: Patterns of card names; empty: all cells.
+
+    Raises:
+        FczooError: A pattern fits no cell.
+    """
+    names = [card.name for card in figure.cards]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise FczooError(
+                f"--cells {pattern} fits no cell of {figure.key}: {', '.join(names[:FEW])}"
+            )
+    chosen = [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
+    return msgspec.structs.replace(figure, cells=chosen or names)
+
+
 def list_figures(paper: str) -> str:
     """List the figures of a paper with their commands; empty if it has none.
 
@@ -161,9 +182,10 @@ def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
     Raises:
         FczooError: A cell has no finished run, or one without diagnostics that are needed.
     """
+    by_cell = _first_lines(figure, out)
     if figure.draw == "sweep":
-        return [_sweep(figure, axis, _first_lines(figure, out)) for axis in figure.axes]
-    lines = lines_by_label(figure, out)
+        return [_sweep(figure, axis, by_cell) for axis in figure.axes]
+    lines = {_label(card): by_cell[card.folder()] for card in figure.cards}
     if figure.draw == "traffic":
         return [_traffic(figure, lines)]
     if figure.draw in OF_DIAGNOSTICS:
@@ -180,7 +202,7 @@ def _first_lines(figure: PaperFigure, out: Path) -> dict[str, Line]:
 
 
 def lines_by_label(figure: PaperFigure, out: Path) -> dict[str, Line]:
-    """Return the rows of a figure without axes by their labels.
+    """Return all rows of a figure's cells by their labels.
 
     Args:
         figure: Figure whose cells were run.
@@ -189,8 +211,8 @@ def lines_by_label(figure: PaperFigure, out: Path) -> dict[str, Line]:
     Raises:
         FczooError: A cell has no finished run.
     """
-    lines = _first_lines(figure, out)
-    return {_label(card): lines[card.folder()] for card in figure.cards}
+    experiments = read_experiments([out / name for name in grid(figure)])
+    return {line.label: line for experiment in experiments for line in experiment.lines}
 
 
 def _label(card: Target) -> str:

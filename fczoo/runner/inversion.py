@@ -36,10 +36,17 @@ from fczoo.runner.cost import uploads
 
 STEPS = 300  # of the descent
 RATE = 0.1  # of Adam, on pixels before the logistic function
-SMOOTHNESS = 0.1  # weight of the mean difference between neighbouring pixels
+SMOOTHNESS = 1.0  # weight of the mean difference between neighbouring pixels
 MOST_IMAGES = 500  # of the task, of which the mean image is one
 
-HEADERS = ("method", "from", "MSE to the nearest image", "PSNR, dB", "of the mean image, dB")
+HEADERS = (
+    "method",
+    "from",
+    "distance",
+    "MSE to the nearest image",
+    "PSNR, dB",
+    "of the mean image, dB",
+)
 
 Target = Literal["feature", "prototype", "update"]
 
@@ -52,6 +59,7 @@ class Inversion:
     classes: list[int]
     images: Tensor  # pixels in [0, 1]
     nearest: Tensor
+    distance: float  # that the descent has left: 0 where features or directions are the same
     error: float  # mean squared error to the nearest, mean over images
     mean_image_error: float  # the same of the mean image
 
@@ -206,6 +214,7 @@ class _Attack:
         """Descend from grey images, one per class, and compare the result with the client's."""
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
             images = descend(distance, self.mean_image, len(classes), self.steps)
+            left = float(distance(images).detach())
         nearest, errors, mean_errors = [], [], []
         for i, c in enumerate(classes):
             own = self.client.index[self.labels == c] if target != "feature" else self.examples[[i]]
@@ -219,6 +228,7 @@ class _Attack:
             classes,
             images,
             torch.stack(nearest),
+            left,
             float(np.mean(errors)),
             float(np.mean(mean_errors)),
         )
@@ -258,6 +268,7 @@ def inversion_rows(by_method: Mapping[str, list[Inversion]]) -> list[tuple[str, 
         (
             label,
             i.target,
+            f"{i.distance:.3f}",
             f"{i.error:.4f}",
             f"{signal_to_noise(i.error):.1f}",
             f"{signal_to_noise(i.mean_image_error):.1f}",
