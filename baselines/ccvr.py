@@ -28,42 +28,50 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     """FedAvg whose server trains the head again, on features drawn from Gaussians of the clients'
     classes.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count, mean
-    and variance of each local class of two images or more (with ``pool_gaussians``, of one, too). By
-    default the head is trained after each round, and the current task's rows only.
+    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
+    count, sum and sum of products of the features of each of its classes under the final global
+    model, from which the server has each class's mean and covariance. With
+    ``calibrate=each_round`` clients send their own Gaussians in every round, as in HGP's
+    comparison, whose other values are protocol hgp's.
     """
 
     paper = (
         'Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated '
-        'Learning with Non-IID Data", NeurIPS 2021; mixture, current task and normalised '
-        "logits as in HGP's comparison"
+        'Learning with Non-IID Data", NeurIPS 2021'
     )
     formulas = r"""
-    Each round the server trains the head on features drawn for the task's classes:
+    After a task the server trains the head on features drawn for all classes seen:
 
-    $$m \sim \frac{n_{m,c}}{\sum_k n_{k,c}}$$
+    $$\mu_c = \frac{1}{n_c} \sum_k n_{k,c} \mu_{k,c}$$
 
-    $$z \sim \mathcal N(\mu_{m,c},\; \sigma^2_{m,c})$$
+    $$\Sigma_c = \frac{1}{n_c - 1} \Bigl( \sum_k (n_{k,c} - 1) \Sigma_{k,c}
+    + \sum_k n_{k,c} \mu_{k,c} \mu_{k,c}^\top - n_c \mu_c \mu_c^\top \Bigr)$$
 
-    $$L_r = -\log \operatorname{softmax}\Bigl( \frac{h(z)}{\tau \lVert h(z) \rVert} \Bigr)_c$$
+    $$z \sim \mathcal N(\mu_c, \Sigma_c), \qquad L_r = -\log \operatorname{softmax}( h(z) )_c$$
     """
     server_only = ("gauss.",)
 
     gaussian: Literal["mixture", "pooled"] = option(
-        "mixture",
-        "clients' Gaussians side by side, or one per class with their pooled moments (paper)",
+        "pooled",
+        "one Gaussian per class with the clients' pooled moments (paper), or theirs side by side "
+        "(HGP)",
     )
     calibrate: Literal["each_round", "once"] = option(
-        "each_round",
-        "train the head after each round, on statistics of the clients' local models; or once a "
-        "task, after its last round, on those of all clients under the final global model, pooled "
-        "whatever `gaussian` says (paper)",
+        "once",
+        "train the head once a task, after its last round, on statistics of all clients under the "
+        "final global model, pooled whatever `gaussian` says (paper); or after each round, on "
+        "those of the clients' local models (HGP)",
     )
     covariance: Literal["diagonal", "full"] = option(
-        "diagonal", "variance of each dimension, or all covariances (paper)"
+        "full", "all covariances (paper), or the variance of each dimension (HGP)"
     )
     calibrated: Literal["current", "all"] = option(
-        "current", "classes drawn and calibrated: the task's, or all seen, as they were (paper)"
+        "all", "classes drawn and calibrated: all seen, as they were (paper), or the task's (HGP)"
+    )
+    logit_norm: float | None = option(
+        None,
+        "temperature of normalised logits in the server's loss (HGP); none: plain logits (paper)",
+        low=1e-6,
     )
     triple_pass: bool = option(
         False,
@@ -74,7 +82,7 @@ class CCVR(CalibratedHead, TunedWithStatistics):
 
     def training(self) -> Training:
         # Client: L_cur with FedAvg. Once per task the clients send moments of the final global
-        # model's features; by default they send Gaussians of their own models after each round.
+        # model's features, or after each round Gaussians of their own models.
         training = super().training()
         phase: TaskPhase = "task_end" if self.calibrate == "once" else "after_training"
         if phase == "task_end":

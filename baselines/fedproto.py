@@ -35,34 +35,37 @@ class FedProto(TunedWithStatistics):
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count and mean
     feature of each local class; a class with a single image at a client sends that image's feature.
     Weights are averaged plainly (``--aggregator fedavg`` weighs them by samples). Only the current
-    task's prototypes are used.
+    task's prototypes are used in training.
     """
 
     paper = (
         'Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", '
-        "AAAI 2022; centralised form as in HGP's comparison"
+        "AAAI 2022; with one model for all clients"
     )
     formulas = r"""
-    $$L = L_{ce} + \frac{\lambda}{D} \sum_c \lVert \bar f_c - G_c \rVert^2$$
+    $$L = L_{ce} + \frac{\lambda}{D} \operatorname{mean}_x \lVert f(x) - G_y \rVert^2$$
 
     $$G_c = \frac{\sum_k \sum_{x \in D_{k,c}} f(x)}{\sum_k n_{k,c}}$$
 
-    $\bar f_c$ is the mean feature of the batch's images of class $c$; $G_c$ is of the last round.
+    $G_c$ is of the last round. A test image takes the class of the nearest prototype, those of old
+    tasks as they were.
     """
     server_only = ("all.",)
 
     strength: float = option(
-        0.1,
-        "ld, weight of the distance to the prototypes (official code: 1)",
+        1.0,
+        "ld, weight of the distance to the prototypes (official code; HGP's: 0.1)",
         low=0,
         tune=(1e-2, 10.0, "log"),
     )
     per_sample: bool = option(
-        False, "distance of each image instead of each class's mean in the batch (official code)"
+        True,
+        "distance of each image (official code), or of each class's mean in the batch (HGP's code)",
     )
     infer: Literal["head", "ncm"] = option(
-        "head",
-        "answer of the linear head, or the nearest prototype, those of old tasks as they were",
+        "ncm",
+        "the nearest prototype, those of old tasks as they were (paper), or the answer of the "
+        "linear head (HGP's code)",
     )
 
     def training(self) -> Training:
@@ -150,7 +153,7 @@ class FedProto(TunedWithStatistics):
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: the linear head; as in the paper argmin_c |f(x) - G_c| with ``ncm``.
+        # Inference: argmin_c |f(x) - G_c|; with ``head`` the linear head.
         features = self.features(backbone, state, batch)
         if self.infer == "head":
             return head_logits(state, features)[:, : task.stop]

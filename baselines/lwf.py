@@ -35,7 +35,10 @@ class LwF(TunedLinearHead):
     """
 
     strength: float = option(
-        0.5, "alpha, weight of the distillation", low=0, tune=(1e-2, 10.0, "log")
+        1.0,
+        "lambda, weight of the distillation (paper; HGP's code: 0.5)",
+        low=0,
+        tune=(1e-2, 10.0, "log"),
     )
     temperature: float = option(
         2.0, "tau of both softmaxes; the loss is not multiplied by its square", low=1e-6
@@ -57,7 +60,7 @@ class LwF(TunedLinearHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L = L_cur + alpha KD; the first task has only L_cur. Teacher and student see one view.
+        # L = L_cur + lambda KD; the first task has only L_cur. Teacher and student see one view.
         logits = self.logits(backbone, train, batch)
         loss = task_cross_entropy(logits, batch, ctx.task)
         if ctx.task.index:

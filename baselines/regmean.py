@@ -17,11 +17,9 @@ from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext
 from fczoo.functional.heads import merge_task_rows
 from fczoo.functional.regmean import layer_grams, regression_means
-from fczoo.protocols.registry import use_protocol_options
 
 
 @register_method("regmean")
-@use_protocol_options("hgp", "regmean")
 @dataclass(frozen=True)
 class RegMean(TunedLinearHead):
     """FedAvg in which linear layers are merged so that their outputs change least on the clients'
@@ -34,8 +32,7 @@ class RegMean(TunedLinearHead):
     """
 
     paper = (
-        'Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", '
-        "ICLR 2023; form of fed-mammoth"
+        'Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", ICLR 2023'
     )
     formulas = r"""
     For a linear layer with weights $W_k$ of client $k$ and its inputs $x$:
@@ -45,8 +42,13 @@ class RegMean(TunedLinearHead):
     $$G_k = \gamma \sum_x x x^\top + (1 - \gamma) \operatorname{diag}\Bigl( \sum_x x x^\top \Bigr)$$
     """
 
-    gamma: float = option(0.1, "factor of the Gram matrices next to their diagonals", low=0, high=1)
-    gamma_head: float = option(0.1, "the same in the head", low=0, high=1)
+    gamma: float = option(
+        0.9,
+        "factor of the Gram matrices next to their diagonals (paper; HGP: 0.5 or 0.1 by data set)",
+        low=0,
+        high=1,
+    )
+    gamma_head: float = option(0.9, "the same in the head", low=0, high=1)
     view: Literal["test", "train"] = option(
         "test", "view of the images whose Gram matrices are sent (fed-mammoth: train)"
     )

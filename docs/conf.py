@@ -11,7 +11,7 @@ import pages
 import fczoo
 
 project = "fczoo"
-author = "The fczoo contributors"
+author = "fczoo developers"
 release = version = fczoo.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]

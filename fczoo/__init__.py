@@ -5,7 +5,7 @@ from typing import Any
 
 import lazy_loader
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0.dev0"
 
 # Each name is imported when it is first used.
 _get_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

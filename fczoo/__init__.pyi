@@ -1,7 +1,9 @@
 from .aggregators.merge import merge as merge
 from .backbones.load import load_backbone as load_backbone
+from .backbones.names import register_backbone as register_backbone
 from .core.errors import FczooError as FczooError
 from .core.method import Method as Method
+from .core.metrics import register_metric as register_metric
 from .core.options import option as option
 from .core.payload import Payload as Payload
 from .core.payload import per_class as per_class
@@ -11,6 +13,7 @@ from .core.payload import whole_tensors as whole_tensors
 from .core.registry import create_method as create_method
 from .core.registry import register_aggregator as register_aggregator
 from .core.registry import register_attack as register_attack
+from .core.registry import register_augmentation as register_augmentation
 from .core.registry import register_dataset as register_dataset
 from .core.registry import register_local_training as register_local_training
 from .core.registry import register_method as register_method

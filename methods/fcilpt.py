@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fczoo.aggregators.averaging import sort_by_usage
 from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
@@ -54,6 +55,12 @@ class FCILPT(PromptPool):
     chosen: int = option(
         5, "prompts N chosen for an image (0: only the common prompt, an ablation)", low=0
     )
+    specific: int = option(
+        0,
+        "task-specific prompts T among the M: an image takes the nearest of them and the N - 1 "
+        "nearest of the other, task-similar ones (eqs. 1 to 3); 0: one undivided pool",
+        low=0,
+    )
     common_length: int = option(5, "tokens L_c of the prompt that is always used", low=0)
     lr: float = option(
         2e-3,
@@ -70,6 +77,11 @@ class FCILPT(PromptPool):
         "symmetric", "prompts and keys from U(-1, 1), or U(0, 0.01) as in the JAX code of L2P"
     )
     sort: bool = option(True, "sort pools by use before averaging (False: FedAvg of an L2P pool)")
+    head: Literal["averaged", "fixed"] = option(
+        "averaged",
+        "the clients train the head and the server averages it; or the head keeps its start, as "
+        "Algorithm 1 exchanges none (take head_init=means: no other start knows the classes)",
+    )
     query: Literal["cls", "embed_cls"] = option(
         "cls",
         "frozen class feature, or the embedded class token (as printed): the same for all images",
@@ -90,12 +102,25 @@ class FCILPT(PromptPool):
         "in GLFC's code, whose population this is",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        similar = self.size - self.specific
+        if self.specific and not 0 < self.chosen <= similar + 1:
+            raise FczooError(
+                f"{self.name}.specific is {self.specific}, so {similar} of the {self.size} prompts "
+                f"are task-similar and {self.name}.chosen must be 1 to {similar + 1}; raise "
+                f"{self.name}.size (the paper's values for CIFAR-100 leave no task-similar prompt)"
+            )
+
     def training(self) -> Training:
         # Client: Adam on keys, prompts, the common prompt and the head. Server: the plain mean of
         # the clients of a round (Algorithm 1), not weighted by samples.
         idle = self.old_clients == "idle"
+        optims = self.optims(self.optim(self.lr), "pool.", "common")
+        if self.head == "fixed":
+            del optims["head."]
         training = Training(
-            optims=self.optims(self.optim(self.lr), "pool.", "common"),
+            optims=optims,
             inputs=["images", "query"],
             uploads={"usage": whole_tensors("counts", of_images=True)},
             averaging="uniform",
@@ -128,7 +153,8 @@ class FCILPT(PromptPool):
             else 0
         )
         last = ctx.task.classes if self.support == "all" else ctx.task.stop
-        logits = head_logits(train, self._features(backbone, train, batch, chosen))[:, first:last]
+        features = self._features(backbone, train, batch, chosen)
+        logits = head_logits({**ctx.shared, **train}, features)[:, first:last]
         if self.support == "local":
             logits = torch.where(
                 batch.class_count[first:last] > 0, logits, torch.finfo(logits.dtype).min
@@ -150,7 +176,7 @@ class FCILPT(PromptPool):
         # their order. Then average keys and prompts slot by slot, and P^c and the head. In the
         # paper clients sort before they upload, with the same outcome.
         return (
-            sort_by_usage(payloads, average)
+            sort_by_usage(payloads, average, self.specific)
             if self.sort
             else average([p.drop("usage") for p in payloads])
         )
@@ -173,6 +199,8 @@ class FCILPT(PromptPool):
     def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Choose the prompts of each image: the N keys nearest to its query, nearest first.
 
+        In a divided pool the nearest task-specific key, then the nearest task-similar ones.
+
         Args:
             backbone: The frozen backbone.
             tree: Tree with ``pool.key`` [M, D].
@@ -187,7 +215,13 @@ class FCILPT(PromptPool):
             batch.query if self.query == "cls" else backbone.class_token().expand_as(batch.query)
         )
         similarity = cosines(query, tree["pool.key"])
-        chosen = top_positions(similarity, self.chosen)
+        if self.specific:
+            # Eqs. 1 to 3: one task-specific prompt, N - 1 task-similar ones.
+            own, others = similarity.split([self.specific, self.size - self.specific], 1)
+            similar = self.specific + top_positions(others, self.chosen - 1)
+            chosen = torch.cat([top_positions(own, 1), similar], 1)
+        else:
+            chosen = top_positions(similarity, self.chosen)
         return similarity.gather(1, chosen), chosen
 
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:

@@ -3,12 +3,15 @@
 import io
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from scipy.io import savemat
+
+from fczoo.data.hub_files import import_library
 
 IDS = [f"n{7 * i:08d}" for i in range(200)]
 CARS = [f"Maker Model {i}" for i in range(196)]
@@ -200,6 +203,32 @@ def fashionmnist(root: Path) -> None:
         (folder / f"{name}-labels-idx1-ubyte").write_bytes(
             struct.pack(">2i", 2049, count) + bytes(i % 10 for i in range(count))
         )
+
+
+def hub_tables(classes: Sequence[int], **columns: list[Any]) -> Any:
+    """Make a table of Hugging Face's ``datasets`` with one picture per class that is given.
+
+    Args:
+        classes: Class of each row.
+        columns: Further columns.
+
+    Returns:
+        The table with the columns ``image`` and ``label``, which has ten names.
+    """
+    hub = import_library()
+    images = [{"bytes": picture(k, "PNG"), "path": None} for k in classes]
+    names = hub.ClassLabel(names=[f"kind {i}" for i in range(10)])
+    table = hub.Dataset.from_dict({"image": images, "label": list(classes), **columns})
+    return table.cast_column("image", hub.Image()).cast_column("label", names)
+
+
+def hub_folder(root: Path, **columns: Any) -> Path:
+    """Save two splits of ten classes, three images of each for training and one for testing."""
+    hub, folder = import_library(), root / "saved"
+    train = hub_tables(list(range(10)) * 3, **{k: list(v) * 30 for k, v in columns.items()})
+    test = hub_tables(range(10), **{k: list(v) * 10 for k, v in columns.items()})
+    hub.DatasetDict(train=train, test=test).save_to_disk(str(folder))
+    return folder
 
 
 SETS: dict[

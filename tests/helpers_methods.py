@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fczoo import Batch, Method
+from fczoo import Batch, Method, create_method
+from fczoo.protocols.registry import PROTOCOLS
 from fczoo.testing.world import small_method
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64
@@ -21,6 +22,11 @@ More steps of the loop are those of test_glfc.py, test_options.py and the record
 def quick_method(name: str) -> Method:
     """Create a small method without long loops."""
     return small_method(name, **QUICK.get(name, {}))
+
+
+def compared_method(name: str, **options: Any) -> Method:
+    """Create a method as HGP's comparison has it, on CIFAR-100 at beta 0.5."""
+    return create_method(name, **{**PROTOCOLS.get("hgp").options(name, "cifar100", 0.5), **options})
 
 
 def batch(

@@ -85,18 +85,23 @@ def mean_dtype(*dtypes: torch.dtype) -> torch.dtype:
 
 
 @register_merge("sort_by_usage")
-def sort_by_usage(payloads: Sequence[Payload], average: ServerAggregator = uniform) -> Tree:
+def sort_by_usage(
+    payloads: Sequence[Payload], average: ServerAggregator = uniform, specific: int = 0
+) -> Tree:
     """Apply FCILPT's server step: sort every client's pool by usage, then average it rank by rank.
 
-    The sort is stable, so equally used prompts keep their order.
+    The sort is stable, so equally used prompts keep their order. A divided pool is sorted part by
+    part, so that each prompt stays in its part.
 
     Args:
         payloads: Uploads with ``usage`` [M], ``pool.key`` [M, D] and ``pool.prompt`` [M, L, D].
         average: Aggregator of the sorted pools and all other tensors; ``usage`` is left out.
+        specific: Number T of task-specific prompts, which come first; 0: the pool is not divided.
     """
     payloads_by_rank = []
     for payload in payloads:
         order = payload["usage"].argsort(descending=True, stable=True)
+        order = order[(order >= specific).to(torch.int8).argsort(stable=True)]
         pool = {k: v[order] for k, v in payload.only("pool.").items()}
         payloads_by_rank.append(payload.holding({**payload.drop("usage"), **pool}))
     return average(payloads_by_rank)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fczoo.backbones.names import BUNDLED_NAME, full_name
+from fczoo.backbones.names import BUNDLED_NAME, full_name, registered_backbone
 from fczoo.backbones.state_dict import UNUSED_PREFIXES, read_state_dict
 from fczoo.backbones.timm_vit import (
     BUNDLED_CONFIG,
@@ -56,7 +56,7 @@ def load_backbone(
     pool: Pool | None = None,
     device: str | torch.device | None = None,
 ) -> Backbone:
-    """Load a frozen backbone: ``vit_nano_32``, a timm ViT name, a weight file, or ``NAME:FILE``.
+    """Load a frozen backbone: ``vit_nano_32``, a plug-in's or timm's name, a file, or ``NAME:FILE``.
 
     A file without a name is enough if its name or the shapes of its tensors determine the
     architecture. Another ``image_size`` resamples the position embedding.
@@ -82,7 +82,8 @@ def load_backbone(
         with as_file(files("fczoo") / "assets" / "vit_nano_32.safetensors") as file:
             config, weights, digest = BUNDLED_CONFIG, _read(file, name), _sha256(file)
     elif path is None:
-        config, weights = from_timm(name)
+        entry = registered_backbone(name)
+        config, weights = _from_plugin(entry) if entry else from_timm(name)
         digest = _sha256_tensors(weights)
     else:
         weights, digest = common_names(_read(path, name)), _sha256(path)
@@ -122,6 +123,21 @@ def configuration(spec: str, image_size: int | None = None, pool: Pool | None = 
         else _config("", path, common_names(_read(path, name)))
     )
     return (config if image_size is None else _at_size(config, image_size)).with_pool(pool)
+
+
+def _from_plugin(entry: Any) -> tuple[ViTConfig, dict[str, Tensor]]:
+    """Return configuration and weights of a backbone that a plug-in registers."""
+    config, place = architecture(entry.name), f"backbone {entry.name} in {entry.__module__}"
+    try:
+        weights = dict(entry().weights())
+    except FczooError:
+        raise
+    except Exception as error:  # whatever its reading of a file raises
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise FczooError(f"the weights of {place} cannot be read: {reason}") from error
+    if wrong := next((k for k, v in weights.items() if not isinstance(v, Tensor)), None):
+        raise FczooError(f"weight {wrong} of {place} is not a tensor; return torch tensors")
+    return config, weights
 
 
 def _read(path: Path, name: str) -> dict[str, Tensor]:
@@ -289,7 +305,7 @@ def backbone_facts(spec: str, image_size: int | None = None) -> BackboneFacts:
         config,
         sum(weight.numel() for weight in weights.values()),
         counter.get_total_flops(),
-        BUNDLED_LICENCE if spec == BUNDLED_NAME else _licence(entry),
+        BUNDLED_LICENCE if spec == BUNDLED_NAME else _licence(name, entry),
         describe_head(full_name(name), int(getattr(entry, "num_classes", 0) or 0)),
         _text(entry, "notes"),
     )
@@ -304,7 +320,9 @@ def _timm_entry(name: str) -> Any:
     return timm.models.get_pretrained_cfg(full_name(name)) if known else None
 
 
-def _licence(entry: Any) -> str:
+def _licence(name: str, entry: Any) -> str:
+    if plugin := registered_backbone(name):
+        return str(getattr(plugin, "licence", ""))
     licence = _text(entry, "license")
     return f"{licence}, as timm states it" if licence else ""
 

@@ -1,17 +1,21 @@
-"""Names of backbones: the bundled one, timm's plain vision transformers, and spellings of hubs."""
+"""Names of backbones: the bundled one, plug-ins', timm's plain ViTs, and spellings of hubs."""
 
 import ast
 import difflib
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
+from fczoo.core.registry import Registry
 
 BUNDLED_NAME = "vit_nano_32"
+BACKBONES: Registry[Any] = Registry("backbone", "register_backbone")
+"""Backbones of plug-ins."""
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
 UNSUPPORTED = (
     "fczoo takes plain vision transformers: no convolutional networks (ResNet, ConvNeXt), no "
@@ -25,6 +29,8 @@ EXAMPLES = (
 )
 CLOSE = 0.75  # likeness of a misspelt name, from 0 to 1
 SHORTEST_PART = 3  # letters of a part of a name that is enough to suggest names
+
+register_backbone = BACKBONES.register
 
 _MODULES = ("vision_transformer", "deit", "eva")  # of timm, with plain vision transformers
 _OTHER = re.compile(
@@ -57,9 +63,26 @@ _LETTERS = {"s": "small", "b": "base", "l": "large"}
 
 
 def backbone_names() -> list[str]:
-    """Return the names of the bundled backbone and of timm's plain ViTs with published weights."""
-    names = _names_from_source() or _names_from_timm()
-    return [BUNDLED_NAME, *sorted(n for n in names if not _OTHER.search(n))]
+    """Return the names of the bundled backbone, of plug-ins, and of timm's published plain ViTs."""
+    return [BUNDLED_NAME, *BACKBONES.names(), *_names_of_timm()]
+
+
+def registered_backbone(name: str) -> Any:
+    """Return the class that a plug-in registers for a backbone; None for any other backbone.
+
+    Args:
+        name: Name in any spelling.
+
+    Raises:
+        FczooError: The plug-in cannot be imported, or has a name of fczoo's or timm's.
+    """
+    key = BACKBONES.find(name)
+    if key is None:
+        return None
+    if match(key, (BUNDLED_NAME, *_names_of_timm(), *_architectures(_names_of_timm()))):
+        place = BACKBONES.get(key).__module__
+        raise FczooError(f"backbone {key!r} in {place} has the name of another one; rename it")
+    return BACKBONES.get(key)
 
 
 @cache
@@ -90,6 +113,7 @@ def canonical_backbone(spec: str) -> str:
     name, colon, file = spec.partition(":")
     if name in ("", BUNDLED_NAME):
         return spec
+    name = BACKBONES.find(name) or name
     return f"{match(name, spellings()) or name}{colon}{file}"
 
 
@@ -97,7 +121,7 @@ def canonical_backbone(spec: str) -> str:
 def spellings() -> tuple[str, ...]:
     """Return the names of backbones, with and without the tag of their weights."""
     names = backbone_names()
-    return (*names, *dict.fromkeys(name.partition(".")[0] for name in names))
+    return (*names, *_architectures(names))
 
 
 def unknown_name(name: str) -> FczooError:
@@ -107,7 +131,7 @@ def unknown_name(name: str) -> FczooError:
         name: Name of a model, here or on a hub.
     """
     architecture = name.rpartition("/")[2].partition(".")[0].replace("-", "_")
-    known_names = list(dict.fromkeys(n.partition(".")[0] for n in backbone_names()))
+    known_names = _architectures(backbone_names())
     close = difflib.get_close_matches(architecture, known_names, 3, CLOSE)
     close = close or names_with(architecture)
     advice = f"did you mean {', '.join(close)}?" if close else f"{UNSUPPORTED}; {EXAMPLES}"
@@ -147,6 +171,17 @@ def _name_of_hub_model(spec: str) -> str:
         advice = "of the hub fczoo reads timm's models, and a downloaded file as NAME:FILE"
         raise FczooError(f"{error}; {advice}")
     return spec
+
+
+def _architectures(names: Iterable[str]) -> list[str]:
+    """Return names without the tag of their weights, each once."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+@cache
+def _names_of_timm() -> tuple[str, ...]:
+    names = _names_from_source() or _names_from_timm()
+    return tuple(sorted(name for name in names if not _OTHER.search(name)))
 
 
 @cache

@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -12,7 +13,14 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor
 
-from fczoo.backbones.names import BUNDLED_NAME, EXAMPLES, UNSUPPORTED, full_name, unknown_name
+from fczoo.backbones.names import (
+    BUNDLED_NAME,
+    EXAMPLES,
+    UNSUPPORTED,
+    full_name,
+    registered_backbone,
+    unknown_name,
+)
 from fczoo.backbones.weights import describe_head, weights_file
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.vit_config import Activation, Pool, Rope, ViTConfig
@@ -233,7 +241,8 @@ def _rope(rope: Any) -> Rope:
     if type(rope) is not RotaryEmbeddingCat:
         _refuse(f"its rotary positions are {type(rope).__name__}")
     grid: Any = rope.ref_feat_shape
-    return Rope(float(rope.temperature), grid and grid[0], halves=rope.rotate_half)
+    halves = getattr(rope, "rotate_half", False)  # timm before 1.0.30 interleaves here, always
+    return Rope(float(rope.temperature), grid and grid[0], halves=halves)
 
 
 def _epsilon(model: Any) -> float:
@@ -258,13 +267,21 @@ def architecture(name: str) -> ViTConfig:
     """Read the configuration of a named backbone, without creating its weights.
 
     Args:
-        name: Bundled name, or timm name.
+        name: Bundled name, name of a plug-in, or timm name.
 
     Raises:
         FczooError: The name is unknown or not that of a plain ViT.
     """
     if name == BUNDLED_CONFIG.name:
         return BUNDLED_CONFIG
+    if entry := registered_backbone(name):
+        config = getattr(entry, "config", None)
+        if not isinstance(config, ViTConfig):
+            raise FczooError(
+                f"backbone {entry.name} in {entry.__module__} has no config; set the class "
+                "attribute config to a fczoo.core.vit_config.ViTConfig"
+            )
+        return replace(config, name=entry.name)
     with torch.device("meta"):  # random initialisation would take seconds
         return vit_config(name, timm_model(name, pretrained=False))
 

@@ -7,7 +7,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from fczoo.backbones.names import BUNDLED_NAME, SUFFIXES, canonical_backbone, full_name
+from fczoo.backbones.names import (
+    BUNDLED_NAME,
+    SUFFIXES,
+    canonical_backbone,
+    full_name,
+    registered_backbone,
+)
 from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
 
@@ -72,7 +78,7 @@ def pretraining_sets(name: str) -> tuple[str, ...]:
     """Return the data sets on which a named backbone was trained.
 
     Args:
-        name: Bundled name, or timm name with a tag. A timm name without a tag names an
+        name: Bundled name, name of a plug-in, or timm name with a tag. A timm name without a tag names an
             architecture, not weights: see ``full_name``.
 
     Returns:
@@ -80,6 +86,8 @@ def pretraining_sets(name: str) -> tuple[str, ...]:
     """
     if name == BUNDLED_NAME:
         return ("tinyimagenet",)
+    if entry := registered_backbone(name):
+        return tuple(key for key in getattr(entry, "pretraining", ()) if key in TITLES)
     match = _TAG_PATTERN.fullmatch(name)
     if match is None:
         return ()
@@ -172,7 +180,7 @@ def weights_to_download(spec: str) -> str:
         The name; empty if the weights are bundled, on this machine, or in a file.
     """
     name, path = split_spec(spec)
-    if path is not None or name == BUNDLED_NAME:
+    if path is not None or name == BUNDLED_NAME or registered_backbone(name):
         return ""
     weights = full_name(name)
     return "" if weights_file(weights).is_file() or _in_cache(weights) else weights
@@ -248,7 +256,7 @@ def shared_classes(dataset: str, backbone: str) -> dict[str, str]:
     Returns:
         Pre-training set -> overlap; without sets that have none.
     """
-    if dataset not in DATASETS.names():
+    if dataset not in DATASETS:
         return {}
     dataset_overlaps: Mapping[str, str] = DATASETS.get(dataset).overlaps
     sets = {key: (key, SUPERSETS.get(key, "")) for key in pretraining_sets(backbone)}

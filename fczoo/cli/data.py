@@ -21,6 +21,7 @@ from fczoo.core.registry import DATASETS
 
 STREAM = (
     "dataset",
+    "hf_columns",
     "data_root",
     "tasks",
     *("base_classes", "ways", "shots", "imbalance", "blurry", "label_noise"),
@@ -113,6 +114,21 @@ def partition(
             write(path, client_partition, stream)
 
 
+HF_COLUMNS = click.option(
+    "--hf-columns",
+    metavar="image=NAME,label=NAME",
+    help="Columns of a data set hf:PLACE.  [default: by the types of their features]",
+)
+
+
+def place(dataset: str, data_root: Path | None, hf_columns: str | None) -> tuple[str, Path | None]:
+    """Return name and data root of a data set; see ``place_dataset``."""
+    from fczoo.data.hub_files import place_dataset
+
+    name, root = place_dataset(dataset, str(data_root) if data_root else None, hf_columns)
+    return name, Path(root) if root else None
+
+
 @click.group(cls=ExampleGroup)
 def data() -> None:
     """Download data sets and verify local copies."""
@@ -145,11 +161,12 @@ def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
     type=click.Path(path_type=Path),
     help="Folder that holds it.  [default: FCZOO_HOME/data]",
 )
-def check(name: str, data_root: Path | None) -> None:
+@HF_COLUMNS
+def check(name: str, data_root: Path | None, hf_columns: str | None) -> None:
     """Read a local copy and show its numbers next to the official ones."""
     from fczoo.data.verify import verify
 
-    table, wrong = verify(name, data_root)
+    table, wrong = verify(*place(name, data_root, hf_columns))
     click.echo(table)
     if wrong:
         raise FczooError(f"this copy of {name} is incomplete: {'; '.join(wrong)}")

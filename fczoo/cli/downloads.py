@@ -181,7 +181,7 @@ def _missing_data(dataset: Dataset, root: Path | None) -> Missing | None:
     try:
         dataset.locate(data_root)
     except FczooError as error:
-        if not dataset.archives:
+        if not dataset.can_download:
             return Missing(dataset.name, str(error))
         parts = Path(dataset.folder).parts
         if data_root.name == parts[-1]:  # the data set's own folder may be given, too

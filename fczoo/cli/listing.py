@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from fczoo.backbones.names import UNSUPPORTED, backbone_names
+from fczoo.backbones.names import BACKBONES, UNSUPPORTED, backbone_names
 from fczoo.backbones.weights import describe_pretraining
 from fczoo.core.options import OptionDeclaration, dataclass_options, quirks
 from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
+    AUGMENTATIONS,
     COMPRESSIONS,
     DATASETS,
     LOCAL_TRAINING,
@@ -47,11 +48,14 @@ KINDS = {
     "compressions": "codes of uploads (--compress)",
     "protocols": "how papers run their experiments",
     "releases": "what released code does, all options at once (--as-released)",
+    "augmentations": "random views of training images (--augment)",
+    "metrics": "columns of tables (fczoo report --metrics)",
     "backbones": "pre-trained vision transformers",
     "quirks": "options that follow released code against its paper",
 }
 REGISTRIES: dict[str, Registry[Any]] = {
     "datasets": DATASETS,
+    "augmentations": AUGMENTATIONS,
     "partitioners": PARTITIONERS,
     "aggregators": AGGREGATORS,
     "merges": MERGES,
@@ -65,7 +69,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 
 PARTS = (
     *(METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS),
-    *(LOCAL_TRAINING, SERVER_OPTIMIZERS, COMPRESSIONS),
+    *(LOCAL_TRAINING, SERVER_OPTIMIZERS, COMPRESSIONS, AUGMENTATIONS),
 )
 """Registries for which ``fczoo show NAME`` has pages, in the order in which a name is searched."""
 
@@ -118,6 +122,10 @@ def listing(kind: str) -> str:
         return _backbones()
     if kind == "quirks":
         return _quirks()
+    if kind == "metrics":
+        from fczoo.reports.tables import all_columns  # imports numpy
+
+        return plain_table([(column.name, column.meaning) for column in all_columns().values()])
     registry = REGISTRIES.get(kind, METHODS)
     names = registry.names("fczoo.baselines" if kind == "baselines" else None)
     return plain_table([(name, registry.about(name)) for name in names])
@@ -125,7 +133,9 @@ def listing(kind: str) -> str:
 
 def _backbones() -> str:
     """List the names of backbones with their pre-training data, and what is not supported."""
-    table = plain_table([(name, describe_pretraining(name)) for name in backbone_names()])
+    plugins = {name: BACKBONES.about(name) for name in BACKBONES.names()}
+    names = backbone_names()
+    table = plain_table([(name, plugins.get(name) or describe_pretraining(name)) for name in names])
     return (
         f"{table}\n\n{UNSUPPORTED}. timm/NAME and hf-hub:timm/NAME are spellings of the same names; "
         "fczoo show backbone NAME describes one."
@@ -249,6 +259,15 @@ def read_facts() -> dict[str, Facts]:
     """Return the rows of the table by method."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         return {row["method"]: Facts(**row) for row in csv.DictReader(file)}
+
+
+def group_of(method: str) -> str:
+    """Return the group in which ``fczoo list methods`` shows a method.
+
+    Args:
+        method: Registered name.
+    """
+    return (read_facts().get(method) or _facts_without_measurement(method)).group
 
 
 def _facts_without_measurement(name: str) -> Facts:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fczoo.cli.data import HF_COLUMNS, place
 from fczoo.cli.options import GroupedCommand, Name, complete
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
@@ -157,6 +158,7 @@ def _rows(rows: Sequence[Sequence[Any]], head: Sequence[str], style: str, number
     shell_complete=complete(DATASETS),
     help="Data set whose test images are taken; see `fczoo list datasets`.",
 )
+@HF_COLUMNS
 @FORMAT
 @BACKBONE
 @DEVICE
@@ -164,6 +166,7 @@ def evaluate(
     folder: Path,
     data_root: Path | None,
     dataset: str | None,
+    hf_columns: str | None,
     style: str,
     backbone: str | None,
     device: str,
@@ -174,6 +177,8 @@ def evaluate(
     other images, whose classes must have the names of the model's.
     """
     model = _load(folder, backbone, device)
+    if dataset is not None:
+        dataset, data_root = place(dataset, data_root, hf_columns)
     is_bundled = dataset is not None and not (
         DATASETS.get(dataset).source or DATASETS.get(dataset).folder
     )
@@ -301,11 +306,20 @@ def export(folder: Path, style: "ExportFormat", out: Path | None, backbone: str 
 @click.argument(
     "methods", nargs=-1, required=True, metavar="METHODS...", shell_complete=complete(METHODS)
 )
-def cite(methods: tuple[str, ...]) -> None:
-    """Print BibTeX of METHODS and of fczoo."""
-    from fczoo.models.card import bibtex
+@click.option(
+    "--format",
+    "style",
+    type=Name(["bibtex", "text"]),
+    default="bibtex",
+    show_default=True,
+    help="BibTeX entries, or one line per work.",
+)
+def cite(methods: tuple[str, ...], style: str) -> None:
+    """Print references of METHODS and of fczoo."""
+    from fczoo.models.card import bibtex, references
 
     names = [name.strip() for word in methods for name in word.split(",")]
     if not all(names):
         raise FczooError("METHODS has an empty entry; remove it and its comma")
-    click.echo(bibtex([METHODS.canonical_name(name) for name in names]))
+    write = bibtex if style == "bibtex" else references
+    click.echo(write([METHODS.canonical_name(name) for name in names]))

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import click
 
+from fczoo.backbones.names import BACKBONES
 from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
-from fczoo.core.registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS
+from fczoo.core.metrics import USER_METRICS
+from fczoo.core.registry import (
+    AGGREGATORS,
+    ATTACKS,
+    AUGMENTATIONS,
+    DATASETS,
+    METHODS,
+    PARTITIONERS,
+)
 
 KINDS = {
     "method": METHODS,
@@ -17,6 +26,9 @@ KINDS = {
     "partitioner": PARTITIONERS,
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,
+    "backbone": BACKBONES,
+    "augmentation": AUGMENTATIONS,
+    "metric": USER_METRICS,
 }
 
 

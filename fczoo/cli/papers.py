@@ -1,6 +1,6 @@
 """``fczoo papers``, ``compare``, ``reproduce`` and ``claims``: what papers print, and our runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,10 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import plural
 
 if TYPE_CHECKING:
+    from fczoo.papers.paper_figures import PaperFigure
     from fczoo.papers.reproduce import Target
     from fczoo.papers.tables import Paper
+    from fczoo.reports.figure import Figure
 
 TABLE = click.option(
     "--table",
@@ -104,8 +106,8 @@ def reproduce(
     patterns: tuple[str, ...],
 ) -> None:
     """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it.
-    PAPER: the list of its tables. PAPER/TABLE: all cells of a table. Without CARD: all cards, with
-    status.
+    PAPER: the list of its tables and figures. PAPER/TABLE, PAPER/FIGURE: all their cells. Without
+    CARD: all cards, with status.
 
     EXTRA options are passed to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out
     FOLDER. The cells of a table are written to a settings file first; --dry-run shows what they
@@ -113,6 +115,7 @@ def reproduce(
     """
     from fczoo.cli.arguments import wrap_to_terminal
     from fczoo.papers.compare import spread
+    from fczoo.papers.paper_figures import find_figure, list_figures
     from fczoo.papers.printed_tables import choose_cells, find_table, list_tables
     from fczoo.papers.reproduce import get_card, listing, shell_command, verdict
     from fczoo.papers.tables import papers as all_papers
@@ -129,13 +132,8 @@ def reproduce(
         raise click.NoSuchOption(card, ctx=click.get_current_context())
     if card.casefold() in all_papers() and not (extra or reading or results or rows or patterns):
         click.echo(list_tables(card.casefold()))
-        return
-    if (table := find_table(card)) and not (results or paper or tables):
-        if chosen := choose_cells(*table, rows, patterns):
-            _reproduce_table(*table, chosen, extra, dry_run, reading or "print")
-        elif extra:
-            raise FczooError(f"{card} needs no run, so {extra[0]} has no effect; leave it out")
-        _print_costs(*table, rows)
+        if figures := list_figures(card.casefold()):
+            click.echo(f"\n{figures}")
         return
     list_options = {
         "--results": results,
@@ -144,8 +142,18 @@ def reproduce(
         "--row": rows,
         "--cells": patterns,
     }
-    if given_options := [name for name, value in list_options.items() if value]:
-        raise FczooError(f"{given_options[0]} does not go with one card; leave it or {card} out")
+    if figure := find_figure(card):
+        _refuse_options(figure.key, "a figure", {**list_options, "--reading": reading})
+        _reproduce_figure(figure, extra, dry_run)
+        return
+    if (table := find_table(card)) and not (results or paper or tables):
+        if chosen := choose_cells(*table, rows, patterns):
+            _reproduce_table(*table, chosen, extra, dry_run, reading or "print")
+        elif extra:
+            raise FczooError(f"{card} needs no run, so {extra[0]} has no effect; leave it out")
+        _print_costs(*table, rows)
+        return
+    _refuse_options(card, "one card", list_options)
     target = get_card(card)
     command = target.command(extra, reading or "print")
     bench_context = bench.make_context("fczoo reproduce", command[1:])
@@ -162,6 +170,12 @@ def reproduce(
                 click.echo(f"{target.name}: {verdict(target, experiment, line)}")
 
 
+def _refuse_options(name: str, kind: str, options: Mapping[str, object]) -> None:
+    """Raise FczooError if an option is given that does not fit what a command reproduces."""
+    if given := [option for option, value in options.items() if value]:
+        raise FczooError(f"{given[0]} does not go with {kind}; leave it or {name} out")
+
+
 def _reproduce_table(
     paper: "Paper",
     table: str,
@@ -171,24 +185,54 @@ def _reproduce_table(
     reading: str,
 ) -> None:
     """Write the settings file of a table's cells, run it, and judge the cells."""
-    from fczoo.core.files import write_safely
     from fczoo.papers.printed_tables import judge_cells, settings_file
 
     suffix = "" if reading == "print" else "-released"
     folder = Path("results") / f"{paper.key}-{table}{suffix}"
-    command = ["--config", f"{folder}.toml", "--out", str(folder), *extra]
     text = settings_file(f"{paper.key}/{table}", chosen, reading)
+    out = _run_file(folder, text, len(chosen), extra, dry_run)
+    if not dry_run:
+        click.echo(judge_cells(chosen, out))
+
+
+def _run_file(folder: Path, text: str, count: int, extra: tuple[str, ...], dry_run: bool) -> Path:
+    """Write a settings file with some cells and run it; return the folder of the runs."""
+    from fczoo.core.files import write_safely
+
+    file = folder.parent / f"{folder.name}.toml"
+    command = ["--config", str(file), "--out", str(folder), *extra]
     folder.parent.mkdir(exist_ok=True)
-    write_safely(folder.with_suffix(".toml"), text.encode())
-    verb = "is" if len(chosen) == 1 else "are"
-    click.echo(f"{plural(len(chosen), 'cell')} {verb} in {folder}.toml.")
+    write_safely(file, text.encode())
+    click.echo(f"{plural(count, 'cell')} {'is' if count == 1 else 'are'} in {file}.")
     if dry_run:
         command.append("--dry-run")
     with bench.make_context("fczoo reproduce", command) as bench_context:
         bench.invoke(bench_context)
-        out = Path(bench_context.params["out"])
+        return Path(bench_context.params["out"])
+
+
+def _reproduce_figure(figure: "PaperFigure", extra: tuple[str, ...], dry_run: bool) -> None:
+    """Run the cells of a figure and draw them; a figure from shapes alone needs no run."""
+    from fczoo.papers.paper_figures import grid, grid_file, inference_costs, pictures
+    from fczoo.reports.drawing import save_figures
+    from fczoo.runner.timing import inference_operations
+
+    out = Path("results") / figure.folder
+    if figure.draw == "inference":
+        if extra:
+            raise FczooError(
+                f"{figure.key} needs no run, so {extra[0]} has no effect; leave it out"
+            )
+        bars = inference_costs(figure, inference_operations)
+        for label, flops in zip(bars.labels, bars.parts["forward"], strict=True):
+            click.echo(f"{label}: {flops:.2f} {bars.x}")
+        drawn: Sequence[Figure] = [bars]
+    else:
+        out = _run_file(out, grid_file(figure), len(grid(figure)), extra, dry_run)
+        drawn = [] if dry_run else pictures(figure, out)
     if not dry_run:
-        click.echo(judge_cells(chosen, out))
+        out.mkdir(parents=True, exist_ok=True)
+        click.echo("\n".join(str(path) for path in save_figures(drawn, out)))
 
 
 def _print_costs(paper: "Paper", table: str, rows: tuple[str, ...]) -> None:

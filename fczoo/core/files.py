@@ -331,7 +331,7 @@ def home() -> Path:
 
 
 def shorten(text: str | None) -> str | None:
-    """Shorten ``NAME:FOLDER/FILE`` to ``NAME:FILE``; keep text without a folder.
+    """Shorten ``NAME:FOLDER/FILE`` to ``NAME:FILE``; keep text without a folder, or of a hub.
 
     Args:
         text: Text, or None, which stays None.
@@ -339,7 +339,7 @@ def shorten(text: str | None) -> str | None:
     if text is None:
         return None
     text = printable(text, len(text))
-    if "/" not in text:
+    if "/" not in text or re.fullmatch(r"hf:[\w-][\w.-]*/[\w.-]+(,.*)?", text):
         return text
     parent, _, last = text.rstrip("/").rpartition("/")
     name, colon, _ = parent.partition(":")

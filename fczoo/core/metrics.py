@@ -8,10 +8,17 @@ in ``fczoo.federation.evaluate``.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any, Literal
+
+from fczoo.core.discovery import load_plugins
+from fczoo.core.errors import FczooError, first_line
+from fczoo.core.registry import Registry
 
 Matrix = Sequence[Sequence[float]]
 Counts = Sequence[int]
+Metric = Callable[[Matrix, Counts], float]
 
 
 def pooled_accuracy(row: Sequence[float], n: Counts) -> float:
@@ -217,24 +224,27 @@ def forward_transfer(before: Sequence[float | None], classes: int) -> float:
     return _mean([value - 100 / classes for value in before if value is not None])
 
 
-def base_accuracy(a: Matrix, n: Counts) -> float:
-    """Compute a[T-1][0]: final accuracy on the first task, the base session of few-shot streams.
+def base_accuracy(a: Matrix, n: Counts, base: int = 1) -> float:
+    """Compute sum_{i<b} n_i a[T-1][i] / sum_{i<b} n_i: final accuracy on the first tasks.
 
     Args:
         a: Accuracies [T][i] in percent.
         n: Test images per task.
+        base: Number b of first tasks: 1, the base session of few-shot streams, or those that a
+            kept model had learned.
     """
-    return pooled_accuracy(a[-1][:1], n)
+    return pooled_accuracy(a[-1][:base], n)
 
 
-def novel_accuracy(a: Matrix, n: Counts) -> float:
-    """Compute sum_{i>0} n_i a[T-1][i] / sum_{i>0} n_i: final accuracy on the later tasks.
+def novel_accuracy(a: Matrix, n: Counts, base: int = 1) -> float:
+    """Compute sum_{i>=b} n_i a[T-1][i] / sum_{i>=b} n_i: final accuracy on the later tasks.
 
     Args:
         a: Accuracies [T][i] in percent.
         n: Test images per task.
+        base: Number b of first tasks, which are left out.
     """
-    return pooled_accuracy(a[-1][1:], n[1:])
+    return pooled_accuracy(a[-1][base:], n[base:])
 
 
 def harmonic_mean(a: Matrix, n: Counts) -> float:
@@ -249,6 +259,16 @@ def harmonic_mean(a: Matrix, n: Counts) -> float:
     """
     base, novel = base_accuracy(a, n), novel_accuracy(a, n)
     return 2 * base * novel / (base + novel) if base + novel else 0.0
+
+
+def base_novel_mean(a: Matrix, n: Counts) -> float:
+    """Compute (b + v) / 2 of base accuracy b and novel accuracy v, UOPP's code's "harmonic" mean.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
+    return (base_accuracy(a, n) + novel_accuracy(a, n)) / 2
 
 
 def intransigence(a: Matrix, reference: Matrix, n: Counts) -> float:
@@ -274,7 +294,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
-METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # columns of every report
+METRICS: dict[str, Metric] = {  # columns of every report
     "A_N": final,
     "Avg": average,
     "FAA": faa,
@@ -284,15 +304,59 @@ METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # columns of every re
     "forgetting_best": forgetting_best,
     "BWT": backward_transfer,
 }
-MORE_METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # columns on request
+MORE_METRICS: dict[str, Metric] = {  # columns on request
     "plasticity": plasticity,
     "AUC": anytime,
 }
-BASE_METRICS: dict[str, Callable[[Matrix, Counts], float]] = {  # of streams with a base task
+BASE_METRICS: dict[str, Metric] = {  # of streams with a base task
     "base": base_accuracy,
     "novel": novel_accuracy,
     "harmonic": harmonic_mean,
+    "base_novel_mean": base_novel_mean,
 }
+
+
+USER_METRICS: Registry[Any] = Registry("metric", "register_metric")
+"""Metrics of plug-ins: columns on request."""
+
+
+def register_metric(
+    name: str, better: Literal["high", "low", ""] = "high"
+) -> Callable[[Metric], Metric]:
+    """Return a decorator that registers a function of accuracies [T][i] and test images per task.
+
+    Args:
+        name: Name of the column.
+        better: Whether high or low values are better; empty: the column is not ranked.
+    """
+
+    def add(metric: Any) -> Any:
+        metric.better = better
+        return USER_METRICS.register(name)(metric)
+
+    return add
+
+
+def user_metrics() -> dict[str, Metric]:
+    """Return the metrics that plug-ins register, by name; without plug-ins that fail."""
+    if not USER_METRICS.names():
+        return {}
+    load_plugins()
+    return {name: partial(_checked, USER_METRICS.get(name)) for name in USER_METRICS.names()}
+
+
+def _checked(metric: Any, a: Matrix, n: Counts) -> float:
+    """Return the value of a plug-in's metric; FczooError in one line where it fails."""
+    place = f"metric {metric.name} in {metric.__module__}"
+    if metric.name in {**METRICS, **MORE_METRICS, **BASE_METRICS}:
+        raise FczooError(f"{place} has the name of a metric of fczoo; rename it")
+    try:
+        return float(metric(a, n))
+    except Exception as error:  # of the plug-in's code
+        problem = f"{place} fails: {type(error).__name__}: {first_line(error)}"
+        raise FczooError(
+            f"{problem}; return a number for every run, nan where it has none"
+        ) from error
 
 
 def has_base_task(sizes: Sequence[int]) -> bool:
@@ -305,10 +369,12 @@ def has_base_task(sizes: Sequence[int]) -> bool:
 
 
 def all_metrics(a: Matrix, n: Counts) -> dict[str, float]:
-    """Compute every metric of the accuracy matrix by name, in percent.
+    """Compute every metric of the accuracy matrix by name: those of fczoo, and plug-ins'.
 
     Args:
         a: Accuracies [T][i] in percent.
         n: Test images per task.
     """
-    return {name: metric(a, n) for name, metric in {**METRICS, **MORE_METRICS}.items()}
+    return {
+        name: metric(a, n) for name, metric in {**METRICS, **MORE_METRICS, **user_metrics()}.items()
+    }

@@ -78,7 +78,8 @@ class Registry(Generic[Entry]):
                 )
                 raise FczooError(f"{problem}; write @dataclass(frozen=True) above the class")
             obj: Any = self._entries.get(name)
-            if obj is not None and _origin(obj) != _origin(entry):
+            origin = (entry.__module__, entry.__qualname__)
+            if obj is not None and (obj.__module__, obj.__qualname__) != origin:
                 raise self._twice(name, obj.__module__, entry.__module__)
             read = self.__dict__.get("_found", {})  # the sources are not read for this check alone
             modules = {key: read[key].module for key in read}
@@ -292,15 +293,40 @@ class Registry(Generic[Entry]):
         )
 
 
-def _origin(entry: Any) -> tuple[str, str]:
-    return entry.__module__, entry.__qualname__
+class DatasetRegistry(Registry[Any]):
+    """Registry of data sets, where ``NAME:SOURCE`` selects one of many that ``NAME`` reads.
+
+    The class of such a name has a class method ``select``, from the source to its own class.
+    """
+
+    def get(self, name: str) -> Any:
+        return self._select(name) or super().get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names() or self._select(name) is not None
+
+    def find(self, word: str) -> str | None:
+        selected = self._select(word)
+        return selected.name if selected else super().find(word)
+
+    def canonical(self, spec: str) -> str:
+        return self.find(spec) or spec
+
+    def _select(self, word: str) -> Any:
+        """Return the class of ``NAME:SOURCE``; None for a word of another form."""
+        name, colon, source = word.partition(":") if isinstance(word, str) else ("", "", "")
+        if not colon or super().find(name) is None:
+            return None
+        select = getattr(super().get(name), "select", None)
+        return select(source) if select else None
 
 
 METHODS: Registry["type[Method]"] = Registry(
     "method", "register_method", "fczoo.methods", "fczoo.baselines"
 )
-DATASETS: Registry[Any] = Registry("data set", "register_dataset", "fczoo.datasets")
+DATASETS = DatasetRegistry("data set", "register_dataset", "fczoo.datasets")
 PARTITIONERS: Registry[Any] = Registry("partitioner", "register_partitioner", "fczoo.partitioners")
+AUGMENTATIONS: Registry[Any] = Registry("augmentation", "register_augmentation", "fczoo.data")
 AGGREGATORS: Registry[Any] = Registry("aggregator", "register_aggregator", "fczoo.aggregators")
 MERGES: Registry[Any] = Registry("merge", "register_merge", "fczoo.aggregators")
 ATTACKS: Registry[Any] = Registry("attack", "register_attack", "fczoo.security")
@@ -314,6 +340,7 @@ COMPRESSIONS: Registry[Any] = Registry("compression", "register_compression", "f
 
 SPECS = {
     "partition": PARTITIONERS,
+    "augment": AUGMENTATIONS,
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,
     "local": LOCAL_TRAINING,
@@ -325,6 +352,7 @@ SPECS = {
 register_method = METHODS.register
 register_dataset = DATASETS.register
 register_partitioner = PARTITIONERS.register
+register_augmentation = AUGMENTATIONS.register
 register_aggregator = AGGREGATORS.register
 register_merge = MERGES.register
 register_attack = ATTACKS.register

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # a shell that completes a word waits for this module
 Overlap = Literal["all", "some", "similar"]
 """The part of a data set's classes that a pre-training set has; similar: it has classes like some.
 """
+Resize = Literal["crop", "squash"]
+"""How an image file becomes square: its largest centred square, or the whole image distorted."""
 
 
 class Images(NamedTuple):
@@ -143,6 +145,22 @@ class Dataset(ABC):
             FczooError: Data are missing or corrupt; the message says which and how to get them.
         """
 
+    @property
+    def can_download(self) -> bool:
+        """Return whether ``fczoo data fetch`` gets it, from its archives or by ``download``."""
+        return bool(self.archives)
+
+    def download(self, folder: Path) -> None:
+        """Download a data set without archives, through the client of its host.
+
+        Args:
+            folder: Folder to write.
+
+        Raises:
+            FczooError: The download fails.
+        """
+        raise NotImplementedError(f"{self.name} is not on a host with a client")
+
     def locate(self, root: Path) -> Path:
         """Return the data set's own folder.
 
@@ -154,7 +172,7 @@ class Dataset(ABC):
         """
         folder = root if root.name == Path(self.folder).name else root / self.folder
         if not folder.is_dir():
-            fetch = f"run `fczoo data fetch {self.name}`, " if self.archives else ""
+            fetch = f"run `fczoo data fetch {self.name}`, " if self.can_download else ""
             advice = f"{fetch}unpack {self.source} there or give its path with --data-root"
             raise FczooError(f"no folder {self.folder} in {root}; {advice}")
         return folder

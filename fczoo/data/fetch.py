@@ -81,11 +81,18 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
     folder = root / dataset.folder
     if folder.exists():
         return f"{folder} is already there; `fczoo data check {name}` verifies it"
-    if not dataset.archives:
+    if not dataset.can_download:
         advice = f"get {dataset.source} and unpack it in {root} as {dataset.layout}; then run"
         raise FczooError(
             f"{name} cannot be downloaded automatically; {advice} `fczoo data check {name}`"
         )
+    done = f"{name} is in {folder}; licence: {dataset.licence or 'not stated'}"
+    if not dataset.archives:
+        if mirror:
+            raise FczooError("--mirror is for archives; HF_ENDPOINT names another hub")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        dataset.download(folder)
+        return done
     top = root / Path(dataset.folder).parts[0]
     if top.exists():
         raise FczooError(
@@ -98,7 +105,7 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
             _fetch(dataset, top, work, mirror)
     except Timeout as error:
         raise FczooError(f"another fetch of {name} into {root} is running; wait for it") from error
-    return f"{name} is in {folder}; licence: {dataset.licence or 'not stated'}"
+    return done
 
 
 def _fetch(dataset: Dataset, top: Path, work: Path, mirror: str | None) -> None:
@@ -159,7 +166,7 @@ def download_bytes(dataset: Dataset) -> int | None:
         The size in bytes; None where a server does not answer.
     """
     sizes = [archive.size or _served_size(archive.url) for archive in dataset.archives]
-    return None if None in sizes else sum(size or 0 for size in sizes)
+    return None if None in sizes or not sizes else sum(size or 0 for size in sizes)
 
 
 def _served_size(url: str) -> int | None:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import sys
 import time
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -37,32 +38,32 @@ WINDOW = 1024
 BLOCK = 1 << 24  # bytes of pixels, about, that share a checksum
 VERIFY_LIMIT = 1 << 28  # bytes of pixels, about, that are verified when a cache is opened
 
-Prepare = Callable[[Path, int], np.ndarray]
+Item = TypeVar("Item")
 Fingerprint = tuple[int, int, int, int, str]
 
 
 def cached_pixels(
     dataset: str,
-    root: Path,
-    files: Sequence[Path],
+    source: list[Any],
+    images: Sequence[Item],
     size: int,
     preparation: str,
-    prepare: Prepare,
+    prepare: Callable[[Item, int], np.ndarray],
     cache: Path | None = None,
 ) -> np.ndarray:
     """Map the decoded images from a cache that is built where missing.
 
-    A cache belongs to the files (see ``fingerprint``), to ``size`` and to ``preparation``. Up to
+    A cache belongs to ``source``, to ``size`` and to ``preparation``. Up to
     ``VERIFY_LIMIT`` bytes are compared with their checksums: a small cache as a whole, random blocks of
     a large one.
 
     Args:
         dataset: Name of the data set.
-        root: Folder below which the files are.
-        files: Image files.
+        source: Identity of the images, which changes with their content; as JSON.
+        images: Files, or rows of a table.
         size: Side of the squares in pixels.
         preparation: Description of what ``prepare`` does.
-        prepare: Function from a file and a size to one decoded image.
+        prepare: Function from one of ``images`` and a size to decoded pixels.
         cache: Cache folder. Default: the user's, below ``home()``.
 
     Returns:
@@ -72,14 +73,14 @@ def cached_pixels(
         FczooError: The disk is too small or cannot be written, pixels have changed, or ``prepare``
             raises it.
     """
-    source = _source(root, files)
     digest = hashlib.sha256(encode_json([FORMAT, preparation, size, source]).encode()).hexdigest()
     folder = (cache or home() / "cache") / "images"
-    stem = folder / f"{dataset}-{size}-{digest[:24]}"
+    file_name = re.sub(r"[^\w.-]", "_", dataset)
+    stem = folder / f"{file_name}-{size}-{digest[:24]}"
     about = {
         "format": FORMAT,
         "dataset": dataset,
-        "images": len(files),
+        "images": len(images),
         "size": size,
         "preparation": preparation,
         "sha256 of the list": digest,
@@ -90,14 +91,14 @@ def cached_pixels(
             # another run may have made it while this one waited
             checksums = _read_checksums(stem, about)
             if checksums is None:
-                checksums = _build(stem, files, size, prepare, dataset)
+                checksums = _build(stem, images, size, prepare, dataset)
                 timestamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
                 write_json(
                     Path(f"{stem}.json"),
                     {**about, "sha256 of blocks": checksums, "made": timestamp},
                 )
     # copy-on-write: torch wants arrays that may be written to, and the file must never be
-    pixels = np.memmap(f"{stem}.u8", np.uint8, "c", shape=(len(files), size, size, 3))
+    pixels = np.memmap(f"{stem}.u8", np.uint8, "c", shape=(len(images), size, size, 3))
     _verify(stem, pixels, checksums)
     return pixels
 
@@ -118,8 +119,13 @@ def _writable(folder: Path) -> Iterator[None]:
         raise FczooError(f"{problem}; {advice}") from error
 
 
-def _source(root: Path, files: Sequence[Path]) -> list[tuple[str, Fingerprint]]:
-    """Return the name below ``root`` and the fingerprint of each file."""
+def file_fingerprints(root: Path, files: Sequence[Path]) -> list[tuple[str, Fingerprint]]:
+    """Return the name below ``root`` and the fingerprint of each file.
+
+    Args:
+        root: Folder below which the files are.
+        files: Files to read.
+    """
 
     def read(start: int) -> list[tuple[str, Fingerprint]]:
         part = files[start : start + SLICE]
@@ -205,16 +211,20 @@ def _verify(stem: Path, pixels: np.ndarray, checksums: list[str]) -> None:
 
 
 def _build(
-    stem: Path, files: Sequence[Path], size: int, prepare: Prepare, dataset: str
+    stem: Path,
+    images: Sequence[Item],
+    size: int,
+    prepare: Callable[[Item, int], np.ndarray],
+    dataset: str,
 ) -> list[str]:
     """Write the pixels and return the blocks' checksums.
 
     All cores decode, in threads: Pillow works outside Python's lock, and processes would import the
     user's script.
     """
-    need, free = len(files) * _image_bytes(size), shutil.disk_usage(stem.parent).free
+    need, free = len(images) * _image_bytes(size), shutil.disk_usage(stem.parent).free
     if need > free:
-        problem = f"{len(files)} images at {size} pixels need {need / 1e9:.1f} GB in {stem.parent}"
+        problem = f"{len(images)} images at {size} pixels need {need / 1e9:.1f} GB in {stem.parent}"
         advice = "free some, set FCZOO_HOME, or take --stored-size or --train-per-class smaller"
         raise FczooError(f"{problem}, which has {free / 1e9:.1f}; {advice}")
     draft, cores, per_block = (
@@ -224,22 +234,22 @@ def _build(
     )
     digests, written = [], 0
     bar = tqdm(
-        total=len(files),
+        total=len(images),
         desc=f"{dataset}: decoding to {size}x{size}",
         unit="image",
         disable=not is_terminal(sys.stderr),
         leave=False,
     )
     if bar.disable:
-        work = f"decoding {len(files)} images to {size}x{size}, once"
+        work = f"decoding {len(images)} images to {size}x{size}, once"
         print(
             f"{dataset}: {work}, {need / 1e6:.0f} MB in {stem.parent}", file=sys.stderr, flush=True
         )
     try:
         with bar, ThreadPoolExecutor(cores) as pool, draft.open("wb") as file:
-            for start in range(0, len(files), WINDOW):
+            for start in range(0, len(images), WINDOW):
                 for pixels in pool.map(
-                    lambda path: prepare(path, size), files[start : start + WINDOW]
+                    lambda image: prepare(image, size), images[start : start + WINDOW]
                 ):
                     content = pixels.tobytes()
                     if written % per_block == 0:

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from fczoo.core.errors import FczooError, printable
-from fczoo.data.dataset import ImageData, Images, rows
+from fczoo.data.dataset import ImageData, Images, Resize, rows
 from fczoo.data.folder_scan import (
     FORMATS,
     Scan,
@@ -26,11 +26,14 @@ from fczoo.data.folder_scan import (
     scan,
     subfolders,
 )
-from fczoo.data.image_cache import cached_pixels
+from fczoo.data.image_cache import cached_pixels, file_fingerprints
 
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of more than 8 bits, which Pillow would clip to white silently."""
-PREPARATION = "RGB as Pillow converts it; the largest centred square, bicubic"
+PREPARATIONS = {
+    "crop": "RGB as Pillow converts it; the largest centred square, bicubic",
+    "squash": "RGB as Pillow converts it; the whole image, bicubic",
+}
 """Part of the cache key. Change the words when ``prepare`` changes what it returns."""
 UPRIGHT = "; turned by its orientation tag"
 """The rest of it, for images of users."""
@@ -47,6 +50,7 @@ class ImageFiles:
     size: int  # side in pixels at which they are kept
     domains: np.ndarray | None = None  # int64 [N], where the data set has several
     upright: bool = False  # whether orientation tags turn the images
+    resize: Resize = "crop"  # part of an image that its square shows
 
     def take(self, index: np.ndarray, size: int | None = None, cache: Path | None = None) -> Images:
         """Return some of the images as a memory-mapped array.
@@ -60,13 +64,11 @@ class ImageFiles:
             FczooError: A file cannot be read; the message names it.
         """
         files = [self.root / self.names[i] for i in index]
+        preparation = PREPARATIONS[self.resize] + (UPRIGHT if self.upright else "")
+        view = partial(prepare, upright=self.upright, resize=self.resize)
+        source = self.dataset, file_fingerprints(self.root, files), files, size or self.size
         try:
-            side, preparation, prepare_one = size or self.size, PREPARATION, prepare
-            if self.upright:
-                preparation, prepare_one = PREPARATION + UPRIGHT, partial(prepare, upright=True)
-            pixels = cached_pixels(
-                self.dataset, self.root, files, side, preparation, prepare_one, cache
-            )
+            pixels = cached_pixels(*source, preparation, view, cache)
         except (UnreadableImage, OSError) as error:
             broken = (
                 error
@@ -91,17 +93,18 @@ class UnreadableImage(FczooError):
         self.problem, self.advice = problem, advice
 
 
-def prepare(path: Path, size: int, upright: bool = False) -> np.ndarray:
-    """Return the largest centred square of an image, resized (bicubic).
+def prepare(path: Path, size: int, upright: bool = False, resize: Resize = "crop") -> np.ndarray:
+    """Return an image file as a square, resized (bicubic).
 
     Grey, palette and CMYK become RGB; transparency is dropped, and orientation tags are ignored by
-    default, as torchvision's loader does. The square is cut first, so that a long thin image does
-    not grow without bound.
+    default, as torchvision's loader does. A crop is cut before it is resized, so that a long thin
+    image does not grow without bound.
 
     Args:
         path: Image file.
         size: Side of the result in pixels.
         upright: Whether to turn the image by its orientation tag, as viewers show it.
+        resize: Part of the image that the square shows, see ``Resize``.
 
     Returns:
         Pixels, uint8 [size, size, 3].
@@ -115,7 +118,7 @@ def prepare(path: Path, size: int, upright: bool = False) -> np.ndarray:
             raise ValueError("it is not an ordinary file")
         with warnings.catch_warnings(), Image.open(path, formats=FORMATS) as image:
             warnings.simplefilter("ignore")  # about tags and palettes that do not matter here
-            return np.asarray(to_square(image, size, upright))
+            return np.asarray(to_square(image, size, upright, resize))
     except (
         *(OSError, ValueError, SyntaxError, EOFError),
         *(Image.DecompressionBombError, UnreadableImage),
@@ -123,13 +126,16 @@ def prepare(path: Path, size: int, upright: bool = False) -> np.ndarray:
         raise unreadable(path, error) from error
 
 
-def to_square(image: Image.Image, size: int, upright: bool = False) -> Image.Image:
-    """Return the largest centred square of an image in RGB, resized (bicubic).
+def to_square(
+    image: Image.Image, size: int, upright: bool = False, resize: Resize = "crop"
+) -> Image.Image:
+    """Return an image as a square in RGB, resized (bicubic).
 
     Args:
         image: Image of any size.
         size: Side of the result in pixels.
         upright: Whether to turn the image by its orientation tag.
+        resize: Part of the image that the square shows, see ``Resize``.
 
     Raises:
         UnreadableImage: The image has more than 8 bits per channel.
@@ -145,12 +151,9 @@ def to_square(image: Image.Image, size: int, upright: bool = False) -> Image.Ima
     if (width, height) == (size, size):
         return rgb
     side = min(width, height)
-    x_offset, y_offset = (width - side) / 2, (height - side) / 2
-    return rgb.resize(
-        (size, size),
-        Image.Resampling.BICUBIC,
-        box=(x_offset, y_offset, x_offset + side, y_offset + side),
-    )
+    left, top = ((width - side) / 2, (height - side) / 2) if resize == "crop" else (0, 0)
+    box = left, top, width - left, height - top
+    return rgb.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
 
 def class_folders(root: Path, keep: list[str] | None = None) -> dict[str, list[str]]:

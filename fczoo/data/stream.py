@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Task
-from fczoo.data.dataset import Dataset, ImageData, Images, Split, domains_of, rows
+from fczoo.data.dataset import Dataset, ImageData, Images, Resize, Split, domains_of, rows
 from fczoo.data.verify import say_shared, shared_images
 
 log = logging.getLogger("fczoo")
@@ -74,6 +74,7 @@ def make_stream(
     stored_size: int | None = None,
     class_order: Literal["natural"] | Sequence[int] = "natural",
     pixels: bool = True,
+    resize: Resize = "crop",
 ) -> Stream:
     """Load a data set and cut its classes into tasks: see ``task_sizes``.
 
@@ -92,6 +93,7 @@ def make_stream(
             own.
         class_order: Original labels in order of arrival, or ``natural``.
         pixels: Whether images have pixels; without, they are labels only.
+        resize: How files become square.
     """
     reader: Dataset = DATASETS.get(dataset)()
     data: ImageData = reader.load(root or home() / "data")
@@ -105,7 +107,9 @@ def make_stream(
         return part.domains if tasks == DOMAINS else None
 
     def take(part: Split, index: np.ndarray) -> Images:
-        image_pixels = part.take(index, stored_size).pixels if pixels else NO_PIXELS
+        image_pixels = (
+            resized(part, resize).take(index, stored_size).pixels if pixels else NO_PIXELS
+        )
         return Images(image_pixels, arrival[part.labels[index]], rows(domains(part), index))
 
     by_domain = tasks == DOMAINS
@@ -130,6 +134,17 @@ def make_stream(
         remarks,
         groups=rows(data.train.domains if data.groups is None else data.groups, train_index),
     )
+
+
+def resized(part: Split, resize: Resize) -> Split:
+    """Return a part whose images become square as ``resize`` says; those in memory are square.
+
+    Args:
+        part: Training or test part of a data set.
+        resize: Part of an image that the square shows.
+    """
+    stored: Any = part
+    return replace(stored, resize=resize) if hasattr(part, "resize") else part
 
 
 def make_tasks(dataset: str, classes: int, tasks: Cut) -> tuple[Task, ...]:

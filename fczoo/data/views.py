@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,59 +12,122 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
-from fczoo.core.options import nearest
+from fczoo.core.registry import AUGMENTATIONS, register_augmentation
 from fczoo.data.dataset import Images
 from fczoo.data.feature_cache import FeatureFile
 
 # images whose query features are computed at once: fixed, so that the order does not matter
 QUERY_BLOCK = 64
-DRAWS = 6  # random numbers that one augmented image uses
+DRAWS = 6  # random numbers for crop, flip and brightness of an image
 ON_DEVICE = 8 << 30  # bytes of pixels that may be moved to an accelerator as a whole
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Random view of a training image."""
+    """Random view of a training image: a crop, a flip, brightness, and what a plug-in adds.
+
+    Subclasses set what they change.
+    """
 
     # area of the random crop, which is resized to the input size
-    scale: tuple[float, float] | None = None
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its aspect ratio, log-uniform
-    flip: float = 0.0  # probability of a horizontal flip
-    brightness: float = 0.0  # factor drawn from 1 - b to 1 + b
+    scale: ClassVar[tuple[float, float] | None] = None
+    ratio: ClassVar[tuple[float, float]] = (3 / 4, 4 / 3)  # its aspect ratio, log-uniform
+    flip: ClassVar[float] = 0.0  # probability of a horizontal flip
+    brightness: ClassVar[float] = 0.0  # factor drawn from 1 - b to 1 + b
+    more_draws: ClassVar[int] = 0  # random numbers per image that ``change`` uses
+
+    def change(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return images after crop, flip and brightness, changed further; by default as they are.
+
+        Args:
+            images: Values in [0, 1], [B, 3, S, S].
+            draws: Numbers [B, more_draws], uniform in [0, 1), one row per image.
+
+        Returns:
+            Values in [0, 1], [B, 3, S, S]; image i depends on row i alone.
+        """
+        return images
+
+    @property
+    def draws(self) -> int:
+        """Return how many random numbers an image uses."""
+        return DRAWS + self.more_draws
 
     @property
     def is_fixed(self) -> bool:
-        """Return whether the view cannot change, so that results of it may be cached."""
-        return self.scale is None and not self.flip and not self.brightness
+        """Return whether the view is the test view, so that results of it may be cached."""
+        changes = type(self).change is not Augment.change
+        return self.scale is None and not self.flip and not self.brightness and not changes
 
 
-AUGMENTS = {
-    "none": Augment(),
-    "flip": Augment(flip=0.5),
-    "crop": Augment(scale=(0.5, 1.0), flip=0.5),
-    # Resize, HFlip, ColorJitter: released code of PILoRA
-    "pilora": Augment(flip=0.5, brightness=63 / 255),
-    # RandomResizedCrop(0.05, 1), HFlip: released code of FPPL
-    "fppl": Augment(scale=(0.05, 1.0), flip=0.5),
-    # RandomResizedCrop with its usual scale, HFlip: fed-mammoth
-    "hgp": Augment(scale=(0.08, 1.0), flip=0.5),
-    # Resize(256), RandomCrop(224), HFlip: fed-mammoth on CUB-200
-    "randomcrop": Augment(scale=((224 / 256) ** 2,) * 2, ratio=(1, 1), flip=0.5),
-}
+@register_augmentation("none")
+class Unchanged(Augment):
+    """The test view."""
 
 
-def get_augment(name: str) -> Augment:
-    """Return an augmentation by name.
+@register_augmentation("flip")
+class Flip(Augment):
+    """Horizontal flip of every second image."""
+
+    flip = 0.5
+
+
+@register_augmentation("crop")
+class Crop(Augment):
+    """Crop of 50 to 100 % of the area, and flip."""
+
+    scale = (0.5, 1.0)
+    flip = 0.5
+
+
+@register_augmentation("pilora")
+class FlipAndBrightness(Augment):
+    """Flip, and brightness of +-25 %: Resize, HFlip, ColorJitter of PILoRA's released code."""
+
+    flip = 0.5
+    brightness = 63 / 255
+
+
+@register_augmentation("fppl")
+class SmallCrop(Augment):
+    """Crop of 5 to 100 % of the area, and flip: RandomResizedCrop of FPPL's released code."""
+
+    scale = (0.05, 1.0)
+    flip = 0.5
+
+
+@register_augmentation("hgp")
+class UsualCrop(Augment):
+    """Crop of 8 to 100 % of the area, and flip: RandomResizedCrop of fed-mammoth."""
+
+    scale = (0.08, 1.0)
+    flip = 0.5
+
+
+@register_augmentation("randomcrop")
+class CropOfOneSize(Augment):
+    """Crop of 224 of 256 pixels, and flip: Resize, RandomCrop of fed-mammoth on CUB-200."""
+
+    scale = ((224 / 256) ** 2,) * 2
+    ratio = (1, 1)
+    flip = 0.5
+
+
+def get_augment(spec: str) -> Augment:
+    """Create an augmentation.
 
     Args:
-        name: Key of ``AUGMENTS``.
+        spec: ``NAME``, or ``NAME:VALUE`` if it has options.
 
     Raises:
-        FczooError: The name is unknown; the message has the nearest ones.
+        FczooError: The name is unknown (the message has the nearest ones), a value does not fit, or
+            a plug-in registers something else.
     """
-    if name not in AUGMENTS:
-        raise FczooError(f"no augmentation is called {name!r}; {nearest(name, list(AUGMENTS))}")
-    return AUGMENTS[name]
+    augment = AUGMENTATIONS.create(spec)
+    if not isinstance(augment, Augment):
+        problem = f"augmentation {spec} is no subclass of fczoo.data.views.Augment"
+        raise FczooError(f"{problem}; derive it and write @dataclass(frozen=True) above")
+    return augment
 
 
 class ImageStore:
@@ -133,7 +197,7 @@ class ImageStore:
         Args:
             index: Positions [B].
             augment: Random view.
-            draws: Numbers [B, DRAWS], uniform in [0, 1), one row per image.
+            draws: Numbers [B, augment.draws], uniform in [0, 1), one row per image.
 
         Returns:
             Images [B, 3, S, S].
@@ -146,7 +210,11 @@ class ImageStore:
         x = _resample(raw, resampling(raw.shape[-2], size, y_offset, height), columns)
         if augment.brightness:
             x.mul_(1 + augment.brightness * (2 * draws[:, 5].view(-1, 1, 1, 1) - 1)).clamp_(0, 1)
-        return self._normalise(x)
+        changed = augment.change(x, draws[:, DRAWS:])
+        if changed.shape != x.shape:
+            problem = f"{type(augment).__name__}.change returns {list(changed.shape)}"
+            raise FczooError(f"{problem} for images {list(x.shape)}; return the shape of images")
+        return self._normalise(changed)
 
     @torch.no_grad()
     def query(self, index: Tensor) -> Tensor:

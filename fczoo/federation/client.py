@@ -13,7 +13,6 @@ from fczoo.core.payload import Payload, pack_symmetric
 from fczoo.core.seeds import PHASE_KEYS, torch_stream
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Boundary, Context, EndsTasks, Exchange, HasClientMemory
-from fczoo.data.views import DRAWS
 from fczoo.federation.batches import Client, LocalImages, LocalTrainState, Rows, image_draws
 from fczoo.federation.checkpoint import ClientState, contiguous_copy
 from fczoo.federation.local_rules import ControlVariates
@@ -106,7 +105,8 @@ class ClientRuntime(LocalTrainer):
             passes, images = training.collect_passes, len(self.store.labels)
             # as for the method's draws, an image has its own, whoever holds it
             rng = torch_stream(*key, "view")
-            views = torch.rand(passes, images, DRAWS, generator=rng)[:, index.cpu()].flatten(0, 1)
+            views = torch.rand(passes, images, self.plan.augment.draws, generator=rng)
+            views = views[:, index.cpu()].flatten(0, 1)
             index = index.repeat(passes)
         draws = image_draws(training, len(self.store.labels), index, *key)
         trainer = self if phase == "task_start" else self.for_statistics()

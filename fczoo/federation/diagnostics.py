@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
@@ -17,7 +18,7 @@ from fczoo.core.files import encode_json, naming, read_lines
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree, select
-from fczoo.core.types import Batch, Diagnoses, Evidence, Task
+from fczoo.core.types import Batch, Context, Diagnoses, Evidence, Task
 from fczoo.federation.batches import view_batches
 from fczoo.federation.evaluate import predictions
 from fczoo.federation.world import World
@@ -28,6 +29,8 @@ KINDS = {
     "clients": "client, accuracy on the task's test images and evenness of its answers: 1 = "
     "as spread over its classes as can be, 0 = one class",
     "confusion": "matrix[i][j]: share of task i's test images that are taken for a class of task j",
+    "first round": "clients, as above, before anything is merged in a task; distance: of two clients' "
+    "class prototypes on the test images, mean over pairs and classes, relative to their length",
     "client drift": "by trained prefix, mean over clients of |theirs - server's| / |server's| "
     "after local training",
     "task drift": "by trained prefix, |end of the task - its beginning| / |beginning|; prototypes "
@@ -66,12 +69,40 @@ class Probe:
         """Handle the start of a task."""
         self.begin = select(state, *method.training().optims)
 
-    def on_last_round(
-        self, world: World, method: Method, state: Tree, payloads: Sequence[Payload], task: Task
+    def on_round(
+        self, world: World, method: Method, state: Tree, payloads: Sequence[Payload], ctx: Context
     ) -> None:
-        """Handle the last training of a task, which started from ``state``."""
-        prefixes = tuple(method.training().optims)
+        """Handle the uploads of a round, which started from ``state``, before they are merged."""
+        task, prefixes = ctx.task, tuple(method.training().optims)
+        if ctx.round not in (0, ctx.rounds - 1):
+            return
         local = [{**state, **p.only(*prefixes)} for p in payloads]
+        rows = self._client_rows(world, method, payloads, local, task)
+        if ctx.round == 0:
+            distance = _prototype_distance(world, method, local, task)
+            self._write(task, "first round", clients=rows, distance=distance)
+        if ctx.round < ctx.rounds - 1:
+            return
+        self._write(task, "clients", clients=rows)
+        drift = {}
+        for prefix in prefixes:
+            movements = [
+                movement(select(state, prefix), select(client_state, prefix))
+                for client_state in local
+            ]
+            drift[prefix] = sum(movements) / len(movements)
+        self._write(task, "client drift", **{"by prefix": drift})
+        self._ask(world, method, state, payloads, task)
+
+    def _client_rows(
+        self,
+        world: World,
+        method: Method,
+        payloads: Sequence[Payload],
+        local: Sequence[Tree],
+        task: Task,
+    ) -> list[dict[str, Any]]:
+        """Return what each client's model answers on the task's test images."""
         rows = []
         for payload, client_state in zip(payloads, local, strict=True):
             answers, labels = _predictions(world, method, client_state, task, task)
@@ -83,16 +114,7 @@ class Probe:
                     "histogram": histogram(answers, task.stop),
                 }
             )
-        self._write(task, "clients", clients=rows)
-        drift = {}
-        for prefix in prefixes:
-            movements = [
-                movement(select(state, prefix), select(client_state, prefix))
-                for client_state in local
-            ]
-            drift[prefix] = sum(movements) / len(movements)
-        self._write(task, "client drift", **{"by prefix": drift})
-        self._ask(world, method, state, payloads, task)
+        return rows
 
     def on_task_end(self, world: World, method: Method, state: Tree, task: Task) -> None:
         """Handle the end of a task."""
@@ -141,6 +163,37 @@ def _predictions(
     """Return predictions and labels of one task's test images after task ``now``."""
     index = torch.from_numpy(world.stream.positions(world.stream.test, task))
     return predictions(method, world, state, index, now, BATCH)
+
+
+@torch.inference_mode()
+def _prototype_distance(
+    world: World, method: Method, local: Sequence[Tree], task: Task
+) -> float | None:
+    """Return the distance of clients' class prototypes on a task's test images; None of one client.
+
+    A prototype is the mean feature of a class. Distances are means over pairs of clients and over
+    classes, divided by the mean length of a prototype.
+    """
+    index = torch.from_numpy(world.stream.positions(world.stream.test, task))
+    prototypes = []
+    for tree in local:
+        sums, counts = torch.zeros(()), torch.zeros(())
+        for batch in view_batches(method, world.test, index, BATCH):
+            hot = F.one_hot(batch.y - task.start, task.size).double()
+            features = method.features(world.backbone, tree, batch).double()
+            sums, counts = sums + (hot.mT @ features).cpu(), counts + hot.sum(0).cpu()
+        prototypes.append(sums / counts.clamp(min=1)[:, None])
+    return pair_distance(torch.stack(prototypes)) if len(prototypes) > 1 else None
+
+
+def pair_distance(prototypes: Tensor) -> float:
+    """Return the mean distance of two clients' prototypes [clients, classes, D], relative to their
+    length.
+    """
+    number = len(prototypes)
+    distances = torch.cdist(prototypes.transpose(0, 1), prototypes.transpose(0, 1))
+    mean = distances.sum((1, 2)).mean() / (number * (number - 1))
+    return float(mean / prototypes.norm(dim=-1).mean())
 
 
 def histogram(values: Tensor, size: int) -> list[int]:

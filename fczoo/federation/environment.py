@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from fczoo import __version__
+from fczoo.backbones.names import registered_backbone
+from fczoo.backbones.weights import split_spec
 from fczoo.core.files import shorten
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, SPECS, make_aggregator
@@ -80,19 +82,21 @@ ENGINE = "fczoo.federation.benchmark"
 def code_of(settings: Settings, method: Method) -> dict[str, str]:
     """Return the SHA-256 of every module that a run uses, by name.
 
-    These are the engine, method, data set, partitioner, aggregator, attack and local rule, with
-    their imports from fczoo.
+    These are the engine, method, data set, the objects that settings name, and the backbone of a
+    plug-in, with their imports from fczoo.
     """
     used: list[Any] = [
         type(method),
         make_aggregator(settings.aggregator or method.training().averaging),
     ]
-    if settings.dataset in DATASETS.names():  # else the images were handed over
+    if settings.dataset in DATASETS:  # else the images were handed over
         used.append(DATASETS.get(settings.dataset))
     for setting, registry in SPECS.items():
         name = (getattr(settings, setting) or "").partition(":")[0]
         if name and name != "file":
             used.append(registry.get(name))
+    if backbone := registered_backbone(split_spec(settings.backbone)[0]):
+        used.append(backbone)
     hashes: dict[str, str] = {}
     for module in (ENGINE, *(entry.__module__ for entry in used)):
         _collect(module, {"fczoo", module.partition(".")[0]}, hashes)

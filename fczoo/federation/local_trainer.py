@@ -21,7 +21,7 @@ from fczoo.core.seeds import torch_stream
 from fczoo.core.training import LOCAL, SCHEDULES, Optim
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, HasTeacher
-from fczoo.data.views import DRAWS, ImageStore
+from fczoo.data.views import ImageStore
 from fczoo.federation.batches import (
     NOWHERE,
     Client,
@@ -264,7 +264,7 @@ class LocalTrainer:
                 index = index.repeat(training.collect_passes)
             key = ("stats", self.plan.seed, ctx.task.index, ctx.round, learner.client.number)
             view_draws = (
-                torch.rand(len(index), DRAWS, generator=torch_stream(*key))
+                torch.rand(len(index), self.plan.augment.draws, generator=torch_stream(*key))
                 if training.collect_view == "train"
                 else None
             )
@@ -333,13 +333,14 @@ class LocalTrainer:
         for epoch in range(self.plan.epochs):
             rng = torch_stream("client", self.plan.seed, ctx.task.index, ctx.round, client, epoch)
             order = torch.randperm(len(index), generator=rng)
-            draws = torch.rand(len(order), DRAWS, generator=rng).to(self.backbone.device)
+            draws = torch.rand(len(order), self.plan.augment.draws, generator=rng)
+            draws = draws.to(self.backbone.device)
             method_draws = (
                 torch.rand(len(order), own_draws, generator=rng).to(draws.device)
                 if own_draws
                 else None
             )
-            rows = Rows(index[order].to(self.store.pixels.device), draws, method_draws)
+            rows = Rows(index[order].to(self.store.pixels.device), draws, method_draws, epoch)
             for start in range(0, len(order), size):
                 yield rows.part(start, start + size)
 

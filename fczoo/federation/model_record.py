@@ -11,7 +11,8 @@ from fczoo.backbones.weights import split_spec
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, home, read_json, read_record, write_record
 from fczoo.core.registry import DATASETS
-from fczoo.core.tasks import Task
+from fczoo.core.tasks import NUMBERS, Task
+from fczoo.data.dataset import Resize
 from fczoo.data.partition import PARTITION
 from fczoo.data.stream import DOMAINS
 
@@ -37,6 +38,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     stored_size: Count  # side in pixels of the images before they are resized to the input
     test_crop: float
+    resize: Resize = "crop"  # how image files become square
     accuracy: list[list[float]]
     metrics: dict[str, float]
     test_counts: list[Count]
@@ -51,7 +53,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def task(self) -> Task:
         """Return the last learned task."""
-        return Task(**self.tasks[-1])
+        return Task.of_record(self.tasks[-1])
 
     def __post_init__(self) -> None:
         """Check that the parts agree.
@@ -59,9 +61,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: A number of classes or a task does not fit.
         """
-        fields = set(Task.__dataclass_fields__)
-        if not self.tasks or any(set(task) != fields for task in self.tasks):
-            raise ValueError(f"tasks must be one or more objects with {', '.join(sorted(fields))}")
+        if not self.tasks or any(set(task) != set(NUMBERS) for task in self.tasks):
+            raise ValueError(f"tasks must be one or more objects with {', '.join(sorted(NUMBERS))}")
         if not len(self.classes) == len(self.has_images) == self.task.stop:
             raise ValueError(
                 f"{len(self.classes)} classes do not go with {len(self.has_images)} in has_images "
@@ -326,4 +327,5 @@ def start_values(folder: str, dataset: str | None, data_root: str | None) -> dic
             values["norm_by_dataset"] = False
     values |= {"dataset": dataset or values["dataset"], "data_root": root, "vary": ["training"]}
     values.pop("stop_after_tasks", None)  # the model's run ended there; this one continues
+    values["resize"] = record.resize  # records without the setting are of its default
     return {name: "none" if value is None else value for name, value in values.items()}

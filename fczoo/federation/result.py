@@ -18,10 +18,13 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, convert_json, read_record, write_record
 from fczoo.core.metrics import (
     BASE_METRICS,
+    USER_METRICS,
     all_metrics,
+    base_accuracy,
     final,
     forward_transfer,
     has_base_task,
+    novel_accuracy,
     seen_accuracy,
 )
 from fczoo.core.tasks import Task
@@ -216,6 +219,10 @@ def metrics_of(result: Result) -> dict[str, float]:
     if has_base_task(result.task_sizes) and len(result.accuracy) > 1:
         counts = result.test_counts
         metrics |= {k: metric(result.accuracy, counts) for k, metric in BASE_METRICS.items()}
+    learned = result.start.get("tasks", 0)
+    if 0 < learned < len(result.accuracy):
+        metrics["old"] = base_accuracy(result.accuracy, result.test_counts, learned)
+        metrics["new"] = novel_accuracy(result.accuracy, result.test_counts, learned)
     if result.task_aware:
         metrics["task_aware"] = final(result.task_aware, result.test_counts)
         metrics["top5"] = result.top5[-1]
@@ -286,6 +293,7 @@ def consistent(result: Result) -> Result:
             f"and rows of {rows} accuracies"
         )
     convert_json(result.curve, list[tuple[Count, Count, float, Count]])
+    convert_json(result.start.get("tasks", 0), Count)
     if len(result.curve_seconds) not in (0, len(result.curve)):
         raise ValueError("curve_seconds: it lacks a point of the curve")
     if not sum(result.test_counts):
@@ -298,6 +306,8 @@ def consistent(result: Result) -> Result:
     _check_evaluations(result)
     metrics = metrics_of(result) if rows else {}
     for name, metric in metrics.items():
+        if USER_METRICS.find(name):  # its formula may have changed since
+            continue
         written = result.metrics.get(name, metric)
         is_legacy = math.isnan(written) and not all(
             result.test_counts
@@ -307,7 +317,8 @@ def consistent(result: Result) -> Result:
             raise ValueError(f"metrics.{name} is {written:g}, but its accuracies give {metric:g}")
     if rows and not result.class_accuracy:  # an archive has these metrics without their data
         metrics |= {k: v for k, v in result.metrics.items() if k in EVALUATION_METRICS}
-        if not all(math.isnan(v) or -100 <= v <= 100 for v in metrics.values()):
+        points = [v for k, v in metrics.items() if not USER_METRICS.find(k)]
+        if not all(math.isnan(v) or -100 <= v <= 100 for v in points):
             raise ValueError("metrics: a value is not within 100 points")
     result.metrics = metrics
     return result

@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 from fczoo.backbones.names import canonical_backbone
 from fczoo.core.errors import use_python_names
-from fczoo.core.names import fold
 from fczoo.core.options import check_options, option
 from fczoo.core.registry import PARTITIONERS
-from fczoo.data.dataset import domains_of
+from fczoo.data.dataset import Resize, domains_of
 from fczoo.federation import settings_checks as checks
 from fczoo.protocols.registry import sources, spell_names
 from fczoo.protocols.source import Source
@@ -44,6 +43,9 @@ class Settings:
         None,
         "Follow released code where it differs from the protocol; see `fczoo list releases`",
         group=TRAINING,
+    )
+    hf_columns: str | None = option(
+        None, "Columns of a data set hf:, as image=img,label=fine_label; none: by type", group=DATA
     )
     data_root: str | None = option(
         None, "Folder that holds the data sets; none: FCZOO_HOME/data", group=DATA
@@ -96,11 +98,7 @@ class Settings:
         None, "Training images per class after the first task; none: all", low=1, group=DATA
     )
     imbalance: float | None = option(
-        None,
-        "Long tail: images of the rarest class per most frequent",
-        low=1e-6,
-        high=1,
-        group=DATA,
+        None, "Long tail: images of the rarest class per most common", low=1e-6, high=1, group=DATA
     )
     blurry: float = option(
         0.0, "Share of each class's images that other tasks get", low=0, high=1, group=DATA
@@ -178,7 +176,7 @@ class Settings:
     batch_size: int = option(16, "Number of images per local batch", low=1, group=TRAINING)
     augment: str = option(
         "none",
-        "Random view of the training images: none, flip, crop, pilora, fppl or hgp",
+        "Random view of the training images: none, flip, crop, ... (see fczoo list augmentations)",
         group=TRAINING,
     )
     test_crop: float = option(
@@ -215,6 +213,9 @@ class Settings:
         "Side of the cached copies of image files, in pixels; none: the data set's",
         low=1,
         group=DATA,
+    )
+    resize: Resize = option(
+        "crop", "Make image files square: crop their centre, or squash the whole", group=DATA
     )
     class_order: Literal["natural"] | tuple[int, ...] = option(
         "natural",
@@ -322,7 +323,8 @@ class Settings:
     def __post_init__(self) -> None:
         check_options(self)
         vary = tuple(w for w in SEEDED_SETTINGS if w == "training" or w in self.vary)
-        values = {"backbone": canonical_backbone(self.backbone), "augment": fold(self.augment)}
+        values = {"backbone": canonical_backbone(self.backbone)}
+        values |= checks.place_data(self.dataset, self.data_root, self.hf_columns)
         for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
             object.__setattr__(self, name, value)
         checks.check_participation(self.participation, self.clients)
@@ -334,10 +336,7 @@ class Settings:
         return Path(self.data_root).expanduser() if self.data_root else None
 
     def portable(self) -> dict[str, Any]:
-        """Return plain values with files and folders reduced to their last name.
-
-        Without the defaults of later settings.
-        """
+        """Return plain values: last names of files and folders, no defaults of later settings."""
         return checks.portable(self)
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 
 from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.files import shorten
+from fczoo.core.metrics import all_metrics
 from fczoo.core.options import build, flag, quote
 from fczoo.core.registry import ATTACKS, DATASETS
 from fczoo.data.dataset import released_norm
@@ -20,10 +21,10 @@ MEASUREMENTS = ("eval_every", "personal_epochs")
 LATER_SETTINGS = (
     *(*MEASUREMENTS, "pool", "start_from", "stop_after_tasks", "server_optimizer", "compress"),
     *("base_classes", "ways", "shots", "imbalance", "blurry", "label_noise"),
-    *("client_devices", "deadline", "over_select"),
+    *("client_devices", "deadline", "over_select", "resize", "hf_columns"),
 )
 """Settings that early versions did not have, and whose default leaves a run as it was."""
-START_SETTINGS = ("protocol", "as_released", "test_crop")
+START_SETTINGS = ("protocol", "as_released", "test_crop", "resize")
 """Settings that a run which starts from a model has as the model's run."""
 
 
@@ -36,7 +37,8 @@ def portable(settings: Any) -> dict[str, Any]:
     return {
         k: shorten(v) if k in PATH_SETTINGS else v
         for k, v in asdict(settings).items()
-        if v or k not in LATER_SETTINGS  # records of earlier runs stay the same
+        # records of earlier runs stay the same
+        if k not in LATER_SETTINGS or v != getattr(type(settings), k)
     }
 
 
@@ -56,6 +58,16 @@ def normalisation_of(settings: Any) -> tuple[Channels, Channels]:
         return settings.mean, settings.std
     mean, std = released_norm(settings.dataset)
     return settings.mean or mean, settings.std or std
+
+
+def place_data(dataset: str, data_root: str | None, columns: str | None) -> dict[str, Any]:
+    """Return the settings of a data set ``hf:``; see ``place_dataset``. Others stay as they are."""
+    if not columns and not dataset.lower().startswith("hf:"):
+        return {}
+    from fczoo.data.hub_files import place_dataset  # imports Pillow
+
+    name, root = place_dataset(dataset, data_root, columns)
+    return {"dataset": name, "data_root": root, "hf_columns": None}
 
 
 def check_participation(share: float, clients: int) -> None:
@@ -163,7 +175,7 @@ def check_start_settings(settings: Any) -> None:
 
     path = models_of(settings.start_from)[0]
     record = read_model_record(path)
-    run_settings = record.settings
+    run_settings = {**record.settings, "resize": record.resize}
     for name in START_SETTINGS:
         value, run_value = getattr(settings, name), run_settings.get(name)
         if value != run_value:
@@ -194,6 +206,12 @@ def settings_for(settings: Any, dataset: str | None, changes: Mapping[str, Any])
         changes: Values other than the defaults, by setting.
     """
     overrides = {k: v for k, v in changes.items() if v is not None}
+    dataset = overrides.pop("dataset", dataset)
+    texts = [overrides.get(name, "none") for name in ("data_root", "hf_columns")]
+    root, columns = (None if text == "none" else text for text in texts)
+    placed = place_data(dataset or "", root, columns)
+    dataset = placed.pop("dataset", dataset)
+    overrides = {k: v for k, v in {**overrides, **placed}.items() if v is not None}
     overrides = with_start_values(overrides, dataset)
     entry = DATASETS.get(overrides.pop("dataset", dataset) or "digits")
     defaults = {"dataset": entry.name, **asdict(entry.defaults)}
@@ -233,6 +251,7 @@ def check_settings(settings: Any) -> None:
         )
     _ = settings.partitioner, normalisation_of(settings)
     get_augment(settings.augment)
+    all_metrics([[50.0]], [1])  # a plug-in's that fails should do so before the run
     if settings.aggregator is not None:
         check_stateless(settings.aggregator)
     if settings.attack is not None:

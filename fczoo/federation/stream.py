@@ -91,9 +91,8 @@ def _tasks_to_learn(s: Settings, tasks: tuple[Task, ...], learned: int = 0) -> t
 def _cut(s: Settings, tasks: Cut, pixels: bool) -> Stream:
     """Load the data set of a run, cut into tasks."""
     limits = s.train_per_class, s.test_per_class, s.stored_size
-    stream = make_stream(
-        s.dataset, s.root, tasks, s.class_order_seed, *limits, s.class_order, pixels
-    )
+    order = s.class_order_seed, *limits, s.class_order
+    stream = make_stream(s.dataset, s.root, tasks, *order, pixels, s.resize)
     return vary_stream(stream, vars(s), s.partition_seed)
 
 

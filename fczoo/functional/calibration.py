@@ -12,7 +12,7 @@ from torch import Tensor
 from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.tree import Tree
-from fczoo.functional.gaussians import draw_features
+from fczoo.functional.gaussians import draw_features, factorise
 from fczoo.functional.heads import train_head
 from fczoo.functional.losses import normalised_cross_entropy
 
@@ -64,7 +64,7 @@ class CalibratedHead(Method):
         """
         if not len(gauss["gauss.label"]):
             return {}
-        number = self.per_class * len(gauss["gauss.label"].unique())
+        gauss, number = factorise(gauss), self.per_class * len(gauss["gauss.label"].unique())
 
         def draw() -> tuple[Tensor, Tensor]:
             return draw_features(gauss, number, rng, spread, by_count)

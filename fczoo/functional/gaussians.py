@@ -1,14 +1,15 @@
 """Gaussians of class features: sums that clients upload, and features that a server draws.
 
 A server stores one row per client and class: ``gauss.label``, ``gauss.client``, ``gauss.count``
-[g], ``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D].
+[g], ``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D]. Features are
+drawn with ``gauss.root`` [g, D, D] in place of the latter, see ``factorise``.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.core.tree import Tree
+from fczoo.core.tree import Tree, drop
 from fczoo.core.types import Batch, Task
 
 
@@ -168,7 +169,7 @@ def draw_features(
     share of the class, then a feature from its Gaussian.
 
     Args:
-        gauss: Gaussians of the class features.
+        gauss: Gaussians of the class features; covariances as factors, see ``factorise``.
         number: Number of features.
         rng: Random generator.
         spread: Factor on the variances.
@@ -189,10 +190,11 @@ def draw_features(
         return mean[chosen] + (
             spread * (gauss["gauss.var"][chosen] + JITTER)
         ).sqrt() * noise, labels[chosen]
-    roots = _matrix_roots(gauss["gauss.cov"]).to(mean)
-    return mean[chosen] + spread**0.5 * torch.einsum("bij,bj->bi", roots[chosen], noise), labels[
-        chosen
-    ]
+    features = mean[chosen]
+    for row in chosen.unique():  # a factor for each draw would need number x D x D values
+        rows = chosen == row
+        features[rows] += spread**0.5 * noise[rows] @ gauss["gauss.root"][row].mT
+    return features, labels[chosen]
 
 
 def draw_per_gaussian(gauss: Tree, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -219,11 +221,24 @@ def draw_per_gaussian(gauss: Tree, number: int, rng: torch.Generator) -> tuple[T
     return features[order], gauss["gauss.label"].repeat_interleave(number)[order]
 
 
-def _matrix_roots(covariances: Tensor) -> Tensor:
-    """Compute A with A A^T = S + ``JITTER`` for each covariance S [g, D, D].
+def factorise(gauss: Tree) -> Tree:
+    """Replace each covariance S by one factor A, A A^T = S + ``JITTER``, so that draws are cheap.
 
-    The eigenvectors give A, as S can lack full rank.
+    A is the Cholesky factor. The eigenvectors give A where S, rounded, is not positive definite:
+    covariances of fewer images than dimensions lack full rank.
+
+    Args:
+        gauss: Gaussians with covariances or variances, g rows.
+
+    Returns:
+        The Gaussians with ``gauss.root`` [g, D, D] in place of covariances.
     """
-    values, vectors = torch.linalg.eigh(covariances.double())
-    roots: Tensor = vectors * (values.clamp(min=0) + JITTER).sqrt()[:, None]
-    return roots
+    if "gauss.cov" not in gauss:
+        return gauss
+    cov = gauss["gauss.cov"].double()
+    jitter = JITTER * torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+    roots, failures = torch.linalg.cholesky_ex(cov + jitter)
+    for row in failures.nonzero()[:, 0].tolist():
+        values, vectors = torch.linalg.eigh(cov[row])
+        roots[row] = vectors * (values.clamp(min=0) + JITTER).sqrt()
+    return {**drop(gauss, "gauss.cov"), "gauss.root": roots.to(gauss["gauss.mean"])}

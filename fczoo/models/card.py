@@ -20,7 +20,7 @@ PLACE = re.compile(r"(?:^|, )([A-Z][^,:()]*) (?:19|20)\d\d\b")
 
 FCZOO = f"""@software{{fczoo,
   title = {{fczoo}},
-  author = {{{{The fczoo contributors}}}},
+  author = {{{{fczoo developers}}}},
   version = {{{__version__}}},
   license = {{Apache-2.0}},
   abstract = {{A benchmark zoo for Federated Class-Incremental Learning on pre-trained vision transformers}}
@@ -42,6 +42,20 @@ def bibtex(methods: Iterable[str]) -> str:
     """
     entries = [entry for name in methods for entry in method_entries(METHODS.get(name))]
     return "\n\n".join([*dict.fromkeys(entries), FCZOO])
+
+
+def references(methods: Iterable[str]) -> str:
+    """Return one line per method and one for fczoo: what each states of its paper.
+
+    Args:
+        methods: Registered names.
+
+    Raises:
+        FczooError: A name is unknown.
+    """
+    papers = [METHODS.get(name).paper or name for name in methods]
+    ours = f'fczoo developers, "fczoo", version {__version__}'
+    return "\n".join(f"{paper.rstrip('.')}." for paper in [*dict.fromkeys(papers), ours])
 
 
 def method_entries(method: type[Method]) -> list[str]:

@@ -15,6 +15,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Task, whole_batch
+from fczoo.data.dataset import Resize
 from fczoo.data.image_files import to_square
 from fczoo.data.views import evaluation_view
 from fczoo.federation.model_record import ModelRecord
@@ -29,9 +30,10 @@ class EvaluationTransform:
     test_crop: float  # part of each side that the view shows
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    resize: Resize = "crop"  # part of an image that the stored square shows
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Cut the largest centred square, resize it as data sets of files do, and normalise it.
+        """Make an image square and resize it as data sets of files do, and normalise it.
 
         An orientation tag turns the image first, as in a data set of users.
 
@@ -48,7 +50,7 @@ class EvaluationTransform:
             raise FczooError(
                 f"the transform got {type(image).__name__}; give an image of PIL: Image.open(FILE)"
             )
-        square = np.array(to_square(image, self.stored_size, upright=True))
+        square = np.array(to_square(image, self.stored_size, upright=True, resize=self.resize))
         return self.normalise(torch.from_numpy(square).permute(2, 0, 1))
 
     def normalise(self, pixels: Tensor) -> Tensor:
@@ -97,11 +99,13 @@ def prediction_tensors(method: Method, backbone: Backbone, state: Tree, task: Ta
     """
     size = backbone.config.image_size
     image = torch.zeros(1, 3, size, size, dtype=backbone.dtype, device=backbone.device)
-    with torch.no_grad():
-        batch = prediction_batch(method.training().inputs, backbone, image)
-        with _ReadRecorder() as recorder:
-            method.predict(backbone, dict(state), batch, task)
-            method.features(backbone, dict(state), batch)
+    label = torch.zeros(1, dtype=torch.int64, device=image.device)
+    # any numbers will do: the query of an image does not depend on the state, and takes a forward
+    query = image.new_ones(1, backbone.dim) if "query" in method.training().inputs else None
+    batch = whole_batch(image, label, query)
+    with torch.no_grad(), _ReadRecorder() as recorder:
+        method.predict(backbone, dict(state), batch, task)
+        method.features(backbone, dict(state), batch)
     return {name: value for name, value in state.items() if id(value) in recorder.read}
 
 
@@ -170,9 +174,8 @@ class Classifier(nn.Module):
         self._inputs = method.training().inputs
         self.classes = tuple(record.classes)
         config = backbone.config
-        self.transform = EvaluationTransform(
-            record.stored_size, config.image_size, record.test_crop, config.mean, config.std
-        )
+        view = config.image_size, record.test_crop, config.mean, config.std
+        self.transform = EvaluationTransform(record.stored_size, *view, record.resize)
         self._config, self._sha256 = config, backbone.sha256
         self._weights, self._tensors = _TensorTree(backbone.weights), _TensorTree(state)
         self.register_buffer("has_images", torch.tensor(record.has_images), persistent=False)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
-from fczoo.backbones.names import BUNDLED_NAME
+from fczoo.backbones.names import BUNDLED_NAME, registered_backbone
 from fczoo.backbones.timm_vit import timm_names
 from fczoo.backbones.weights import split_spec
 from fczoo.core.files import write_json, write_safely
@@ -125,7 +125,7 @@ def _config(model: Classifier, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[
 def _is_hub(model: Classifier) -> bool:
     """Return whether the weights of the backbone are those that timm loads by name."""
     name, path = split_spec(str(model.record.settings.get("backbone")))
-    return path is None and name != BUNDLED_NAME
+    return path is None and name != BUNDLED_NAME and registered_backbone(name) is None
 
 
 def _base(model: Classifier, arguments: TimmArguments) -> str:

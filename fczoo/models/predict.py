@@ -28,6 +28,7 @@ from fczoo.data.image_files import (
     prepare,
     to_square,
 )
+from fczoo.data.stream import resized
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import plan_of, reproducible
 from fczoo.federation.evaluate import accuracy_row, calibration_error
@@ -95,20 +96,19 @@ def predict_files(
     """
     if top < 1:
         raise FczooError(f"--top is {top}; it must be a whole number from 1 up")
-    size = model.record.stored_size
     for start in range(0, len(files), BATCH):
         part = files[start : start + BATCH]
-        squares = [_square(path, size) for path in part]
+        squares = [_square(path, model) for path in part]
         readable = [square for square in squares if isinstance(square, np.ndarray)]
         best = iter(_best_classes(model, readable, top))
         for path, square in zip(part, squares, strict=True):
             yield (Prediction(str(path), *next(best)) if isinstance(square, np.ndarray) else square)
 
 
-def _square(path: Path, size: int) -> np.ndarray | UnreadableImage:
-    """Return the pixels of a file, or the error that it gives."""
+def _square(path: Path, model: Classifier) -> np.ndarray | UnreadableImage:
+    """Return the pixels of a file for a model, or the error that it gives."""
     try:
-        return prepare(path, size, upright=True)
+        return prepare(path, model.record.stored_size, True, model.record.resize)
     except UnreadableImage as error:
         return error
 
@@ -254,6 +254,7 @@ def labelled_images(
     for i in used:
         arrival[i] = model.classes.index(names[i])
     index = np.arange(len(labels))
+    part = resized(part, model.record.resize)
     pixels = part.take(index, None if isinstance(part, Images) else size).pixels
     if pixels.shape[1] != size:
         pixels = np.stack([np.asarray(to_square(Image.fromarray(im), size)) for im in pixels])

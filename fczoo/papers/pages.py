@@ -6,7 +6,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.options import plural
 from fczoo.core.registry import METHODS
-from fczoo.papers.tables import Number, Paper, get_paper, papers
+from fczoo.papers.tables import Number, Paper, get_paper, papers, papers_left_out
 from fczoo.reports.text_format import word_table
 
 
@@ -97,7 +97,11 @@ def _grid(numbers: list[Number]) -> str:
 
 
 def missing() -> str:
-    """List printed systems without a registered method, rows that no run can follow, and costs."""
+    """List what is missing of the papers' tables.
+
+    Printed systems without a registered method, rows that no run can follow, costs, and papers of
+    which no table is here.
+    """
     absent: dict[tuple[str, ...], list[Number]] = {}
     beyond: dict[tuple[str, ...], list[Number]] = {}
     costs: dict[tuple[str, ...], list[Number]] = {}
@@ -118,7 +122,11 @@ def missing() -> str:
         (beyond, "Rows that no run can follow:", ["paper", "system", "why"]),
         (costs, "Figures that are not accuracies:", ["paper", "figure", "what it is"]),
     )
-    return "\n\n".join(_count_table(*part) for part in parts)
+    left_out = [(key, paper.citation, paper.why) for key, paper in papers_left_out().items()]
+    table = word_table(left_out, ["method", "paper", "why"])
+    return "\n\n".join(
+        [*(_count_table(*part) for part in parts), f"Papers without a table here:\n{table}"]
+    )
 
 
 def _count_table(found: dict[tuple[str, ...], list[Number]], title: str, head: list[str]) -> str:

@@ -244,6 +244,13 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return number.std * math.sqrt(runs / (runs - 1))
 
 
+class PaperLeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A paper of a method here, none of whose tables is here."""
+
+    citation: str
+    why: str
+
+
 def choose_numbers(
     numbers: Sequence[Number], tables: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> list[Number]:
@@ -324,6 +331,13 @@ def papers() -> dict[str, Paper]:
     path = files("fczoo.assets") / "papers.toml"
     content = read_toml(path, "list of papers", dict[str, Paper])
     return {key: msgspec.structs.replace(paper, key=key) for key, paper in content.items()}
+
+
+@cache
+def papers_left_out() -> dict[str, PaperLeftOut]:
+    """Return the papers of which no table is here, by method."""
+    path = files("fczoo.assets") / "papers_left_out.toml"
+    return read_toml(path, "list of papers", dict[str, PaperLeftOut])
 
 
 def get_paper(key: str) -> Paper:

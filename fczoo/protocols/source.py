@@ -197,7 +197,7 @@ class Source:
             advice = nearest(name, list(self.datasets))
             raise FczooError(f"protocol {self.name} does not use {name}; {advice}")
         statements = {**self.settings, **self.datasets.get(name, {})}
-        if self.overlap_settings and name in DATASETS.names():
+        if self.overlap_settings and name in DATASETS:
             overlaps = DATASETS.get(name).overlaps
             for pretraining_set, values in self.overlap_settings.items():
                 statements |= values if overlaps.get(pretraining_set) in SHARED else {}

@@ -126,8 +126,27 @@ def write_figures(
     """
     folder.mkdir(parents=True, exist_ok=True)
     order = colour_order([experiment]) if order is None else order
+    return save_figures((*figures(experiment), *more), folder, order)
+
+
+def save_figures(
+    some: Sequence[Figure], folder: Path, order: Mapping[str, int] | None = None
+) -> list[Path]:
+    """Write figures as PNG and PDF, named after them.
+
+    Args:
+        some: Figures to draw.
+        folder: Existing folder.
+        order: Row label -> number of its colour; None: rows are numbered in their order.
+
+    Returns:
+        Files that were written.
+
+    Raises:
+        FczooError: matplotlib is not installed.
+    """
     written = []
-    for figure in (*figures(experiment), *more):
+    for figure in some:
         stem = re.sub(r"[^\w=.-]+", "-", figure.name).strip("-")
         picture = draw(figure, order)
         for end in ("png", "pdf"):
@@ -249,7 +268,7 @@ def _bars(figure: Bars, order: Mapping[str, int]) -> Any:
         start += lengths
     axes.invert_yaxis()
     axes.set(xlabel=figure.x)
-    return _with_legend(picture, axes)
+    return _with_legend(picture, axes) if len(figure.parts) > 1 else picture
 
 
 def _with_colours(

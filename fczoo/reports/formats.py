@@ -12,7 +12,7 @@ from fczoo.core.files import encode_json, to_csv_text, write_json, write_safely
 from fczoo.reports.captions import conditions, describe, notes, warnings_of
 from fczoo.reports.runs import Experiment, read_experiments
 from fczoo.reports.significance import Entry
-from fczoo.reports.tables import COLUMNS, GROUPS, Column, Table, column_of, make_table
+from fczoo.reports.tables import GROUPS, Column, Table, all_columns, column_of, make_table
 from fczoo.reports.text_format import columns
 
 
@@ -131,16 +131,17 @@ def escape(text: str) -> str:
     return "".join(special.get(c, c) for c in text).replace("\n", " ")
 
 
-def to_csv(experiments: Sequence[Experiment], names: Sequence[str] = tuple(COLUMNS)) -> str:
+def to_csv(experiments: Sequence[Experiment], names: Sequence[str] = ()) -> str:
     """Format unrounded means and standard deviations, one row per method and experiment.
 
     Args:
         experiments: Experiments in the order of the rows.
-        names: Names of the columns with figures.
+        names: Names of the columns with figures. Default: all.
 
     Returns:
         Text of the CSV file with a header row.
     """
+    names = names or list(all_columns())
     figures = [f"{name}{end}" for name in names for end in ("", " std")]
     rows: list[list[object]] = [
         ["dataset", "partition", "backbone", "conditions", "method", "seeds", *figures, "notes"]
@@ -220,9 +221,9 @@ def report(places: Sequence[Path], style: str, names: Sequence[str] = ()) -> str
     names = list(dict.fromkeys(column_of(name).name for name in names))
     experiments = read_experiments(places)
     if style == "json":
-        return encode_json([as_json(e, names or list(COLUMNS)) for e in experiments], indent=1)
+        return encode_json([as_json(e, names) for e in experiments], indent=1)
     if style == "csv":
-        return to_csv(experiments, names or list(COLUMNS))
+        return to_csv(experiments, names)
     return sections(experiments, style, [names] if names else GROUPS)
 
 
@@ -294,12 +295,12 @@ def write_summary(folder: Path) -> None:
     write_safely(folder / "summary.md", f"{sections([experiment], 'markdown', GROUPS)}\n".encode())
 
 
-def as_json(experiment: Experiment, names: Sequence[str] = tuple(COLUMNS)) -> dict[str, Any]:
+def as_json(experiment: Experiment, names: Sequence[str] = ()) -> dict[str, Any]:
     """Return description, rows with every figure, notes, and unfinished runs.
 
     Args:
         experiment: Experiment to convert.
-        names: Names of the columns.
+        names: Names of the columns. Default: all.
     """
     problems = [
         {"method": c.method, "seed": c.seed, "problem": c.problem}
@@ -310,7 +311,7 @@ def as_json(experiment: Experiment, names: Sequence[str] = tuple(COLUMNS)) -> di
         "about": describe(experiment),
         "conditions": conditions(experiment),
         "pretraining": experiment.about.contamination,
-        "rows": to_json(make_table(experiment, names)),
+        "rows": to_json(make_table(experiment, names or all_columns())),
         "remarks": remarks,
         "warnings": warnings_of(experiment),
         "not_finished": problems,

@@ -28,7 +28,7 @@ from fczoo.reports.runs import WITHOUT_EFFECT, identity, read_runs, with_default
 VERSIONS = ("fczoo", "python", "torch", "torchvision", "timm", "numpy", "code")
 ROUNDING_TOLERANCE = 1e-4  # images by which a rounded percentage may miss a whole number
 RERUN_ADVICE = "run it again with this version of fczoo"
-DATA = ("dataset", "train_per_class", "test_per_class", "stored_size")
+DATA = ("dataset", "train_per_class", "test_per_class", "stored_size", "resize")
 """Settings that, with the order of classes, determine the images of a run."""
 
 
@@ -198,7 +198,7 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
     settings = with_defaults(record.about.settings)
     name = settings["dataset"]
     advice = f"see `fczoo data check {name}`"
-    if name not in DATASETS.names():
+    if name not in DATASETS:
         yield (
             f"{record.place}: data set {name} is unknown here, so its test images cannot be "
             "checked; "

@@ -8,7 +8,14 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from fczoo.core.errors import FczooError
-from fczoo.core.metrics import BASE_METRICS, METRICS, MORE_METRICS, intransigence
+from fczoo.core.metrics import (
+    BASE_METRICS,
+    METRICS,
+    MORE_METRICS,
+    USER_METRICS,
+    intransigence,
+    user_metrics,
+)
 from fczoo.core.names import match
 from fczoo.core.options import nearest
 from fczoo.core.payload import Content
@@ -49,6 +56,9 @@ MEANINGS = {
     "base": "accuracy on the classes of the first task at the end; where that has most classes",
     "novel": "accuracy on the classes of all later tasks at the end",
     "harmonic": "harmonic mean of base and novel",
+    "base_novel_mean": "arithmetic mean of base and novel",
+    "old": "accuracy at the end on the tasks of the kept model from which the run started",
+    "new": "accuracy at the end on the tasks that the run has learned itself",
     "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
     "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
     "client_std": "standard deviation over clients of what client_mean averages",
@@ -97,15 +107,25 @@ def no_decimals(value: float) -> str:
 
 def _metric(name: str) -> Column:
     better: Literal["high", "low"] = "low" if name.startswith(LOWER_IS_BETTER) else "high"
-    return Column(name, MEANINGS[name], lambda r: r.metrics.get(name), percent, better)
+    return Column(name, MEANINGS[name], partial(_metric_of, name=name), percent, better)
 
 
-def _per_upload(total: int, result: Result) -> float:
+def _metric_of(result: Result, name: str) -> float | None:
+    return result.metrics.get(name)
+
+
+def per_upload(total: float, result: Result) -> float:
+    """Return the MB per client and round of all bytes of a run.
+
+    Args:
+        total: Bytes of all clients and rounds.
+        result: Result of the run.
+    """
     return total / max(result.client_rounds, 1) / 1e6
 
 
 def _upload_of(result: Result, content: Content) -> float | None:
-    return _per_upload(result.uploaded.get(content, 0), result) if result.uploaded else None
+    return per_upload(result.uploaded.get(content, 0), result) if result.uploaded else None
 
 
 def _megabytes(size: float | None) -> float | None:
@@ -127,13 +147,13 @@ COSTS = (
     Column(
         "MB up",
         "a client's upload in a round (1 MB = 10^6 bytes)",
-        lambda r: _per_upload(r.bytes_up, r),
+        lambda r: per_upload(r.bytes_up, r),
         thousandths,
     ),
     Column(
         "MB down",
         "a client's download in a round",
-        lambda r: _per_upload(r.bytes_down, r),
+        lambda r: per_upload(r.bytes_down, r),
         thousandths,
     ),
     Column(
@@ -179,7 +199,7 @@ UPLOADS = (
     ),
 )
 MORE = (
-    *map(_metric, (*MORE_METRICS, *BASE_METRICS, *EVALUATION_METRICS)),
+    *map(_metric, (*MORE_METRICS, *BASE_METRICS, "old", "new", *EVALUATION_METRICS)),
     Column(
         "intransigence",
         "mean accuracy of the joint run on a new task minus the method's, where one is at hand",
@@ -214,6 +234,27 @@ class Table:
     rows: tuple[tuple[Entry | None, ...], ...]
 
 
+def all_columns() -> dict[str, Column]:
+    """Return all columns by name: ``COLUMNS``, and the metrics that plug-ins register.
+
+    Raises:
+        FczooError: A plug-in's metric has the name of another column.
+    """
+    columns = dict(COLUMNS)
+    for name in user_metrics():
+        metric = USER_METRICS.get(name)
+        if other := match(name, COLUMNS):
+            raise FczooError(
+                f"metric {name} in {metric.__module__} has the name of the column {other}; "
+                "rename it"
+            )
+        value = partial(_metric_of, name=name)
+        columns[name] = Column(
+            name, USER_METRICS.about(name).rstrip("."), value, percent, metric.better
+        )
+    return columns
+
+
 def make_table(experiment: Experiment, names: Collection[str]) -> Table:
     """Return the named columns of an experiment with marks.
 
@@ -227,6 +268,8 @@ def make_table(experiment: Experiment, names: Collection[str]) -> Table:
     results = [result for line in experiment.lines for result in line.results]
     if "seconds" in names and any(result.curve_seconds for result in results):
         names = dict.fromkeys((*names, "hours"))  # of the virtual clock, next to the real seconds
+    if "FAA" in names and any(result.start for result in results):
+        names = dict.fromkeys(("A_N", "old", "new", *names))
     columns = tuple(column_of(name) for name in names)
     lines, joint = experiment.lines, _joint_results(experiment)
     by_column = []
@@ -245,7 +288,7 @@ def column_of(name: str) -> Column:
     """Return the column of a name, whatever its case, with ``_`` or ``-`` for blanks.
 
     Args:
-        name: Key of ``COLUMNS``.
+        name: Key of ``all_columns``.
 
     Raises:
         FczooError: No column has this name.
@@ -256,10 +299,11 @@ def column_of(name: str) -> Column:
         raise FczooError(
             f"{name!r} is not a metric; an accuracy from 0 to 100 follows: rounds@70, MB@70"
         )
-    known = match(name, COLUMNS) or match(re.sub("[_-]", " ", name), COLUMNS)
+    columns = all_columns()
+    known = match(name, columns) or match(re.sub("[_-]", " ", name), columns)
     if known is None:
-        raise FczooError(f"no metric is called {name!r}; {nearest(name, COLUMNS)}")
-    return COLUMNS[known]
+        raise FczooError(f"no metric is called {name!r}; {nearest(name, columns)}")
+    return columns[known]
 
 
 def _reach_column(unit: str, accuracy: float) -> Column:

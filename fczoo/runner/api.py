@@ -27,7 +27,7 @@ from fczoo.reports.figures import accuracy_curves, colour_order
 from fczoo.reports.formats import number, sections, to_csv
 from fczoo.reports.run_folder import Runs
 from fczoo.reports.runs import Experiment, experiments_of, read_runs
-from fczoo.reports.tables import COLUMNS, GROUPS, SHORT, make_table
+from fczoo.reports.tables import GROUPS, SHORT, all_columns, make_table
 from fczoo.runner.configs import ExecutionConfig, make_sweep, store_paths
 from fczoo.runner.sweep import run_sweep
 
@@ -114,7 +114,7 @@ class Results:
         """Convert to a ``pandas.DataFrame`` with one row per run.
 
         Returns:
-            Data frame with method, seed, data set, partition and every figure of ``COLUMNS``.
+            Data frame with method, seed, data set, partition and every figure of the tables.
 
         Raises:
             FczooError: pandas is not installed, or no run is finished.
@@ -123,11 +123,11 @@ class Results:
             import pandas
         except ImportError as error:
             raise FczooError("to_pandas needs pandas; pip install 'fczoo[pandas]'") from error
-        rows = []
+        rows, columns = [], all_columns()
         for experiment in self.experiments:
             for line in experiment.lines:
                 for result in line.results:
-                    figures = {name: column.value(result) for name, column in COLUMNS.items()}
+                    figures = {name: column.value(result) for name, column in columns.items()}
                     context = {name: experiment.settings[name] for name in ("dataset", "partition")}
                     rows.append({"method": line.label, "seed": result.seed, **context, **figures})
         return pandas.DataFrame(rows)

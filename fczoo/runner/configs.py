@@ -1,6 +1,7 @@
 """Configuration of a sweep and of its execution, and the single runs that they make."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,7 +100,7 @@ def setting_folder(settings: Settings, grid: Sequence[Settings]) -> Path:
 
 def folder_name(spec: str) -> str:
     """Convert a command-line value to a folder name: ``dirichlet:0.5`` -> ``dirichlet_0.5``."""
-    return (shorten(spec) or "").replace(":", "_")
+    return re.sub("[:/]", "_", shorten(spec) or "")
 
 
 @dataclass(frozen=True)

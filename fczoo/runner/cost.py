@@ -18,7 +18,7 @@ from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Batch, Boundary, Context, EndsTasks, HasTeacher, ServerContext, Task
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
-from fczoo.data.views import DRAWS, Augment, ImageStore, get_augment
+from fczoo.data.views import Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
 from fczoo.federation.compression import Compression, encoded_form, make_compression
 from fczoo.federation.device import Plan
@@ -349,7 +349,7 @@ def _one_step(
 ) -> tuple[int, int, int]:
     """Return operations, bytes for the backward, and operations of the query feature."""
     index, augment = torch.zeros(1, dtype=torch.int64), get_augment(settings.augment)
-    draws = None if augment.is_fixed else torch.full((1, DRAWS), 0.5)
+    draws = None if augment.is_fixed else torch.full((1, augment.draws), 0.5)
     start_flops, query = outlines.flops, 0
     if "query" in method.training().inputs and (draws is None or settings.cache_queries):
         store.query(index)  # computed once per run, so not part of a step

@@ -109,7 +109,12 @@ class Outlines(TorchDispatchMode):
         return tensor
 
 
-_ZERO = {torch.ops.aten.isnan.default, torch.ops.aten.isinf.default}
+# nothing in an outline is invalid: torch draws truncated normals again until nothing is
+_ZERO = {
+    torch.ops.aten.isnan.default,
+    torch.ops.aten.isinf.default,
+    torch.ops.aten.any.default,
+}
 # operation and shapes of its inputs -> its outputs on the device "meta", and its flops
 _RESULTS: dict[Any, tuple[tuple[Any, ...], int] | None] = {}
 

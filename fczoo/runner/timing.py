@@ -7,23 +7,26 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fczoo.backbones.load import configuration
 from fczoo.core.backbone import Backbone
 from fczoo.core.method import Method
 from fczoo.core.options import with_fewest_steps
-from fczoo.core.tree import select
+from fczoo.core.tree import Tree, select
 from fczoo.core.types import Context
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
-from fczoo.data.views import KnownFeatures, get_augment
-from fczoo.federation.batches import Client
+from fczoo.data.views import ImageStore, KnownFeatures, get_augment
+from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.device import DTYPES, Plan, pick_device
 from fczoo.federation.engine import ClientEngine
 from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
+from fczoo.federation.stream import tasks_of
 from fczoo.runner.cost import FirstRound, first_tasks, random_backbone, with_random_weights
+from fczoo.runner.outline import Outlines, outline_weights
 
 STEPS = 3  # that are timed
 SHORT = 0.02  # seconds of a step that is timed, and not estimated from its operations
@@ -159,3 +162,23 @@ def duration_text(seconds: float) -> str:
         if seconds >= 1.5 * length:
             return f"{seconds / length:,.0f} {unit}"
     return f"{seconds:,.0f} s"
+
+
+def inference_operations(method: Method, settings: Settings) -> float:
+    """Return the operations of one test image's answer after the last task, from shapes only.
+
+    They include the image's query feature where the method needs one.
+    """
+    config = configuration(settings.backbone, settings.image_size, settings.pool)
+    rng, state, tasks = torch.Generator().manual_seed(0), Tree(), tasks_of(settings, 0)
+    # fused attention has no count of operations on a CPU
+    with sdpa_kernel(SDPBackend.MATH), Outlines() as outlines:
+        backbone = Backbone(config, outline_weights(config), copy=False)
+        for task in tasks:
+            state = method.begin_task(state, task, backbone, rng)
+        pixels = np.zeros((1, config.image_size, config.image_size, 3), np.uint8)
+        images = Images(pixels, np.zeros(1, np.int64))
+        store, start = ImageStore(images, backbone), outlines.flops
+        (batch,) = view_batches(method, store, torch.zeros(1, dtype=torch.int64), 1)
+        method.predict(backbone, state, batch, tasks[-1])
+        return float(outlines.flops - start)

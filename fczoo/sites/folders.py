@@ -144,7 +144,7 @@ def _images(agreement: FederationConfig, folder: Path, cache: Path | None) -> Im
         np.array(arrival, np.int64), [len(images) for images in files_by_class.values()]
     )
     files = tuple(name for images in files_by_class.values() for name in images)
-    image_files = ImageFiles(DATASET, folder, files, labels, SIZE)
+    image_files = ImageFiles(DATASET, folder, files, labels, SIZE, resize=agreement.settings.resize)
     return image_files.take(np.arange(len(files)), agreement.settings.stored_size, cache)
 
 

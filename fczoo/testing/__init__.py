@@ -15,14 +15,18 @@ it chooses the random cases.
 from fczoo.testing.data_parts import check_dataset, check_partitioner
 from fczoo.testing.federation_parts import check_aggregator, check_attack, check_local_training
 from fczoo.testing.methods import check_method
+from fczoo.testing.model_parts import check_augmentation, check_backbone, check_metric
 from fczoo.testing.world import small_method, toy_backbone, toy_bench, toy_partition, toy_stream
 
 __all__ = [
     "check_aggregator",
     "check_attack",
+    "check_augmentation",
+    "check_backbone",
     "check_dataset",
     "check_local_training",
     "check_method",
+    "check_metric",
     "check_partitioner",
     "small_method",
     "toy_backbone",

@@ -19,6 +19,7 @@ from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.federation.server import broadcast
 from fczoo.testing.method_under_test import Call, MethodUnderTest, Record, copy_tree, need_same
 from fczoo.testing.world import (
+    FAMILIES,
     TASKS,
     need,
     need_documented,
@@ -195,35 +196,55 @@ def uploads_are_left_alone(subject: MethodUnderTest) -> None:
             )
 
 
-PARTS_OF_A_ROUND: dict[str, Any] = {"server_optimizer": "fedadam:0.01", "compress": "int8"}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "family": tuple(FAMILIES),
+    "partition": ("domains", "domains:0.5", "natural", "size:1.2", "dirichlet-size:0.5"),
+    "server_optimizer": (
+        *("fedavgm:0.9", "fedavgm:0.5", "fedadam:0.01"),
+        *("fedyogi:0.01", "fedadagrad:0.01"),
+    ),
+    "compress": ("int8", "fp16", "topk:0.1", "topk:0.5", "lowrank:2"),
+}
+"""Settings of a combined run. Methods that follow each other in the list of all get other ones, so
+that any 25 of them have each pair of values once.
+"""
 
 
-def goes_with_server_optimizer_and_codes(subject: MethodUnderTest) -> None:
-    """Check that a server optimizer and compressed uploads work, or are refused in one line.
+def combination(number: int) -> dict[str, Any]:
+    """Return one value of each of ``CHOICES``: row ``number`` of an orthogonal array of 25 rows.
 
-    A method that trains nothing or sends nothing refuses both; one without
+    Args:
+        number: Number of the row, which repeats after 25.
+    """
+    row, column = number % 5, number // 5
+    picks = (row, column, row + column, row + 2 * column)
+    return {name: values[i % 5] for (name, values), i in zip(CHOICES.items(), picks, strict=True)}
+
+
+def goes_with_other_parts_of_a_federation(subject: MethodUnderTest) -> None:
+    """Check a run with another family of backbone, other clients, a server optimizer and codes.
+
+    Clients have a domain, a writer or another number of images each. A method that trains nothing
+    or sends nothing refuses server optimizer and codes in one line; one without
     ``Training.averages_trained`` refuses a server optimizer.
 
     Args:
         subject: The method and its runs in the toy world.
     """
-    training, settings = subject.method.training(), dict[str, Any]()
-    for option, spec in PARTS_OF_A_ROUND.items():
-        able = training.averages_trained or option == "compress"
+    training, name = subject.method.training(), subject.name
+    settings: dict[str, Any] = combination(METHODS.names().index(name))
+    sends = bool(training.trained_prefixes) and not training.own_models
+    able = {"compress": sends, "server_optimizer": sends and training.averages_trained}
+    for option, is_able in able.items():
         try:
-            part: dict[str, Any] = {option: spec}
-            toy_bench(**part).check(subject.method)
-            settings |= part
+            toy_bench(**{option: settings[option]}).check(subject.method)
         except FczooError as error:
-            need_one_line(error, subject.name)
-            able = able and bool(training.trained_prefixes) and not training.own_models
-            need(not able, f"{subject.name} does not go with {option}: {error}")
-    if settings:
-        run = subject.start(1, rounds=1, **settings)
-        need(
-            not run.result.rejected,
-            f"{subject.name} has an honest upload rejected with {', '.join(settings)}",
-        )
+            need_one_line(error, name)
+            need(not is_able, f"{name} does not go with {option}: {error}")
+            del settings[option]
+    run = subject.start(2, rounds=1, epochs=1, **settings)
+    text = ", ".join(f"{option} {value}" for option, value in settings.items())
+    need(not run.result.rejected, f"{name} has an honest upload rejected with {text}")
 
 
 def private_state_is_not_broadcast(subject: MethodUnderTest) -> None:

@@ -227,7 +227,7 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     rules.uploads_are_counted_in_bytes,
     rules.a_new_task_leaves_the_old_state_alone,
     rules.uploads_are_left_alone,
-    rules.goes_with_server_optimizer_and_codes,
+    rules.goes_with_other_parts_of_a_federation,
     rules.private_state_is_not_broadcast,
     rules.clients_need_no_private_state,
     training.clients_leave_the_state_alone,

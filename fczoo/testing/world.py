@@ -26,7 +26,7 @@ from fczoo.core.method import Method
 from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree
 from fczoo.core.types import Task
-from fczoo.core.vit_config import ViTConfig
+from fczoo.core.vit_config import Rope, ViTConfig
 from fczoo.data.client_index import ClientIndex
 from fczoo.data.dataset import Images
 from fczoo.data.partition import Partition, make_partition
@@ -47,6 +47,27 @@ CONFIG = ViTConfig(
     mean=(0.4, 0.5, 0.6),
     std=(0.2, 0.25, 0.3),
 )
+FAMILIES = {
+    "dinov2": replace(CONFIG, layer_scale=True, register_tokens=2, position="patches"),
+    "dinov3": replace(
+        CONFIG,
+        layer_scale=True,
+        register_tokens=2,
+        position="none",
+        rope=Rope(100.0, centred=True, halves=True),
+    ),
+    "clip": replace(CONFIG, pre_norm=True, activation="quick_gelu"),
+    "siglip": replace(CONFIG, class_token=False, pool="attention", activation="gelu_tanh"),
+    "eva02": replace(
+        CONFIG,
+        rope=Rope(reference=4),
+        swiglu=True,
+        mlp_norm=True,
+        pool="mean",
+        norm_after_pool=True,
+    ),
+}
+"""Networks of the same size, with the parts of other families of vision transformers."""
 TASKS = (Task(0, 0, 3, CLASSES, 3), Task(1, 3, 5, CLASSES, 3), Task(2, 5, 7, CLASSES, 3))
 IMAGE_COUNTS = ((13, 10, 7), (12, 8, 0), (5, 1, 14))  # training images of each client, task by task
 TRAIN, TEST = 10, 3  # images of each class
@@ -148,7 +169,7 @@ def toy_partition() -> Partition:
 
 
 def toy_bench(
-    dtype: torch.dtype = torch.float64, domains: bool = False, **settings: Any
+    dtype: torch.dtype = torch.float64, domains: bool = False, family: str = "", **settings: Any
 ) -> Benchmark:
     """Create a benchmark on the toy world, on the CPU.
 
@@ -157,8 +178,10 @@ def toy_bench(
     Args:
         dtype: Number type of the backbone.
         domains: Use the two tasks of ``toy_domains``, with images split at random (``iid``).
-        settings: Fields of ``Settings`` that replace these. Without ``together`` the clients are
-            trained one after another.
+        family: Key of ``FAMILIES`` for another backbone; empty: that of ``toy_backbone``.
+        settings: Fields of ``Settings`` that replace these. Without ``partition`` the images are
+            split as in ``toy_partition``; with one, image i is of group i modulo 3. Without
+            ``together`` the clients are trained one after another.
 
     Returns:
         The benchmark, ready to run.
@@ -173,8 +196,15 @@ def toy_bench(
         "device": "cpu",
     }
     stream = toy_domains() if domains else toy_stream()
-    partition = make_partition(stream, "iid", 3) if domains else toy_partition()
-    backbone = Backbone(CONFIG, toy_backbone(dtype).weights)
+    partition = toy_partition()
+    if domains or "partition" in settings:
+        stream = replace(stream, groups=np.arange(len(stream.train.labels)) % 3)
+        partition = make_partition(stream, settings.get("partition", "iid"), 3)
+    config, weights = CONFIG, toy_backbone(dtype).weights
+    if family:
+        config = FAMILIES[family]
+        weights = {k: v.to(dtype) for k, v in random_weights(config).items()}
+    backbone = Backbone(config, weights)
     stores = (ImageStore(stream.train, backbone), ImageStore(stream.test, backbone))
     return Benchmark(
         Settings(dataset="toy", **{**small, **settings}), stream, partition, backbone, *stores

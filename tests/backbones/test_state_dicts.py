@@ -151,8 +151,7 @@ def test_a_file_that_may_not_be_read_is_named(state, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn],
+    "dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn]
 )
 def test_types_that_are_not_floating_point_are_refused(dtype, state, tmp_path):
     save_file({k: v.to(dtype) for k, v in state.items()}, tmp_path / "odd.safetensors")
@@ -160,6 +159,11 @@ def test_types_that_are_not_floating_point_are_refused(dtype, state, tmp_path):
     assert f"is {kind}; give weights in fp16, bf16, fp32 or fp64" in refusal_of(
         tmp_path / "odd.safetensors"
     )
+
+
+def test_complex_numbers_are_refused(state, tmp_path):
+    torch.save({k: v.to(torch.complex64) for k, v in state.items()}, tmp_path / "odd.pth")
+    assert "is complex64; give weights in fp16" in refusal_of(tmp_path / "odd.pth")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

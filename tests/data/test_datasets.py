@@ -11,7 +11,15 @@ from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Images
 from fczoo.data.stream import make_stream
 from fczoo.testing import check_dataset
-from helpers_datasets import ARRAYS, SETS, cifar10, fashionmnist, imagenet_subset, number_of
+from helpers_datasets import (
+    ARRAYS,
+    SETS,
+    cifar10,
+    fashionmnist,
+    hub_folder,
+    imagenet_subset,
+    number_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +43,9 @@ def test_every_data_set_keeps_the_rules(name: str, tmp_path: Path, no_checksums:
     elif name == "imagefolder":
         SETS["eurosat"][0](tmp_path)
         check_dataset(name, tmp_path / "eurosat" / "2750", stored_size=8)
+    elif name == "hf":
+        pytest.importorskip("datasets", reason="needs Hugging Face's datasets (extra hf)")
+        check_dataset(name, hub_folder(tmp_path), stored_size=8)
     else:
         check_dataset(name)
 

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from fczoo import FczooError
+from fczoo.data import image_files
 from fczoo.data.image_files import ImageFiles, prepare
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -31,7 +32,7 @@ def test_images_are_decoded_once(
     for pixels, name in zip(first.pixels, files.names, strict=True):
         assert np.array_equal(pixels, prepare(files.root / name, 16))
     times = {p.name: p.stat().st_mtime_ns for p in cache.iterdir()}
-    monkeypatch.setattr("fczoo.data.image_files.prepare", None)  # would fail
+    monkeypatch.setattr("fczoo.data.image_files.to_square", None)  # would fail
     assert np.array_equal(files.take(EVERY).pixels, first.pixels)
     assert {p.name: p.stat().st_mtime_ns for p in cache.iterdir()} == times
 
@@ -57,7 +58,7 @@ def test_another_source_size_or_preparation_has_a_cache_of_its_own(
     elif change == "list":
         index = EVERY[1:]
     else:
-        monkeypatch.setattr("fczoo.data.image_files.PREPARATION", "another one")
+        monkeypatch.setitem(image_files.PREPARATIONS, "crop", "another one")
     again = files.take(index, size)
     assert len(list(cache.glob("*.u8"))) == 2
     if change == "file":
@@ -185,9 +186,9 @@ def test_a_killed_build_is_made_again(files: ImageFiles, cache: Path) -> None:
     script = (
         "import time, numpy as np; from pathlib import Path; import fczoo.data.image_files as f\n"
         "good = f.prepare\n"
-        "def slow(path, size):\n"
+        "def slow(path, size, **view):\n"
         "    if path.stem == '9': time.sleep(60)\n"
-        "    return good(path, size)\n"
+        "    return good(path, size, **view)\n"
         "f.prepare = slow\n"
         f"files = f.ImageFiles('toy', Path({str(files.root)!r}), {files.names!r}, np.arange(12) % "
         "3, 16)\n"

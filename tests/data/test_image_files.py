@@ -14,8 +14,8 @@ from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Images
 from fczoo.data.folder_layout import read_folders
 from fczoo.data.image_files import ImageFiles, UnreadableImage, class_folders, prepare
-from fczoo.data.stream import make_stream
-from fczoo.data.views import AUGMENTS, DRAWS, ImageStore
+from fczoo.data.stream import make_stream, resized
+from fczoo.data.views import DRAWS, ImageStore, get_augment
 from fczoo.models.classifier import EvaluationTransform
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -67,6 +67,23 @@ def test_the_square_is_the_centre_of_the_image(shape: tuple[int, int], tmp_path:
         ImageOps.fit(Image.fromarray(pixels), (16, 16), Image.Resampling.BICUBIC)
     )
     assert np.array_equal(prepare(tmp_path / "image.png", 16), reference)
+
+
+def test_a_square_shows_the_centre_or_the_whole_image(tmp_path: Path, cache: Path) -> None:
+    """Column x of an image 24 wide and 8 high has the grey value 10 (x + 1/2).
+
+    Cropped to 8 x 8, columns 8 to 15 remain: 85, 95, ... Squashed, column k covers the columns 3k
+    to 3k + 2, so that it has 30 (k + 1/2) wherever the kernel does not meet the image's edge.
+    """
+    ramp = np.tile((10 * (np.arange(24) + 0.5)).astype(np.uint8)[:, None], (8, 1, 3))
+    Image.fromarray(ramp).save(tmp_path / "0.png")
+    crop = ImageFiles("toy", tmp_path, ("0.png",), np.zeros(1, np.int64), 8)
+    squash = resized(crop, "squash")
+    (cropped,), (squashed,) = (part.take(np.arange(1)).pixels for part in (crop, squash))
+    assert cropped[3, :, 0].tolist() == [85, 95, 105, 115, 125, 135, 145, 155]
+    assert squashed[3, 2:6, 0].tolist() == [75, 105, 135, 165]
+    assert squashed[3, 0, 0] < 25 and squashed[3, 7, 0] > 215
+    assert len(list(cache.glob("*.u8"))) == 2  # each has pixels of its own
 
 
 def test_images_of_the_right_size_stay_as_they_are(tmp_path: Path) -> None:
@@ -235,7 +252,9 @@ def test_a_store_on_the_cache_shows_what_one_in_memory_shows(files: ImageFiles, 
         torch.rand(3, DRAWS, generator=torch.Generator().manual_seed(0)),
     )
     assert torch.equal(*(store.view(index) for store in stores))
-    assert torch.equal(*(store.training_view(index, AUGMENTS["crop"], draws) for store in stores))
+    assert torch.equal(
+        *(store.training_view(index, get_augment("crop"), draws) for store in stores)
+    )
 
 
 def test_a_bench_on_image_files(files: ImageFiles) -> None:

@@ -8,11 +8,20 @@ from torch import Tensor
 
 from fczoo import FczooError
 from fczoo.core.backbone import Backbone
+from fczoo.core.registry import AUGMENTATIONS
 from fczoo.data.dataset import Images
-from fczoo.data.views import AUGMENTS, DRAWS, QUERY_BLOCK, Augment, ImageStore, get_augment
+from fczoo.data.views import DRAWS, QUERY_BLOCK, Augment, ImageStore, get_augment
 
 MEAN, STD = np.array([0.4, 0.5, 0.6]), np.array([0.2, 0.25, 0.3])  # those of the test backbone
-EVERYTHING = Augment(scale=(1.0, 1.0), ratio=(1.0, 1.0))  # a crop of the whole image
+
+
+def view_with(**attributes: object) -> Augment:
+    """Return an augmentation with these attributes of ``Augment``."""
+    made: Augment = type("View", (Augment,), attributes)()
+    return made
+
+
+EVERYTHING = view_with(scale=(1.0, 1.0), ratio=(1.0, 1.0))  # a crop of the whole image
 
 
 @pytest.fixture
@@ -104,7 +113,7 @@ def test_a_view_has_the_backbones_type(backbone, noisy):
         )
         assert (
             store.view(torch.arange(2)).dtype
-            == store.training_view(torch.arange(2), AUGMENTS["crop"], draws(2)).dtype
+            == store.training_view(torch.arange(2), get_augment("crop"), draws(2)).dtype
             == dtype
         )
 
@@ -121,10 +130,12 @@ def test_without_augmentation_the_training_view_is_the_test_view(store_of, size)
 
 
 def test_only_augment_none_is_fixed():
-    assert {name for name, augment in AUGMENTS.items() if augment.is_fixed} == {"none"}
+    names = AUGMENTATIONS.names()
+    assert {name for name in names if get_augment(name).is_fixed} == {"none"}
+    assert not view_with(change=lambda self, images, draws: images.flip(2)).is_fixed
 
 
-@pytest.mark.parametrize("name", sorted(AUGMENTS))
+@pytest.mark.parametrize("name", AUGMENTATIONS.names())
 def test_a_view_is_a_function_of_its_own_draws(store_of, noisy, name):
     store, index, draw_rows = (
         store_of(noisy),
@@ -144,7 +155,7 @@ def test_flips_flip(store_of, noisy):
     store, index = store_of(noisy), torch.arange(5)
     coin = draws(5)
     coin[:, 4] = torch.tensor([0.0, 0.49, 0.5, 0.51, 0.99])  # below 0.5: flipped
-    views = store.training_view(index, AUGMENTS["flip"], coin)
+    views = store.training_view(index, get_augment("flip"), coin)
     assert torch.equal(views[:2], store.view(index[:2]).flip(-1))
     assert torch.equal(views[2:], store.view(index[2:]))
 
@@ -155,7 +166,7 @@ def test_a_crop_of_everything_is_the_image_and_flips_too(store_of, noisy):
         store.training_view(index, EVERYTHING, draws(5)), store.view(index), atol=1e-4, rtol=0
     )
     mirror = store.training_view(
-        index, Augment(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=1.0), draws(5)
+        index, view_with(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=1.0), draws(5)
     )
     torch.testing.assert_close(mirror, store.view(index).flip(-1), atol=1e-4, rtol=0)
 
@@ -171,7 +182,7 @@ def test_a_quarter_crop_shows_the_drawn_place(store_of, x, y):
     pixels = np.stack(np.broadcast_arrays(ramp[None, :], ramp[:, None], 0.0), -1)[
         None
     ]  # red grows with x, green with y
-    quarter = Augment(scale=(0.25, 0.25), ratio=(1.0, 1.0))
+    quarter = view_with(scale=(0.25, 0.25), ratio=(1.0, 1.0))
     view = (
         pixels_of(store_of(pixels).training_view(torch.arange(1), quarter, draws(1, x=x, y=y)))[0]
         * 255
@@ -200,7 +211,9 @@ def test_a_random_crop_shows_224_of_256_pixels_at_the_drawn_place(store_of):
     pixels[..., 0] = np.arange(256)
     for u, middle in ((0.0, 111.5), (0.5, 127.5), (1.0, 143.5)):
         draw_row = draws(1, area=0.3, shape=0.9, x=u, flip=0.9)
-        view = store_of(pixels).training_view(torch.tensor([0]), AUGMENTS["randomcrop"], draw_row)
+        view = store_of(pixels).training_view(
+            torch.tensor([0]), get_augment("randomcrop"), draw_row
+        )
         assert 255 * pixels_of(view)[..., 0].mean() == pytest.approx(middle, abs=0.5)
 
 
@@ -220,7 +233,7 @@ def test_crops_stay_inside(store_of, name):
     draw_rows = torch.cat([draw_rows, torch.full((len(draw_rows), 2), 0.99)], 1)  # not flipped
     views = pixels_of(
         store_of(pixels).training_view(
-            torch.zeros(len(draw_rows), dtype=torch.int64), AUGMENTS[name], draw_rows
+            torch.zeros(len(draw_rows), dtype=torch.int64), get_augment(name), draw_rows
         )
     )
     for channel, axis in ((0, 2), (1, 1)):
@@ -233,7 +246,7 @@ def test_crops_stay_inside(store_of, name):
 def test_a_constant_image_stays_constant(store_of, name):
     pixels = np.broadcast_to(np.array([10, 200, 77]), (50, 24, 24, 3))
     views = pixels_of(
-        store_of(pixels).training_view(torch.arange(50), AUGMENTS[name], torch.rand(50, DRAWS))
+        store_of(pixels).training_view(torch.arange(50), get_augment(name), torch.rand(50, DRAWS))
     )
     np.testing.assert_allclose(views * 255, np.broadcast_to([10, 200, 77], views.shape), atol=0.01)
 
@@ -241,9 +254,26 @@ def test_a_constant_image_stays_constant(store_of, name):
 @pytest.mark.parametrize(("draw", "factor"), [(0.0, 0.75), (0.5, 1.0), (0.75, 1.125)])
 def test_brightness_multiplies_and_clips(store_of, noisy, draw, factor):
     view = store_of(noisy).training_view(
-        torch.arange(5), Augment(brightness=0.25), draws(5, brightness=draw)
+        torch.arange(5), view_with(brightness=0.25), draws(5, brightness=draw)
     )
     np.testing.assert_allclose(pixels_of(view), np.minimum(noisy / 255 * factor, 1), atol=1e-6)
+
+
+def test_a_change_sees_crops_in_0_to_1_and_draws_of_its_own(store_of, noisy):
+    """Darken each image by its own further number; the shape must stay."""
+    dark = view_with(
+        more_draws=1, change=lambda self, images, draws: images * draws[..., None, None]
+    )
+    assert dark.draws == DRAWS + 1
+    rows = torch.cat([draws(5), torch.linspace(0, 1, 5)[:, None]], 1)
+    views = pixels_of(store_of(noisy).training_view(torch.arange(5), dark, rows))
+    factors = np.linspace(0, 1, 5).reshape(5, 1, 1, 1)
+    np.testing.assert_allclose(views, noisy / 255 * factors, atol=1e-6)
+    flat = view_with(change=lambda self, images, draws: images[:, 0])
+    with pytest.raises(
+        FczooError, match=r"View.change returns \[5, 16, 16\] for images \[5, 3, 16"
+    ):
+        store_of(noisy).training_view(torch.arange(5), flat, draws(5))
 
 
 def test_an_unknown_augmentation_brings_the_nearest_name():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fczoo import Batch, Context, Method
-from fczoo.data.views import AUGMENTS, Augment
+from fczoo.data.views import Augment, get_augment
 from fczoo.federation.batches import Client
 from fczoo.federation.device import Plan
 from fczoo.federation.engine import ClientEngine
@@ -65,7 +65,7 @@ def look(make_bench):
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_training_queries_are_of_the_same_view_unless_kept(look, backbone, cached):
-    store, step, _, _ = look(Looking(), AUGMENTS["crop"], cache_queries=cached)
+    store, step, _, _ = look(Looking(), get_augment("crop"), cache_queries=cached)
     tests = store.view(torch.arange(20, 26))
     assert not any(torch.allclose(x, t, atol=0.1) for x in step.x for t in tests)
     of_random, of_test = backbone(step.x), store.query(torch.arange(20, 26))
@@ -77,7 +77,7 @@ def test_training_queries_are_of_the_same_view_unless_kept(look, backbone, cache
 
 @pytest.mark.parametrize("view", ["test", "train"])
 def test_the_pass_after_training_has_the_view_asked_for(look, backbone, view):
-    store, _, (batch,), payload = look(Looking(view=view), AUGMENTS["crop"])
+    store, _, (batch,), payload = look(Looking(view=view), get_augment("crop"))
     same = [
         torch.equal(x, t) for x, t in zip(batch.x, store.view(torch.arange(20, 26)), strict=True)
     ]
@@ -88,8 +88,8 @@ def test_the_pass_after_training_has_the_view_asked_for(look, backbone, view):
 
 @pytest.mark.parametrize("view", ["test", "train"])
 def test_the_pass_after_training_may_be_cut_anywhere(look, view):
-    _, _, one_batch, one = look(Looking(view=view), AUGMENTS["crop"])
-    _, _, parts, two = look(Looking(view=view), AUGMENTS["crop"], pass_size=4)
+    _, _, one_batch, one = look(Looking(view=view), get_augment("crop"))
+    _, _, parts, two = look(Looking(view=view), get_augment("crop"), pass_size=4)
     assert [len(b.y) for b in one_batch] == [6] and [len(b.y) for b in parts] == [4, 2]
     torch.testing.assert_close(one["weighted"], two["weighted"], rtol=1e-10, atol=1e-10)
 

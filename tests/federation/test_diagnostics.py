@@ -123,7 +123,9 @@ def test_a_probe_changes_nothing_and_says_what_it_may(name, record, tmp_path):
     for r in read(tmp_path):
         records[r["kind"]].append(r)
     training_kinds = (
-        {"clients", "client drift", "task drift"} if plain.method.training().optims else set()
+        {"first round", "clients", "client drift", "task drift"}
+        if plain.method.training().optims
+        else set()
     )
     assert {kind for kind, entries in records.items() if entries} == {
         "confusion",
@@ -137,7 +139,8 @@ def test_a_probe_changes_nothing_and_says_what_it_may(name, record, tmp_path):
     assert all(
         a <= b + 1e-9 for a, b in zip(plain.result.accuracy[-1], right_task, strict=True)
     )  # a right answer names the right task
-    for r in records["clients"]:
+    assert all(r["distance"] is None or r["distance"] > 0 for r in records["first round"])
+    for r in (*records["first round"], *records["clients"]):
         assert all(
             0 <= c["accuracy"] <= 100 and 0 <= c["entropy"] <= 1 + 1e-9 for c in r["clients"]
         )

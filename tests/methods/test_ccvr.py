@@ -10,9 +10,20 @@ from fczoo import Context, FczooError, Task, create_method
 from fczoo.aggregators.averaging import fedavg
 from fczoo.core.payload import Payload
 from fczoo.core.tree import select
-from fczoo.functional.gaussians import draw_features, gaussians, moment_sums, pool_gaussians
+from fczoo.functional.gaussians import (
+    draw_features,
+    factorise,
+    gaussians,
+    moment_sums,
+    pool_gaussians,
+)
 from helpers_methods import CLOSE, DIM, batch
 from helpers_payload import server_context
+
+EACH_ROUND = {
+    **{"gaussian": "mixture", "calibrate": "each_round"},
+    **{"calibrated": "current", "covariance": "diagonal"},
+}
 
 
 @settings(max_examples=40, deadline=None)
@@ -99,10 +110,26 @@ def test_draws_from_full_covariances_have_them(rng):
         "gauss.mean": torch.tensor([[1.0, -1.0]], dtype=torch.float64),
         "gauss.cov": cov[None],
     }
-    x, y = draw_features(gauss, 100_000, rng)
+    x, y = draw_features(factorise(gauss), 100_000, rng)
     assert set(y.tolist()) == {1}
     np.testing.assert_allclose(x.mean(0), [1, -1], atol=0.03)
     np.testing.assert_allclose(x.T.cov(), cov, atol=0.1)
+
+
+def test_covariances_are_factorised_by_hand():
+    """Compare factors with values worked out by hand.
+
+    [[4, 2], [2, 5]] = A A^T with A = [[2, 0], [1, 2]]. [[1, 2], [2, 1]] has the eigenvalues 3 and
+    -1, of which 3 remains, with the direction (1, 1): all entries of A A^T are 1.5.
+    """
+    cov = torch.tensor([[[4.0, 2.0], [2.0, 5.0]], [[1.0, 2.0], [2.0, 1.0]]], dtype=torch.float64)
+    roots = factorise({"gauss.mean": torch.zeros(2, 2).double(), "gauss.cov": cov})["gauss.root"]
+    torch.testing.assert_close(
+        roots[0], torch.tensor([[2.0, 0.0], [1.0, 2.0]]).double(), rtol=0, atol=1e-7
+    )
+    torch.testing.assert_close(
+        roots[1] @ roots[1].mT, torch.full((2, 2), 1.5).double(), rtol=0, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("gaussian", ["mixture", "pooled"])
@@ -110,7 +137,8 @@ def test_draws_from_full_covariances_have_them(rng):
 def test_ccvr_server_leaves_backbone_and_old_rows_alone(
     make_bench, small_method, watch, gaussian, covariance
 ):
-    run = watch(make_bench(), small_method("ccvr", gaussian=gaussian, covariance=covariance))
+    options = {**EACH_ROUND, "gaussian": gaussian, "covariance": covariance}
+    run = watch(make_bench(), small_method("ccvr", **options))
     for previous, call in zip(run.rounds, run.rounds[1:], strict=False):
         if call.ctx.round == 0:
             continue
@@ -126,7 +154,7 @@ def test_ccvr_server_leaves_backbone_and_old_rows_alone(
 
 
 def test_ccvr_without_any_pair_of_images_leaves_the_head_alone(small_method, backbone, tasks, rng):
-    method = small_method("ccvr")
+    method = small_method("ccvr", **EACH_ROUND)
     state = method.begin_task({}, tasks[0], backbone, rng)
     sums = {
         "class.count": torch.ones(3),
@@ -170,12 +198,15 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
         create_method(name, stats_unnormalised=True, tune="head")
 
 
-def test_pooled_moments_count_clients_with_one_image(record, make_bench, small_method, watch):
+def test_pooled_moments_count_clients_with_one_image(make_bench, small_method, watch):
     """Pooled moments count clients with one image.
 
     In task 3 client 1 has a single image; the formula has its n_k mu_k, the mixture leaves it out.
     """
-    run = watch(make_bench(), small_method("ccvr", gaussian="pooled"))
+    run, mixture = (
+        watch(make_bench(), small_method("ccvr", **{**EACH_ROUND, "gaussian": gaussian}))
+        for gaussian in ("pooled", "mixture")
+    )
     call = run.rounds[-1]
     (payload,) = [p for p in call.payloads if p.client == 1]
     assert payload["gauss.count"].tolist() == [1]
@@ -184,7 +215,7 @@ def test_pooled_moments_count_clients_with_one_image(record, make_bench, small_m
     )
     moments = pool_gaussians(select(run.states[2], "gauss."))
     assert moments["gauss.count"].tolist() == counts[5:].tolist()
-    (left_out,) = [p for p in record("ccvr").rounds[-1].payloads if p.client == 1]
+    (left_out,) = [p for p in mixture.rounds[-1].payloads if p.client == 1]
     assert not len(left_out["gauss.label"])
 
 
@@ -192,12 +223,7 @@ def test_pooled_moments_count_clients_with_one_image(record, make_bench, small_m
 def test_calibrated_once_it_takes_the_statistics_of_the_final_global_model(
     make_bench, small_method, watch, batch_of, full
 ):
-    options = {
-        "calibrate": "once",
-        "covariance": "full" if full else "diagonal",
-        "calibrated": "all",
-    }
-    run = watch(make_bench(), small_method("ccvr", **options))
+    run = watch(make_bench(), small_method("ccvr", covariance="full" if full else "diagonal"))
     plain = watch(make_bench(), small_method("fedavg"))
     ends = [c for c in run.calls if c.phase == "task_end"]
     assert len(ends) == 3

@@ -267,8 +267,8 @@ def test_glfc_sends_a_gradient_for_each_new_class(vit_base: Backbone) -> None:
 
 
 def test_a_mean_and_a_full_covariance_for_each_new_class(vit_base: Backbone) -> None:
-    """CCVR with full covariances sends what FPPL's paper counts for SLCA."""
-    method, (task, *_) = create_method("ccvr", covariance="full"), schedule(200, 20)
+    """CCVR's Gaussians of each round are what FPPL's paper counts for SLCA."""
+    method, (task, *_) = create_method("ccvr", calibrate="each_round"), schedule(200, 20)
     (state,) = states(method, vit_base, [task])
     sums = {
         "class.count": torch.full((10,), 2.0),

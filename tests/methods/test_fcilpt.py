@@ -11,7 +11,7 @@ from fczoo import Context, FczooError, create_method
 from fczoo.aggregators.averaging import uniform
 from fczoo.core.payload import Payload
 from fczoo.testing.world import small_method
-from helpers_methods import DIM
+from helpers_methods import CLOSE, DIM
 
 
 def test_fcilpt_usage_counts_every_choice(make_bench, small_method, watch):
@@ -236,3 +236,55 @@ def test_clients_with_old_images_alone_do_not_move_the_start_of_new_rows(make_be
         new_clients < all_clients
         for new_clients, all_clients in zip(survey_clients, round_clients, strict=True)
     )
+
+
+def test_fcilpt_takes_one_task_specific_prompt_and_the_nearest_task_similar_ones(
+    backbone, images_batch, noise
+):
+    """Of 2 task-specific and 3 task-similar prompts an image takes 1 and 2.
+
+    Cosines with the query are 0.9 and 0.8 for the former, 0.1, 0.3 and 0.2 for the latter. An
+    undivided pool takes the two task-specific prompts.
+    """
+    query = F.normalize(images_batch.query[:1], dim=-1)
+    other = noise(1, DIM)
+    other = F.normalize(other - (other @ query.mT) * query, dim=-1)
+    cosines = torch.tensor([[0.9], [0.8], [0.1], [0.3], [0.2]], dtype=torch.float64)
+    tree = {**pool(noise, 5), "pool.key": cosines * query + (1 - cosines**2).sqrt() * other}
+    batch = images_batch._replace(query=query.expand(6, -1))
+    divided = create_method("fcilpt", size=5, chosen=3, specific=2)
+    similarity, chosen = divided.choose(backbone, tree, batch)
+    assert chosen.tolist() == [[0, 3, 4]] * 6
+    torch.testing.assert_close(similarity[0], cosines[[0, 3, 4], 0])
+    undivided = create_method("fcilpt", size=5, chosen=3)
+    assert undivided.choose(backbone, tree, batch)[1].tolist() == [[0, 1, 3]] * 6
+
+
+def test_fcilpt_sorts_each_part_of_a_divided_pool():
+    """Task-specific prompts 0 and 1 were used 1 and 4 times, task-similar ones 2, 9 and 5 times."""
+    keys = torch.arange(5.0)[:, None]
+    usage = torch.tensor([1.0, 4, 2, 9, 5])
+    payload = Payload({"pool.key": keys, "pool.prompt": keys[:, None], "usage": usage}, 0, 1)
+    for specific, order in ((2, [1, 0, 3, 4, 2]), (0, [3, 4, 1, 2, 0])):
+        method = create_method("fcilpt", size=5, chosen=3, specific=specific)
+        assert method.aggregate([payload], uniform)["pool.key"][:, 0].tolist() == order
+
+
+def test_fcilpt_as_printed_leaves_cifar100_no_task_similar_prompt():
+    with pytest.raises(FczooError, match=r"so 0 of the 10 prompts are task-similar and .* 1 to 1;"):
+        create_method("fcilpt", "cifar100", specific=10)
+    for dataset, similar in (("miniimagenet", 9), ("tinyimagenet", 14)):
+        method = create_method("fcilpt", dataset, specific=10)
+        assert method.size - method.specific == similar >= method.chosen - 1
+
+
+def test_fcilpt_with_a_fixed_head_exchanges_none(make_bench, small_method, watch):
+    """Uploads are keys, prompts, the common prompt and counts; rows stay at their class means."""
+    run = watch(make_bench(), small_method("fcilpt", head="fixed", head_init="means", specific=1))
+    for call in run.rounds:
+        for payload in call.payloads:
+            assert set(payload) == {"pool.key", "pool.prompt", "common", "usage"}
+            assert not torch.equal(payload["common"], call.state["common"])
+    rows = run.states[2]["head.weight"]
+    assert torch.equal(rows[:3], run.rounds[0].state["head.weight"][:3])
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(7).to(rows), **CLOSE)

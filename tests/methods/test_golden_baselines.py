@@ -15,6 +15,7 @@ from fczoo.functional.exemplars import herding
 from fczoo.functional.heads import head_logits, train_head
 from fczoo.functional.losses import normalised_cross_entropy, task_cross_entropy
 from helpers_golden import golden
+from helpers_methods import compared_method
 from helpers_official import Features, TanhLayer, flat, grads, network, query_batch, same
 from helpers_payload import server_context
 
@@ -141,7 +142,7 @@ def test_lwf_distils_old_classes() -> None:
 
 def test_fedproto_prototypes_and_average() -> None:
     g, task = golden("fedproto"), Task(1, 4, 7, 7, 2)
-    method, payloads = create_method("fedproto"), []
+    method, payloads = compared_method("fedproto"), []
     for k in range(3):
         feats, labels = g[f"in.feats{k}"], g[f"in.labels{k}"]
         sums = method.collect(
@@ -173,7 +174,7 @@ def test_fedproto_loss() -> None:
         "prototype.known": torch.ones(3),
     }
     feats, logits = (g[f"in.batch_{k}"].clone().requires_grad_() for k in ("feats", "logits"))
-    batch, method = query_batch(feats, g["in.batch_label"]), create_method("fedproto")
+    batch, method = query_batch(feats, g["in.batch_label"]), compared_method("fedproto")
     assert method.strength == pytest.approx(float(g["in.ld"]))
     loss = task_cross_entropy(logits, batch, task) + method.strength * method.distance(
         feats, batch, Context(task, 1, 2, prototypes)
@@ -200,9 +201,7 @@ def test_fedproto_distance_of_each_sample() -> None:
     train = {k: v.clone().requires_grad_() for k, v in network(g["in.ps.theta"], 5, 6, 7).items()}
     features = TanhLayer()(g["in.ps.x"], train)
     batch = query_batch(features, g["in.batch_label"])
-    distance = create_method("fedproto", per_sample=True).distance(
-        features, batch, Context(task, 1, 2, prototypes)
-    )
+    distance = create_method("fedproto").distance(features, batch, Context(task, 1, 2, prototypes))
     assert same(distance, g["alt.per_sample.loss_proto"])
     total = F.cross_entropy(head_logits(train, features), g["in.batch_label"]) + distance
     assert same(total, g["alt.per_sample.loss_total"])
@@ -211,7 +210,7 @@ def test_fedproto_distance_of_each_sample() -> None:
     )
     assert same(new_theta, g["alt.per_sample.theta_after_sgd"])
     assert not same(
-        create_method("fedproto").distance(features, batch, Context(task, 1, 2, prototypes)),
+        compared_method("fedproto").distance(features, batch, Context(task, 1, 2, prototypes)),
         g["alt.per_sample.loss_proto"],
     )
 
@@ -228,9 +227,9 @@ def test_ccvr_statistics(quirk: bool) -> None:
     """
     g, task = golden("ccvr_fed"), Task(1, 3, 7, 7, 2)
     method = (
-        create_method("ccvr", covariance="full", triple_pass=True)
+        compared_method("ccvr", covariance="full", triple_pass=True)
         if quirk
-        else create_method("ccvr")
+        else compared_method("ccvr")
     )
     for k in range(3):
         batch = query_batch(g[f"in.feats{k}"], g[f"in.labels{k}"])
@@ -252,7 +251,7 @@ def test_ccvr_statistics(quirk: bool) -> None:
 
 def test_ccvr_full_covariance_by_default_is_unbiased() -> None:
     g, ctx = golden("ccvr_fed"), Context(Task(1, 3, 7, 7, 2), 0, 1, {})
-    method = create_method("ccvr", covariance="full")
+    method = compared_method("ccvr", covariance="full")
     rows = method.make_upload(
         {},
         method.collect(
@@ -271,7 +270,7 @@ def test_ccvr_calibration() -> None:
     These are five epochs of four batches.
     """
     g, losses = golden("ccvr_fed"), []
-    method = create_method("ccvr")
+    method = compared_method("ccvr")
     n = [len(g[f"in.labels{k}"]) for k in range(3)]
     payloads = [Payload({"theta": g[f"in.params{k}"]}, k, n[k]) for k in range(3)]
     theta = fedavg(payloads)["theta"]

@@ -13,7 +13,7 @@ from fczoo.aggregators.averaging import fedavg
 from fczoo.aggregators.prototypes import prototype_reweight, prototype_weights
 from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload
-from fczoo.data.views import AUGMENTS
+from fczoo.data.views import get_augment
 from fczoo.federation.batches import Client
 from fczoo.federation.device import Plan
 from fczoo.federation.engine import ClientEngine
@@ -125,7 +125,7 @@ def test_pilora_step_of_the_engine(step: LocalStep, together: int) -> None:
         step.official,
         Identity(),
         FeatureStore(g["features"], g["labels"]),
-        Plan(1, 16, AUGMENTS["none"], 0, together),
+        Plan(1, 16, get_augment("none"), 0, together),
     )
     clients = [Client(k, torch.arange(16)) for k in range(2)]
     payloads = engine.train({**step.shared, **step.train}, clients, step.context)
@@ -150,7 +150,7 @@ def test_pilora_step_tells_rates_apart(step: LocalStep) -> None:
         exchange,
         Identity(),
         FeatureStore(g["features"], g["labels"]),
-        Plan(1, 16, AUGMENTS["none"], 0),
+        Plan(1, 16, get_augment("none"), 0),
     )
     (payload,) = engine.train(
         {**step.shared, **step.train}, [Client(0, torch.arange(16))], step.context

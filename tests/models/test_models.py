@@ -5,6 +5,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,6 +20,7 @@ from fczoo.federation.model_record import weights_note
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
 from fczoo.models.classifier import EvaluationTransform, prediction_tensors
+from fczoo.models.predict import evaluate, labelled_images, predict_files
 
 SMALL = {"train_per_class": 8, "test_per_class": 4, "rounds": 1, "epochs": 1}
 
@@ -75,6 +77,36 @@ def test_the_transform_gives_the_pixels_of_the_evaluation(test_crop):
         rtol=0,
         atol=0,
     )
+
+
+def test_a_model_of_squashed_images_squashes_what_it_predicts(tmp_path, monkeypatch):
+    """A class is the colour of both ends of an image, whose centre is black in every class."""
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
+    for label, colour in enumerate([(255, 0, 0), (0, 0, 255)]):
+        pixels = np.zeros((32, 96, 3), np.uint8)
+        pixels[:, :32] = pixels[:, 64:] = colour
+        for part, number in (("train", 0), ("train", 1), ("test", 2)):
+            file = tmp_path / "data" / part / str(label) / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.where(pixels > 0, pixels - number, 0).astype(np.uint8)).save(file)
+    data = {"data_root": str(tmp_path / "data"), "backbone": "vit_nano_32", "stored_size": 32}
+    small = {"tasks": 1, "clients": 1, "partition": "iid", "train_per_class": None}
+    scores = {}
+    for resize in ("crop", "squash"):
+        settings = Settings.for_dataset("imagefolder", **data, **small, resize=resize)
+        run = Benchmark.open(settings).start("fedncm")
+        run.run()
+        folder = fczoo.save_model(tmp_path / resize, run)
+        assert json.loads((folder / "model.json").read_text())["resize"] == resize
+        model = fczoo.load_model(folder)
+        files = [tmp_path / "data/test" / name for name in ("0/2.png", "1/2.png")]
+        with Image.open(files[1]) as image:
+            assert torch.equal(model.transform(image), run.world.test.view(torch.arange(2))[1])
+        answers = [prediction.classes[0] for prediction in predict_files(model, files, 1)]
+        pixels, labels = labelled_images(model, None, tmp_path / "data")
+        scores[resize] = evaluate(model, pixels, labels).accuracy
+        assert resize == "crop" or answers == ["0", "1"]
+    assert scores == {"crop": 50, "squash": 100}
 
 
 def test_images_of_other_sizes_and_modes_are_cut_and_resized(folder):

@@ -5,7 +5,7 @@ import pytest
 from fczoo import create_method
 from fczoo.core.metrics import METRICS
 from fczoo.core.registry import DATASETS, METHODS
-from fczoo.papers.tables import get_paper, papers
+from fczoo.papers.tables import get_paper, papers, papers_left_out
 from fczoo.papers.variants import readings
 from helpers_papers import B16, output_of, write_archive
 
@@ -93,6 +93,11 @@ def test_missing_systems_are_named_and_implemented_ones_are_not():
     assert not names & set(METHODS.names())
     assert "ResNet-18" in beyond
     assert "COMM" in beyond
+    left_out = page.split("Papers without a table here:")[1]
+    for name, paper in papers_left_out().items():
+        assert name in methods
+        assert f" {name} " in f" {' '.join(left_out.split())} "
+        assert paper.citation.split(",")[0] in left_out
     assert "leave hgp out" in output_of("papers", "hgp", "--missing", code=1)
 
 

@@ -237,13 +237,15 @@ def repeat_first(payloads):
     return [payloads[0].holding({**payloads[0], **many}), *payloads[1:]]
 
 
-@pytest.mark.parametrize("name", ["hgp", "fppl", "ccvr"])
+@pytest.mark.parametrize(
+    ("name", "options"), [("hgp", {}), ("fppl", {}), ("ccvr", {"calibrate": "each_round"})]
+)
 def test_a_client_that_repeats_its_rows_is_turned_away_and_the_honest_stay(
-    make_bench, small_method, name
+    make_bench, small_method, name, options
 ):
     bench, train = make_bench(rounds=1, epochs=1, outliers=4.0), ClientEngine.train
     with mock.patch.object(ClientEngine, "train", lambda *a: repeat_first(train(*a))):
-        result = bench.run(small_method(name))
+        result = bench.run(small_method(name, **options))
     rejections = [r for r in result.rejected if "names a class twice" in r["reason"]]
     assert len(rejections) == 3 and result.rejected == rejections
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -307,7 +308,7 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
         "with --together 3 in task 1, round 1",
     ),
     (
-        rules.goes_with_server_optimizer_and_codes,
+        rules.goes_with_other_parts_of_a_federation,
         StacksUploads,
         "does not average head.weight; leave it out",
     ),
@@ -368,3 +369,10 @@ def test_an_instance_can_be_checked_as_a_whole(
     monkeypatch.setitem(globals(), "Broken", type(subject.method))
     type(subject.method).__qualname__ = "Broken"
     check_method(subject.method)
+
+
+def test_combined_runs_have_each_pair_of_parts_once() -> None:
+    """Count pairs of values of two settings over 25 methods: 5 x 5, each once."""
+    runs = [rules.combination(number) for number in range(7, 32)]
+    for first, second in combinations(rules.CHOICES, 2):
+        assert len({(run[first], run[second]) for run in runs}) == 25

@@ -1,0 +1,209 @@
+"""MFCL: A Data-Free Approach to Mitigate Catastrophic Forgetting in Federated Class-IL.
+
+Babakniya et al., NeurIPS 2023.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.baselines._data_free_replay import DataFreeReplay, Moments, Reply, enlarge
+from fczoo.baselines._mfcl_generator import (
+    GeneratorConfig,
+    mfcl_generator,
+    mfcl_images,
+    standard_normal,
+    train_generator,
+)
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.registry import register_method
+from fczoo.core.training import Training
+from fczoo.core.tree import Tree, select, strip_prefix
+from fczoo.core.types import Batch, Context, Evidence, Finding, ServerContext, Task
+from fczoo.functional.heads import head_logits
+from fczoo.functional.losses import task_cross_entropy
+
+DIAGNOSED = 256  # generated images that a diagnosis counts
+
+
+@register_method("mfcl")
+@dataclass(frozen=True)
+class MFCL(DataFreeReplay):
+    """One generator at the server makes images that the old model is certain of; clients replay.
+
+    Trained and sent: the linear head and LoRA pairs or, by choice, all weights. Sent to each client
+    once a task: the generator and the old model. Memory beyond the model: both of them. No image
+    and no statistic of a client is kept.
+
+    The generator lives as long as the run: the server trains it on after each task, from the
+    model whose task has ended. Read for this: the released code, not the paper's text. Not kept on
+    a vision transformer: the statistics of BatchNorm layers, which show a generator most of what
+    images look like. Without them (``prior=none``) balance and smoothness shape the images. The
+    feature term needs no good images, as it also covers the new ones.
+    """
+
+    paper = (
+        'Babakniya et al., "A Data-Free Approach to Mitigate Catastrophic Forgetting in Federated '
+        'Class Incremental Learning for Vision Tasks", NeurIPS 2023, arXiv 2311.07784'
+    )
+    formulas = r"""
+    With new images $x$, generated ones $\tilde x$ and both of them $X$, the labels of $\tilde x$
+    being the old model's answers:
+
+    $$L = L_{ce}(z_{new}(x)) + w_{head} \, L_{ce}(W \, sg(f(X)) + b)
+    + w_{feat} \, \overline{\lVert W_{old} f(X) - W_{old} f_{old}(X) \rVert^2} / |old|$$
+
+    The server trains the generator for
+
+    $$L_G = L_{ce}(z / T, \arg\max z) + 1 - H(\bar p) / \log C
+    + w_{smooth} \, \overline{(\tilde x - blur(\tilde x))^2}
+    + w_{prior} \, \overline{KL(layer)}$$
+    """
+    dataset_options = {
+        "digits": {  # for speed
+            "noise": 100,
+            "width": 16,
+            "ratio": 1,
+            "generator_batch": 32,
+        }
+    }
+
+    ratio: int = option(
+        4, "generated images next to each image of a batch (128 and 32 in released code)", low=1
+    )
+    weight_head: float = option(1.0, "weight of the head's cross-entropy on all images", low=0)
+    weight_feature: float = option(
+        0.1,
+        "weight of the distance of features through the old head",
+        low=0,
+        tune=(0.01, 10, "log"),
+    )
+    noise: int = option(1000, "noise values from which an image is made", low=1)
+    width: int = option(64, "channels of the generator's last layers", low=1)
+    generator_steps: int = option(100, "steps of the generator after each task", low=0)
+    generator_batch: int = option(128, "images in each of these steps", low=2)
+    lr_generator: float = option(1e-3, "its learning rate, Adam", low=0)
+    content: float = option(1.0, "weight of the old model's certainty", low=0)
+    content_temperature: float = option(1000.0, "temperature of its logits there", low=1e-6)
+    entropy: float = option(1.0, "weight of the balance of the old classes", low=0)
+    smooth: float = option(1e-3, "weight of the images' smoothness", low=0)
+    prior_weight: float = option(50.0, "weight of the layers' statistics", low=0)
+
+    def training(self) -> Training:
+        return replace(super().training(), draws=self.ratio * self.noise)
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: clients get the old model with its head, and the generator.
+        state = self.with_teacher(super().begin_task(state, task, backbone, rng), task)
+        if task.index and not select(state, "generator."):  # no client responded in the last round
+            state |= self._named(mfcl_generator(self.noise, self.width, self.side, rng))
+        return state
+
+    def synthesise(self, state: Tree, prior: Sequence[Moments], ctx: ServerContext) -> Tree:
+        # Server, end of a task: the generator of the last task learns from the new model.
+        model = self.trained_part(state)
+
+        def teacher(images: Tensor) -> Reply:
+            return self.reply(ctx.backbone, model, images, ctx.task.stop)
+
+        start = strip_prefix(state, "generator.")
+        if not start:
+            start = mfcl_generator(self.noise, self.width, self.side, ctx.rng)
+            start = {k: v.to(state["head.weight"]) for k, v in start.items()}
+        config = GeneratorConfig(
+            **{field.name: getattr(self, field.name) for field in fields(GeneratorConfig)}
+        )
+        return self._named(train_generator(start, config, teacher, prior, self.side, ctx.rng))
+
+    @staticmethod
+    def _named(generator: Tree) -> Tree:
+        return {f"generator.{name}": value for name, value in generator.items()}
+
+    def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        # f_old(x) of the client's own images
+        model = strip_prefix(shared, "teacher.")
+        return (
+            self.features(backbone, model, batch)
+            if model
+            else batch.query.new_empty(len(batch.y), 0)
+        )
+
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        features = self.features(backbone, train, batch)
+        if ctx.task.index == 0:
+            return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
+        # Replay: noise ~ N(0, 1) through the generator in eval mode.
+        noise = standard_normal(batch.draws).view(-1, self.noise)
+        generator, old = (
+            strip_prefix(ctx.shared, "generator."),
+            strip_prefix(ctx.shared, "teacher."),
+        )
+        images = enlarge(mfcl_images(generator, noise, self.side), backbone.config.image_size)
+        plugs = select(train, "full.", "lora.")
+        replay_features = backbone(images, plugs)
+        with torch.no_grad():
+            old_replay_features = backbone(images, select(old, "full.", "lora."))
+        joint = batch._replace(w=torch.cat([batch.w, batch.w.repeat_interleave(self.ratio)]))
+        return self.client_loss(
+            train,
+            old,
+            batch,
+            joint,
+            torch.cat([features, replay_features]),
+            torch.cat([batch.teacher, old_replay_features]),
+            ctx.task,
+        ), {}
+
+    def client_loss(
+        self,
+        train: Tree,
+        old: Tree,
+        batch: Batch,
+        joint: Batch,
+        features: Tensor,
+        old_features: Tensor,
+        task: Task,
+    ) -> Tensor:
+        """Compute the three terms of the loss of a later task.
+
+        Args:
+            train: Head of the client.
+            old: Head of the old model.
+            batch: The client's B images.
+            joint: Weights of its images and, behind them, of the R generated ones.
+            features: Features [B + R, D] under the client's model.
+            old_features: Features [B + R, D] under the old model.
+            task: The current task.
+        """
+        new, old_classes = len(batch.y), task.start
+        # New images: cross-entropy over the new classes.
+        loss = task_cross_entropy(head_logits(train, features[:new]), batch, task)
+        # Generated images have the old model's answers as labels. All images train the head, over
+        # all classes seen; the gradient stops at the features.
+        answers = head_logits(old, old_features[new:])[:, :old_classes].argmax(1)
+        logits = head_logits(train, features.detach())[:, : task.stop]
+        labels = torch.cat([batch.y, answers])
+        head_loss = joint.mean(F.cross_entropy(logits, labels, reduction="none"))
+        # Distance of the features to the old ones, weighted by the rows of the old head.
+        difference = (features - old_features) @ old["head.weight"][:old_classes].mT
+        feature_loss = joint.mean(difference.square().mean(1))
+        return loss + self.weight_head * head_loss + self.weight_feature * feature_loss
+
+    def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
+        """Count which of the classes seen the generated images cover, as a task ends."""
+        state, classes = evidence.state, evidence.task.stop
+        generator = strip_prefix(state, "generator.")
+        if evidence.payloads or not generator:
+            return {}
+        noise = torch.randn(DIAGNOSED, self.noise, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            images = mfcl_images(generator, noise.to(state["head.weight"]), self.side)
+            reply = self.reply(evidence.backbone, state, images, classes)
+        counts = torch.bincount(reply.logits.argmax(1), minlength=classes)
+        return {"generated images per class": {"counts": counts.tolist()}}

@@ -1,0 +1,266 @@
+"""Figures of the papers: a grid of runs as a settings file, and the picture of its results."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from tabulate import tabulate
+
+from fczoo.core.errors import FczooError
+from fczoo.core.files import encode_json, read_toml
+from fczoo.core.method import Method
+from fczoo.core.options import plural
+from fczoo.federation.diagnostics import read
+from fczoo.federation.settings import Settings
+from fczoo.papers.printed_tables import choose_cells
+from fczoo.papers.reproduce import Cell, Target
+from fczoo.papers.tables import get_paper
+from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
+from fczoo.reports.figures import front
+from fczoo.reports.runs import Line, read_experiments
+from fczoo.reports.tables import per_upload
+from fczoo.reports.text_format import option_word
+
+Operations = Callable[[Method, Settings], float]
+"""Function that returns the operations of one test image's answer."""
+
+
+class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A figure of a paper: its cells, and how their results are drawn."""
+
+    shows: str
+    draw: Literal["histograms", "distances", "traffic", "sweep", "inference"]
+    table: str
+    cells: list[str]  # patterns of card names of the table
+    key: str = ""  # PAPER/FIGURE
+    settings: dict[str, Any] = {}  # other than the cells'
+    options: dict[str, Any] = {}  # METHOD.OPTION -> value
+    axes: dict[str, list[Any]] = {}  # setting, or METHOD.OPTION -> values, one changed at a time
+    metric: str = "A_N"  # of traffic and sweeps
+    assumed: str = ""
+
+    @property
+    def paper(self) -> str:
+        return self.key.partition("/")[0]
+
+    @property
+    def folder(self) -> str:
+        return self.key.replace("/", "-")
+
+    @property
+    def cards(self) -> list[Target]:
+        """Return the cells of a printed table that the figure shows, or starts from."""
+        return choose_cells(get_paper(self.paper), self.table, (), self.cells)
+
+
+@cache
+def paper_figures() -> dict[str, PaperFigure]:
+    """Return all figures by ``PAPER/FIGURE``."""
+    path = files("fczoo.assets") / "figures.toml"
+    content = read_toml(path, "list of figures", dict[str, dict[str, PaperFigure]])
+    return {
+        f"{paper}/{name}": msgspec.structs.replace(figure, key=f"{paper}/{name}")
+        for paper, figures in content.items()
+        for name, figure in figures.items()
+    }
+
+
+def find_figure(name: str) -> PaperFigure | None:
+    """Return the figure of ``PAPER/FIGURE``; None if it names none.
+
+    Args:
+        name: Name of a figure, a table or a card; case does not matter.
+    """
+    by_name = {key.casefold(): figure for key, figure in paper_figures().items()}
+    return by_name.get(name.casefold())
+
+
+def list_figures(paper: str) -> str:
+    """List the figures of a paper with their commands; empty if it has none.
+
+    Args:
+        paper: Key of the paper.
+    """
+    chosen = [figure for figure in paper_figures().values() if figure.paper == paper]
+    rows = [(f.shows, f"fczoo reproduce {f.key}", f.assumed) for f in chosen]
+    return tabulate(rows, ["figure shows", "command", "assumed"], maxcolwidths=50) if rows else ""
+
+
+def grid(figure: PaperFigure) -> dict[str, Cell]:
+    """Return the cells of a figure: name of the run folder -> options of ``fczoo bench``.
+
+    Args:
+        figure: Figure to reproduce.
+    """
+    if not figure.axes:
+        return {card.folder(): card.cell() for card in figure.cards}
+    return {
+        _cell_name(card, axis, value): _changed_cell(figure, card, axis, value)
+        for card in figure.cards
+        for axis, values in figure.axes.items()
+        for value in values
+    }
+
+
+def _cell_name(card: Target, axis: str, value: Any) -> str:
+    return f"{card.row.method}-{axis.partition('.')[2] or axis}-{option_word(value)}"
+
+
+def _changed_cell(figure: PaperFigure, card: Target, axis: str, value: Any) -> Cell:
+    """Return the cell of a card with a figure's settings and options, and one value of an axis."""
+    cell = card.cell()
+    options = dict(word.split("=", 1) for word in cell["set"])
+    axis_option = {axis: value} if "." in axis else {}
+    options |= {k: option_word(v) for k, v in {**figure.options, **axis_option}.items()}
+    axis_setting = {} if axis_option else {axis: value}
+    settings = {k: option_word(v) for k, v in {**figure.settings, **axis_setting}.items()}
+    return {**cell, **settings, "set": [f"{name}={word}" for name, word in options.items()]}
+
+
+def grid_file(figure: PaperFigure) -> str:
+    """Return the settings file of ``fczoo bench`` that runs a figure's cells.
+
+    Args:
+        figure: Figure to reproduce.
+    """
+    cells = grid(figure)
+    lines = [f"# {plural(len(cells), 'cell')} of {figure.key}: {figure.shows}."]
+    if figure.draw in ("histograms", "distances"):
+        lines.append("diagnostics = true")
+    for name, cell in cells.items():
+        lines += ["", "[[cells]]", f"name = {encode_json(name)}"]
+        lines += [f"{key} = {encode_json(value)}" for key, value in cell.items() if value]
+    return "\n".join(lines) + "\n"
+
+
+def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
+    """Return the pictures of a figure from its runs.
+
+    Args:
+        figure: Figure whose cells were run.
+        out: Folder of the runs.
+
+    Raises:
+        FczooError: A cell has no finished run, or one without diagnostics that are needed.
+    """
+    runs = {
+        name: [line for e in read_experiments([out / name]) for line in e.lines]
+        for name in grid(figure)
+    }
+    if figure.draw == "sweep":
+        return [_sweep(figure, axis, runs) for axis in figure.axes]
+    lines = {_label(card): runs[card.folder()][0] for card in figure.cards}
+    if figure.draw == "traffic":
+        return [_traffic(figure, lines)]
+    records = {label: _first_rounds(line) for label, line in lines.items()}
+    if figure.draw == "distances":
+        return [_distances(figure, records)]
+    return [_histograms(figure, label, rounds[0]) for label, rounds in records.items()]
+
+
+def _label(card: Target) -> str:
+    """Return the method of a card, with what its name adds."""
+    method, addition = card.row.method or "", card.row.card
+    return f"{method} ({addition})" if addition not in ("", method) else method
+
+
+def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Sequence[Line]]) -> Curves:
+    curves = {}
+    for card in figure.cards:
+        lines = [runs[_cell_name(card, axis, value)][0] for value in figure.axes[axis]]
+        values = [[result.metrics[figure.metric] for result in line.results] for line in lines]
+        curves[_label(card)] = np.array(values).T
+    name = axis.partition(".")[2] or axis
+    return Curves(
+        name=f"{figure.folder} {name}",
+        caption=figure.shows,
+        x=name,
+        y=f"{figure.metric}, %",
+        curves=curves,
+        positions=dict.fromkeys(curves, np.array(figure.axes[axis], dtype=float)),
+    )
+
+
+def _traffic(figure: PaperFigure, lines: Mapping[str, Line]) -> Points:
+    points = {
+        label: np.array(
+            [
+                [per_upload((r.bytes_up + r.bytes_down) / 2, r), r.metrics[figure.metric]]
+                for r in line.results
+            ]
+        )
+        for label, line in lines.items()
+    }
+    return Points(
+        name=figure.folder,
+        caption=figure.shows,
+        x="MB per client and round (mean of up and down)",
+        y=f"{figure.metric}, %",
+        points=points,
+        front=front({label: values.mean(0) for label, values in points.items()}),
+        log=True,
+    )
+
+
+def _first_rounds(line: Line) -> list[dict[str, Any]]:
+    folder = line.records[0].folder
+    records = [r for r in read(folder) if r["kind"] == "first round"] if folder else []
+    if not records:
+        raise FczooError(
+            f"{line.records[0].place} has no record of first rounds; run it with --diagnostics"
+        )
+    return records
+
+
+def _histograms(figure: PaperFigure, label: str, record: Mapping[str, Any]) -> Heat:
+    clients = record["clients"]
+    counts = np.array([client["histogram"] for client in clients], dtype=float)
+    return Heat(
+        name=f"{figure.folder} {label}",
+        caption=f"{label}: {figure.shows}",
+        x="class of the answer",
+        y="",
+        values=counts,
+        rows=[f"client {c['client']}, evenness {c['entropy']:.2f}" for c in clients],
+        columns=number_labels(counts.shape[1]),
+        colours="purple",
+        low=0,
+        of_methods=False,
+    )
+
+
+def _distances(figure: PaperFigure, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Curves:
+    curves = {
+        label: np.array([[np.nan if r["distance"] is None else r["distance"] for r in rounds]])
+        for label, rounds in records.items()
+    }
+    return Curves(
+        name=figure.folder,
+        caption=figure.shows,
+        x="task",
+        y="distance of prototypes / length",
+        curves=curves,
+    )
+
+
+def inference_costs(figure: PaperFigure, operations: Operations) -> Bars:
+    """Return the operations of a test image's answer by method, which need no run.
+
+    Args:
+        figure: Figure with the cards of the methods.
+        operations: Function that counts them.
+    """
+    configs = [card.readings[0].config for card in figure.cards]
+    counts = [operations(c.create_method(), c.settings) / 1e9 for c in configs]
+    return Bars(
+        name=figure.folder,
+        caption=figure.shows,
+        x="GFLOP per test image",
+        y="",
+        labels=[_label(card) for card in figure.cards],
+        parts={"forward": counts},
+    )

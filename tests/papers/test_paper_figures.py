@@ -1,0 +1,96 @@
+"""Figures of papers: their cells, their pictures on a tiny setting, and numbers by hand."""
+
+import tomllib
+
+import msgspec
+import pytest
+import torch
+
+from fczoo.core.registry import create_method
+from fczoo.federation.diagnostics import pair_distance, read
+from fczoo.federation.settings import Settings
+from fczoo.papers.paper_figures import find_figure, grid, paper_figures, pictures
+from fczoo.runner.timing import inference_operations
+from helpers_cli import TINY
+from helpers_papers import output_of
+
+ON_DIGITS = ["--protocol", "quick", "--dataset", "digits", "--seeds", "0", *TINY]
+
+
+def test_every_figure_is_listed_and_its_cells_have_names_of_their_own():
+    for name, figure in paper_figures().items():
+        assert f"fczoo reproduce {name}" in output_of("reproduce", figure.paper)
+        assert len(grid(figure)) >= 2
+    assert len(grid(find_figure("HGP/figA"))) == 14  # T1 has 14 methods other than Joint
+    assert find_figure("hgp/T1") is None
+
+
+def test_a_sweep_changes_one_value_at_a_time(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    output_of("reproduce", "fcilpt/fig8", "--methods", "nosuch", "--dry-run", code=1)
+    cells = tomllib.loads((tmp_path / "results/fcilpt-Fig8.toml").read_text())["cells"]
+    by_name = {cell["name"]: cell for cell in cells}
+    assert len(cells) == 4 + 3 + 3 + 3
+    printed, best = "fcilpt.query=embed_cls", ["fcilpt.chosen=5", "fcilpt.length=5"]
+    assert by_name["fcilpt-size-10"]["set"] == [printed, "fcilpt.size=10", *best]
+    words = [printed, "fcilpt.size=20", *best, "fcilpt.common_length=1"]
+    assert by_name["fcilpt-common_length-1"]["set"] == words
+    assert {(cell["clients"], cell["partition"]) for cell in cells} == {("1", "iid")}
+    message = output_of("reproduce", "fcilpt/fig8", "--reading", "print", code=1)
+    assert "--reading does not go with a figure; leave it or fcilpt/Fig8 out" in message
+
+
+def test_pair_distance_by_hand():
+    """Two clients, two classes: distances 5 and 0; lengths 0, 5, 3 and 3 have the mean 2.75."""
+    prototypes = torch.tensor([[[0.0, 0.0], [3.0, 0.0]], [[3.0, 4.0], [3.0, 0.0]]])
+    assert pair_distance(prototypes) == pytest.approx(2.5 / 2.75)
+
+
+def test_operations_of_an_answer_by_hand():
+    """ViT-B/16: 197 tokens, 768 dimensions, 12 blocks; the last one answers for one token only.
+
+    A product of n x k and k x m has 2 n k m operations. A prefix of 100 keys and values in five
+    blocks adds to the attention only.
+    """
+    settings = Settings.for_dataset("cifar100", protocol="hgp")
+    tokens, width = 197, 768
+    attention = 2 * 2 * tokens * tokens * width
+    block = 2 * tokens * 12 * width**2 + attention
+    last = 2 * tokens * 3 * width**2 + 2 * 2 * tokens * width + 2 * 9 * width**2
+    plain = 2 * 196 * width * width + 11 * block + last + 2 * width * 100
+    assert inference_operations(create_method("fedavg"), settings) == plain
+    prefixes = 5 * 2 * 2 * tokens * 100 * width
+    hgp = create_method("hgp", prefix_len=100)
+    assert inference_operations(hgp, settings) == plain + prefixes
+
+
+def test_clients_before_the_first_synchronisation(monkeypatch, tmp_path):
+    """One run has the records of both figures; each client answers for all test images."""
+    monkeypatch.chdir(tmp_path)
+    lines = output_of("reproduce", "hgp/Fig1", *ON_DIGITS).splitlines()
+    out = tmp_path / "results/hgp-Fig1"
+    assert "results/hgp-Fig1/hgp-Fig1-fedavg-fine-tuned.png" in lines
+    folder = next(out.glob("*no-rebalance")) / "hgp/seed0"
+    records = [record for record in read(folder) if record["kind"] == "first round"]
+    assert [record["task"] for record in records] == [0, 1, 2]
+    assert records[0]["distance"] > 0
+    assert all(sum(c["histogram"]) == 4 * 4 for c in records[0]["clients"])
+    figure = find_figure("hgp/Fig1")
+    heat = pictures(figure, out)[1]
+    assert heat.values.tolist() == [c["histogram"] for c in records[0]["clients"]]
+    (curves,) = pictures(msgspec.structs.replace(figure, draw="distances"), out)
+    assert curves.curves["hgp (no-rebalance)"].tolist() == [[r["distance"] for r in records]]
+    (points,) = pictures(msgspec.structs.replace(figure, draw="traffic", metric="FAA"), out)
+    ((mb, _),) = points.points["fedavg (fine-tuned)"]
+    assert 1 < mb < 5  # vit_nano_32 has 600,000 weights of 4 bytes
+
+
+def test_a_sweep_is_a_curve_over_its_values(make_run, tmp_path):
+    """The accuracies are means over two tasks; that of the second is 80."""
+    figure = find_figure("pilora/AppB1")
+    for name, accuracy in zip(grid(figure), (10.0, 20.0, 30.0, 40.0, 50.0), strict=True):
+        make_run(tmp_path / name, {"pilora": {0: accuracy, 1: accuracy + 2}})
+    (curves,) = pictures(figure, tmp_path)
+    assert curves.positions["pilora"].tolist() == [0, 3, 6, 9, 11]
+    assert curves.curves["pilora"].tolist() == [[45, 50, 55, 60, 65], [46, 51, 56, 61, 66]]
+    assert (curves.x, curves.y) == ("blocks", "A_N, %")
