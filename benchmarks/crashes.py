@@ -55,7 +55,8 @@ ASIDE = {
     "started",
     "bytes_per_second",
 }
-IGNORED_FILES = (".lock", "filler", "log.txt")  # the log has the time of every line
+# the log has the time of every line, the database of a search that of every trial
+IGNORED_FILES = (".lock", "filler", "log.txt", "fedavg.db")
 CONCURRENT = "the same command meanwhile"
 DISK = 64_000_000  # bytes of the small file system
 
