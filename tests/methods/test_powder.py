@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from fczoo import Batch, Task, Tree, create_method
 from fczoo.baselines._powder_correlation import (
