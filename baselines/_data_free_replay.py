@@ -174,6 +174,33 @@ def batch_moments(values: Tensor) -> Moments:
     return Moments(values.mean(0), values.var(0, unbiased=False))
 
 
+def layer_distance(
+    moments: Sequence[Moments], prior: Sequence[Moments], averages: Sequence[Moments]
+) -> Tensor | float:
+    """Compute the distance of the layers' statistics to the prior, summed over layers.
+
+    Args:
+        moments: Moments of the batch, by layer.
+        prior: Moments that it should have.
+        averages: Moments of earlier rounds, of which nine tenths count; empty in the first round.
+    """
+    total: Tensor | float = 0.0
+    for batch, target in zip(mix_moments(moments, averages), prior, strict=True):
+        total = total + (target.variance - batch.variance).norm()
+        total = total + (target.mean - batch.mean).norm()
+    return total
+
+
+def mix_moments(moments: Sequence[Moments], averages: Sequence[Moments]) -> list[Moments]:
+    """Return 0.1 of the moments and 0.9 of the averages; the moments where there are none."""
+    if not averages:
+        return list(moments)
+    return [
+        Moments(*(0.1 * new + 0.9 * old for new, old in zip(batch, average, strict=True)))
+        for batch, average in zip(moments, averages, strict=True)
+    ]
+
+
 def enlarge(images: Tensor, size: int) -> Tensor:
     """Resize images bilinearly to the input of the backbone.
 

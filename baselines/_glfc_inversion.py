@@ -18,6 +18,15 @@ CHANNELS = 12
 FLAT = CHANNELS * 8 * 8
 
 
+def lenet_shapes(classes: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights ``lenet.*`` for a number of classes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(len(STRIDES)):
+        shapes[f"lenet.conv{i}.weight"] = (CHANNELS, CHANNELS if i else 3, 5, 5)
+        shapes[f"lenet.conv{i}.bias"] = (CHANNELS,)
+    return shapes | {"lenet.linear.weight": (classes, FLAT), "lenet.linear.bias": (classes,)}
+
+
 def lenet(classes: int, rng: torch.Generator) -> Tree:
     """Create the small fixed network: three convolutions of 12 channels and a linear layer.
 
@@ -30,14 +39,9 @@ def lenet(classes: int, rng: torch.Generator) -> Tree:
     Returns:
         Weights ``lenet.*``.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for i in range(len(STRIDES)):
-        shapes[f"lenet.conv{i}.weight"] = (CHANNELS, CHANNELS if i else 3, 5, 5)
-        shapes[f"lenet.conv{i}.bias"] = (CHANNELS,)
-    shapes |= {"lenet.linear.weight": (classes, FLAT), "lenet.linear.bias": (classes,)}
     return {
         name: torch.empty(shape).uniform_(-0.5, 0.5, generator=rng)
-        for name, shape in shapes.items()
+        for name, shape in lenet_shapes(classes).items()
     }
 
 

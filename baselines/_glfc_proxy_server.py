@@ -15,7 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines._glfc_inversion import SIZE, image_gradient, lenet, reconstruct, to_lenet_size
+from fczoo.baselines._glfc_inversion import (
+    SIZE,
+    image_gradient,
+    lenet,
+    lenet_shapes,
+    reconstruct,
+    to_lenet_size,
+)
 from fczoo.baselines._glfc_task_detection import TaskDetection
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
@@ -173,7 +180,9 @@ class BestOldModel(TaskDetection):
     # --- server
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        gradients = [p for p in (p.only("image_gradient.") for p in payloads) if p]
+        # a gradient is of the whole small network: a part of one cannot be inverted
+        names = {f"image_gradient.{name}" for name in lenet_shapes(1)}
+        gradients = [p for p in (p.only("image_gradient.") for p in payloads) if p.keys() == names]
         pool = {k: torch.cat([g[k] for g in gradients]) for k in gradients[0]} if gradients else {}
         return {**average([p.drop("image_gradient.") for p in payloads]), **pool}
 

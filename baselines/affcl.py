@@ -44,6 +44,7 @@ class AFFCL(TunedBackbone):
     noise from which features are made. No image is kept.
     """
 
+    title = "AF-FCL"
     paper = (
         'Wuerkaixi et al., "Accurate Forgetting for Heterogeneous Federated Continual Learning", '
         "ICLR 2024, arXiv 2502.14205"

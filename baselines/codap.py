@@ -72,6 +72,7 @@ class CODAPrompt(PromptedHead):
     are drawn by the server, orthogonal to the old.
     """
 
+    title = "CODA-P"
     paper = (
         'Smith et al., "CODA-Prompt: COntinual Decomposed Attention-based Prompting for '
         'Rehearsal-Free Continual Learning", CVPR 2023'

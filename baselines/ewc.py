@@ -6,7 +6,6 @@ Kirkpatrick et al., PNAS 2017.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fczoo.baselines.finetune import TunedLinearHead
@@ -17,7 +16,7 @@ from fczoo.core.registry import register_method
 from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
-from fczoo.functional.fisher import fisher_sums
+from fczoo.functional.fisher import fisher_sums, true_fisher_sums
 
 LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
 
@@ -135,14 +134,12 @@ class EWC(TunedLinearHead):
             scores = self.logits(backbone, params, one)[:, task.start : task.stop].log_softmax(-1)
             return scores.gather(1, one.y[:, None] - task.start)[:, 0]
 
-        by_probability, params = self.fisher != "empirical", self.trained_part(tree)
-        labels = [self._relabel(batch, task).y]
+        params = self.trained_part(tree)
         if self.fisher == "true":
-            labels = [torch.full_like(batch.y, c) for c in range(task.start, task.stop)]
-        sums = {k: torch.zeros_like(v) for k, v in params.items()}
-        for y in labels:
-            squares = fisher_sums(log_likelihood, params, batch._replace(y=y), by_probability)
-            sums = {k: v + squares[k] for k, v in sums.items()}
+            sums = true_fisher_sums(log_likelihood, params, batch, task)
+        else:
+            weighted = self.fisher == "weighted"
+            sums = fisher_sums(log_likelihood, params, self._relabel(batch, task), weighted)
         return {f"fisher.{k}": v for k, v in sums.items()}
 
     def _relabel(self, batch: Batch, task: Task) -> Batch:

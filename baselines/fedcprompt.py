@@ -29,6 +29,7 @@ class FedCPrompt(CODAPrompt):
     components (prompt, key, attention) in each prompted block, and the linear head.
     """
 
+    title = "Fed-CPrompt"
     paper = (
         'Bagwe et al., "Fed-CPrompt: Contrastive Prompt for Rehearsal-Free Federated '
         'Continual Learning", FL-ICML 2023'

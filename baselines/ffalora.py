@@ -31,13 +31,12 @@ class FFALoRA(LinearHead):
     """LoRA whose A matrices are drawn once and stay: averaging B averages the product B A exactly.
 
     Trained and sent: B on all linear layers of the chosen blocks, and the linear head. q, k, v
-    share an A.
+    share an A. Layers, rank, rate and weight decay are those with which fed-mammoth runs it on
+    vision transformers; the paper has language models.
     """
 
-    paper = (
-        'Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024; '
-        "form of fed-mammoth (Salami et al.)"
-    )
+    title = "FFA-LoRA"
+    paper = 'Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024'
     formulas = r"""
     $$B = \sum_k \frac{n_k}{n} B_k$$
 

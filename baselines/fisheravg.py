@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch import Tensor
 
 from fczoo.baselines.finetune import TunedWithStatistics
 from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
 from fczoo.core.registry import register_method
 from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context, ServerAggregator
-from fczoo.functional.fisher import fisher_sums
+from fczoo.functional.fisher import fisher_sums, true_fisher_sums
 from fczoo.functional.heads import head_logits
 
 EPSILON = 1e-12  # weight of a parameter on which a client's images do not depend
@@ -24,19 +26,24 @@ class FisherAvg(TunedWithStatistics):
     """FedAvg in which each parameter counts by how much the client's images depend on it.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs; as much again of
-    Fisher information, squared gradients summed over the client's images, every round. Where
+    Fisher information, from squared gradients of the client's images, every round. Where
     no one's images depend on a parameter it is the plain mean.
     """
 
-    paper = (
-        'Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022; '
-        "form of fed-mammoth"
-    )
+    paper = 'Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022'
     formulas = r"""
     $$\theta = \frac{\sum_k F_k \odot \theta_k}{\sum_k F_k}$$
 
-    $$F_k = \sum_{x \in D_k} p_y (\nabla_\theta \log p_y)^2$$
+    $$F_k = \frac{1}{n_k} \sum_{x \in D_k} \sum_c p_c (\nabla_\theta \log p_c)^2$$
+
+    $c$ are the classes of the task.
     """
+
+    fisher: Literal["true", "weighted"] = option(
+        "true",
+        "mean over a client's images, of all classes of the task, each weighted by its probability "
+        "(paper); or sum over the images, of only their labels (HGP's code)",
+    )
 
     def training(self) -> Training:
         training = super().training()
@@ -52,8 +59,8 @@ class FisherAvg(TunedWithStatistics):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Client, after every round: F_k = sum_x p_y (grad log p_y)^2, image by image. As a sum it
-        # gives clients with more images more weight.
+        # Client, after every round: squared gradients summed image by image, from which the server
+        # takes the mean. With ``weighted`` it takes the sum, so that more images have more weight.
         task = ctx.task
 
         def log_likelihood(trained: Tree, one: Batch) -> Tensor:
@@ -61,7 +68,11 @@ class FisherAvg(TunedWithStatistics):
             scores = logits[:, task.start : task.stop].log_softmax(-1)
             return scores.gather(1, one.y[:, None] - task.start)[:, 0]
 
-        return {f"fisher.{k}": v for k, v in fisher_sums(log_likelihood, tree, batch).items()}
+        if self.fisher == "true":
+            sums = true_fisher_sums(log_likelihood, tree, batch, task)
+        else:
+            sums = fisher_sums(log_likelihood, tree, batch)
+        return {f"fisher.{k}": v for k, v in sums.items()}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         """Compute theta = sum_k F_k theta_k / sum_k F_k, entry by entry.
@@ -80,8 +91,9 @@ class FisherAvg(TunedWithStatistics):
         products = []
         for payload in payloads:
             tree: Tree = {}
+            images = payload.num_samples if self.fisher == "true" else 1
             for name, start in first.items():
-                fisher = payload[f"fisher.{name}"].double() + EPSILON
+                fisher = payload[f"fisher.{name}"].double() / images + EPSILON
                 tree |= {f"fisher.{name}": fisher, name: fisher * (payload[name] - start)}
             products.append(payload.holding(tree))
         mean = average(products)

@@ -35,6 +35,7 @@ class ICaRL(TunedLinearHead, Rehearsal):
     the model: the teacher, one copy of what is trained; exemplars at the client.
     """
 
+    title = "iCaRL"
     paper = 'Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017'
     formulas = r"""
     Binary cross-entropy of the sigmoids, mean over the classes seen:

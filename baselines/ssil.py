@@ -32,6 +32,7 @@ class SSIL(TunedLinearHead, Rehearsal):
     client.
     """
 
+    title = "SS-IL"
     paper = 'Ahn et al., "SS-IL: Separated Softmax for Incremental Learning", ICCV 2021'
     formulas = r"""
     $$L = -\log \operatorname{softmax}_{c \in S(y)}(z)_y

@@ -27,6 +27,7 @@ class STSAE(STSA):
     cuts the estimate is the Gram matrix. The server must see each client's sums by itself.
     """
 
+    title = "STSA-E"
     formulas = r"""
     $$G_c = \frac{N_c - 1}{J_c - 1} \sum_j \frac{s_{j,c} s_{j,c}^\top}{n_{j,c}}
     - \frac{N_c - J_c}{(J_c - 1) N_c} Q_c Q_c^\top$$

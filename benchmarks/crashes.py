@@ -1,11 +1,13 @@
 """Kill real runs at random moments, run the same command again, and compare with an unhurt run.
 
     python benchmarks/crashes.py --trials 10
+    python benchmarks/crashes.py --runs scaffold,together,tune --faults SIGKILL
 
-Every trial is one run of ``fczoo bench`` in a separate process (forked, so that it starts at
-once). A fault hits it at a moment drawn over the length of an unhurt run; then the same command
-runs again until it ends well. A trial survives when every file equals the unhurt run's byte by
-byte, with times, memory and the command line left out. Linux only.
+Every trial is one command in a separate process (forked, so that it starts at once): ``fczoo
+bench`` with a method, or one of ``COMMANDS``. A fault hits it at a moment drawn over the length of
+an unhurt run; then the same command runs again until it ends well. A trial survives when no
+process prints a traceback and every file equals the unhurt run's byte by byte, with times, memory
+and the command line left out. Linux only.
 """
 
 import argparse
@@ -34,6 +36,15 @@ SIZE = {
     "train-per-class": 16,
     "test-per-class": 4,
 }
+COMMANDS = {
+    "diagnostics": "bench --methods fedavg --diagnostics",
+    "together": "bench --methods hgp --together 3",
+    "scaffold": "bench --methods fedavg --local scaffold --attack sign-flip:2 --attackers 0.34",
+    "jobs": "bench --methods fedncm,hgp --jobs 2",
+    "ray": "bench --methods fedncm,hgp --executor ray --jobs 2",
+    "tune": "tune --methods fedavg --trials 3",
+}
+"""Runs that are more than one method, by name."""
 ASIDE = {
     "sha256",
     "seconds",
@@ -44,23 +55,26 @@ ASIDE = {
     "started",
     "bytes_per_second",
 }
-IGNORED_FILES = (".lock", "filler", "log.txt")  # the log has the time of every line
+# the log has the time of every line, the database of a search that of every trial
+IGNORED_FILES = (".lock", "filler", "log.txt", "fedavg.db")
+CONCURRENT = "the same command meanwhile"
 DISK = 64_000_000  # bytes of the small file system
 
 
-def bench(method, out, log):
-    """Run ``fczoo bench`` in the child process."""
+def command(run, out, log):
+    """Execute the command of a run in the child process."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from fczoo.cli.app import main
 
     size = [f"--{name}={value}" for name, value in SIZE.items()]
-    main(["bench", "--methods", method, *size, "--device", "cpu", "--out", str(out)])
+    words = COMMANDS.get(run, f"bench --methods {run}").split()
+    main([*words, *size, "--device", "cpu", "--out", str(out)])
 
 
-def start(method, out, log):
+def start(run, out, log):
     """Start a run in a child process."""
-    process = multiprocessing.get_context("fork").Process(target=bench, args=(method, out, log))
+    process = multiprocessing.get_context("fork").Process(target=command, args=(run, out, log))
     process.start()
     return process
 
@@ -107,10 +121,19 @@ def limit_memory(pid):
     )
 
 
+def move(folder, replace):
+    """Move the run folder away; ``replace`` puts an empty one in its place."""
+    (folder / "run").rename(folder / "moved")
+    if replace:
+        (folder / "run").mkdir()
+
+
 FAULTS = {
     "SIGKILL": lambda pid, folder: os.kill(pid, signal.SIGKILL),
     "SIGTERM": lambda pid, folder: os.kill(pid, signal.SIGTERM),
     "SIGINT": lambda pid, folder: os.kill(pid, signal.SIGINT),
+    "SIGHUP": lambda pid, folder: os.kill(pid, signal.SIGHUP),
+    "SIGQUIT": lambda pid, folder: os.kill(pid, signal.SIGQUIT),
     "SIGINT twice": lambda pid, folder: (
         os.kill(pid, signal.SIGINT),
         time.sleep(0.05),
@@ -121,6 +144,9 @@ FAULTS = {
     ),
     "memory limit": lambda pid, folder: limit_memory(pid),
     "full disk": lambda pid, folder: fill(folder),
+    "folder moved": lambda pid, folder: move(folder, replace=False),
+    "folder replaced": lambda pid, folder: move(folder, replace=True),
+    CONCURRENT: lambda pid, folder: None,
 }
 
 
@@ -142,29 +168,37 @@ def open_folder(small):
         shutil.rmtree(folder)
 
 
-def try_fault(method, fault, delay, expected):
-    """Return the first attempt's exit code, the number of attempts, and the files that differ."""
+def try_fault(run, fault, delay, expected):
+    """Return the first attempt's exit code, the number of attempts, and what is wrong."""
     with open_folder(small=fault == "full disk") as folder:
         out, log = folder / "run", Path(tempfile.gettempdir()) / f"crashes-{os.getpid()}.log"
-        process = start(method, out, log)
+        process, other = start(run, out, log), None
         time.sleep(delay)
         if process.is_alive():
             with suppress(ProcessLookupError, FileNotFoundError):  # it may end this very moment
                 FAULTS[fault](process.pid, folder)
+            other = start(run, out, log) if fault == CONCURRENT else None
         process.join()
+        if other:
+            other.join()
         first, attempts = process.exitcode, 1
         (folder / "filler").unlink(missing_ok=True)
+        if (folder / "moved").is_dir():
+            shutil.rmtree(out, ignore_errors=True)
+            (folder / "moved").rename(out)
         while process.exitcode != 0 and attempts < 4:
-            process = start(method, out, log)
+            process = start(run, out, log)
             process.join()
             attempts += 1
+        problems = []
         if "Traceback" in log.read_text():
             print(log.read_text(), file=sys.stderr)
+            problems.append("a traceback")
         log.unlink()
         contents = read_contents(out)
         names = sorted(contents.keys() | expected.keys())
-        different = [name for name in names if contents.get(name) != expected.get(name)]
-        return first, attempts, different
+        problems += [name for name in names if contents.get(name) != expected.get(name)]
+        return first, attempts, problems
 
 
 def can_mount():
@@ -181,46 +215,52 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--methods", default="hgp,pilora,fppl,fcilpt,fedncm")
+    parser.add_argument(
+        "--runs",
+        default="hgp,pilora,fppl,fcilpt,fedncm",
+        help=f"methods, or of {', '.join(COMMANDS)}",
+    )
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument(
-        "--trials", type=int, default=10, help="of every fault, spread over the methods"
+        "--trials", type=int, default=10, help="of every fault, spread over the runs"
     )
+    parser.add_argument("--rounds", type=int, default=SIZE["rounds"], help="of every task")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    SIZE["rounds"] = options.rounds
     import fczoo.runner.sweep  # noqa: F401 - imported here so that the children start at once
     from fczoo.core.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS
 
     for registry in (AGGREGATORS, DATASETS, METHODS, PARTITIONERS):
         registry.names()
 
-    rng, methods, rows = random.Random(options.seed), options.methods.split(","), []
+    rng, runs, rows = random.Random(options.seed), options.runs.split(","), []
     expected, length = {}, {}
-    for method in methods:
+    for run in runs:
         with open_folder(small=False) as folder:
             begin = time.perf_counter()
-            process = start(method, folder / "run", folder / "log")
+            process = start(run, folder / "run", folder / "log")
             process.join()
             assert process.exitcode == 0, (folder / "log").read_text()
-            length[method] = time.perf_counter() - begin
-            expected[method] = read_contents(folder / "run")
+            length[run] = time.perf_counter() - begin
+            expected[run] = read_contents(folder / "run")
     faults = [f for f in options.faults.split(",") if f != "full disk" or can_mount()]
     for fault in faults:
         codes, failures, attempts = Counter(), [], 0
         for i in range(options.trials):
-            method = methods[i % len(methods)]
-            first, tries, different = try_fault(
-                method, fault, rng.uniform(0, length[method]), expected[method]
-            )
+            run = runs[i % len(runs)]
+            delay = rng.uniform(0, length[run])
+            first, tries, problems = try_fault(run, fault, delay, expected[run])
             codes[first] += 1
             attempts = max(attempts, tries)
-            if different:
-                failures.append((method, different))
+            print(f"{fault}: {run} after {delay:.1f} s: {first}", file=sys.stderr, flush=True)
+            if problems:
+                failures.append((run, problems))
         hit = options.trials - codes[0]
         exits = ", ".join(f"{c}: {n}" for c, n in sorted(codes.items()))
         rows.append([fault, options.trials, hit, options.trials - len(failures), attempts, exits])
-        for method, different in failures:
-            print(f"{fault}: {method} differs in {', '.join(different)}", file=sys.stderr)
+        for run, problems in failures:
+            print(f"{fault}: {run}: {', '.join(problems)}", file=sys.stderr, flush=True)
     print(
         tabulate(
             rows, ["fault", "tried", "ended the run", "survived", "most attempts", "exit codes"]

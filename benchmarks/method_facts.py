@@ -28,6 +28,7 @@ SHORT = {
     "class variances": "variances",
     "second moments": "moments",
     "gradients of single images": "gradients",
+    "losses": "losses",
 }
 """What is trained or sent -> its word in a narrow column."""
 

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
 from fczoo.data.folder_scan import normalise_path, read_list
-from fczoo.data.image_files import ImageFiles
+from fczoo.data.image_files import ImageFiles, make_rows
 
 PLACE = "http://csr.bu.edu/ftp/visda/2019/multi-source/"
 DOMAINS = {  # path and MD5 of the archive, MD5 of the lists of training and test images
@@ -110,9 +108,7 @@ class DomainNet(Dataset):
         Raises:
             FczooError: A list is missing or has a line that does not fit.
         """
-        files: list[str] = []
-        labels: list[int] = []
-        domains: list[int] = []
+        rows: list[tuple[str, int, int]] = []
         for number, domain in enumerate(self.domains):
             list_file = folder / f"{domain}_{part}.txt"
             if not list_file.is_file():
@@ -130,14 +126,5 @@ class DomainNet(Dataset):
                         "class's number"
                     )
                     raise FczooError(f"{problem}; the copy is damaged")
-                files.append(file)
-                labels.append(int(label))
-                domains.append(number)
-        return ImageFiles(
-            self.name,
-            folder,
-            tuple(files),
-            np.array(labels, np.int64),
-            256,
-            np.array(domains, np.int64),
-        )
+                rows.append((file, int(label), number))
+        return make_rows(self.name, folder, rows, 256)

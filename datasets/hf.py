@@ -41,11 +41,10 @@ class HuggingFace(Dataset):
         Args:
             source: Folder below the data root, or name on the hub, and named columns.
         """
-        from fczoo.data.hub_files import PREFIX, parse_source
+        from fczoo.data.hub_files import parse_source
 
         folder, columns = parse_source(source)
-        values = {"name": PREFIX + source, "folder": folder, "columns": columns}
-        return type(cls.__name__, (cls,), {**values, "__doc__": cls.__doc__})
+        return cls.variant(source, folder=folder, columns=columns)
 
     @property
     def can_download(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
 from fczoo.data.folder_layout import read_folders
-from fczoo.data.image_files import class_names
+from fczoo.data.folder_scan import class_names
 
 
 @register_dataset("imagenet_a")

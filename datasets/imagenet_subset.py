@@ -7,8 +7,8 @@ from fczoo.core.registry import register_dataset
 from fczoo.core.seeds import numpy_stream
 from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
 from fczoo.data.folder_layout import find_parts
-from fczoo.data.folder_scan import subfolders
-from fczoo.data.image_files import class_names, two_folders
+from fczoo.data.folder_scan import class_names, subfolders
+from fczoo.data.image_files import two_folders
 
 SEED = 0  # of the draw; another one is another data set
 

@@ -7,10 +7,9 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
-from fczoo.data.folder_scan import has_images, normalise_path, read_list, subfolders
+from fczoo.data.folder_scan import class_names, has_images, normalise_path, read_list, subfolders
 from fczoo.data.image_files import (
     ImageFiles,
-    class_names,
     list_images,
     make_part,
     scan_classes,

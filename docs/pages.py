@@ -25,6 +25,7 @@ from fczoo.core.options import describe_type, quirks, spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.core.training import Training
 from fczoo.core.types import OPTIONAL, Batch, Context, ServerContext
+from fczoo.models.card import method_entries
 from fczoo.papers.compare import plus_minus
 from fczoo.protocols.registry import PROTOCOLS, RELEASES
 from fczoo.reports.runs import Experiment, read_experiments
@@ -137,7 +138,8 @@ def _method_page(cls: type[Method]) -> str:
         )
         head = ["benchmark", "row", *METRIC_COLUMNS, "seeds"]
         parts += ["## Results", about, _table(rows, head)]
-    return "\n\n".join([*parts, "## Citation", f"{cls.paper}."])
+    entries = _literal("\n\n".join(method_entries(cls)), "bibtex")
+    return "\n\n".join([*parts, "## Citation", f"{cls.paper}.", entries])
 
 
 @cache

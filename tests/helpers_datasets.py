@@ -1,5 +1,6 @@
 """Small imitations of every data set of image files, in its published layout."""
 
+import gzip
 import io
 import pickle
 import struct
@@ -205,6 +206,100 @@ def fashionmnist(root: Path) -> None:
         )
 
 
+def svhn(root: Path) -> None:
+    folder = root / "svhn"
+    folder.mkdir(parents=True)
+    for name, count in (("train", 20), ("test", 10)):  # label 10 is the digit 0
+        pixels = np.broadcast_to(np.arange(count, dtype=np.uint8), (32, 32, 3, count))
+        labels = np.array([[i % 10 or 10] for i in range(count)], np.uint8)
+        savemat(folder / f"{name}_32x32.mat", {"X": pixels, "y": labels})
+
+
+def emnist(root: Path) -> None:
+    """Write the splits ``balanced`` and ``letters``; the second pixel of a column is 99."""
+    folder = root / "EMNIST" / "gzip"
+    folder.mkdir(parents=True)
+    for split, classes, first in (("balanced", 47, 0), ("letters", 26, 1)):
+        for part in ("train", "test"):
+            pixels = np.repeat(np.arange(classes, dtype=np.uint8), 784).reshape(-1, 28, 28)
+            pixels[:, 0, 1] = 99
+            images = struct.pack(">4i", 2051, classes, 28, 28) + pixels.tobytes()
+            labels = struct.pack(">2i", 2049, classes) + bytes(i + first for i in range(classes))
+            for kind, content in (("images-idx3", images), ("labels-idx1", labels)):
+                file = folder / f"emnist-{split}-{part}-{kind}-ubyte.gz"
+                file.write_bytes(gzip.compress(content))
+
+
+def medmnist(root: Path) -> None:
+    """Write a grey and a coloured set."""
+    for name, classes, channels in (("organamnist", 11, ()), ("bloodmnist", 8, (3,))):
+        (root / name).mkdir(parents=True)
+        arrays = {}
+        for part in ("train", "val", "test"):
+            column = np.arange(classes, dtype=np.uint8).reshape(-1, 1, 1, *[1 for _ in channels])
+            arrays[f"{part}_images"] = np.broadcast_to(column, (classes, 28, 28, *channels))
+            arrays[f"{part}_labels"] = np.arange(classes, dtype=np.uint8)[:, None]
+        np.savez(root / name / f"{name}.npz", **arrays)
+
+
+def parts_of_classes(root: Path, classes: int) -> None:
+    """Write ``train/CLASS/*`` and ``test/CLASS/*``, as LAMDA-PILOT cuts data sets."""
+    for i in range(classes):
+        write(root / "train" / f"{i:03d}", i % 200, ["a.jpg"])
+        write(root / "test" / f"{i:03d}", i % 200, ["b.jpg"])
+
+
+def omnibenchmark(root: Path) -> None:
+    parts_of_classes(root / "omnibenchmark", 300)
+
+
+def objectnet(root: Path) -> None:
+    parts_of_classes(root / "objectnet", 200)
+
+
+def vtab(root: Path) -> None:
+    parts_of_classes(root / "vtab", 50)
+
+
+def officehome(root: Path) -> None:
+    for domain in ("Art", "Clipart", "Product", "Real World"):
+        for i in range(65):
+            folder = root / "OfficeHomeDataset_10072016" / domain / f"Thing_{i:02d}"
+            write(folder, i, ["00001.jpg", "00002.jpg"])
+
+
+def pacs(root: Path) -> None:
+    """Write two images for training and one for testing per class and domain."""
+    for domain in ("art_painting", "cartoon", "photo", "sketch"):
+        lists = {"train": "", "crossval": "", "test": ""}
+        for i, name in enumerate(
+            ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+        ):
+            write(root / "PACS" / "kfold" / domain / name, i, ["a.jpg", "b.jpg", "c.jpg"])
+            for part, files in (("train", "ab"), ("crossval", "c"), ("test", "abc")):
+                lists[part] += "".join(f"{domain}/{name}/{f}.jpg {i + 1}\n" for f in files)
+        for part, lines in lists.items():
+            (root / "PACS" / f"{domain}_{part}_kfold.txt").write_text(lines)
+
+
+def core50(root: Path) -> None:
+    for session in range(1, 12):
+        for i in range(50):
+            folder = root / "core50" / "core50_128x128" / f"s{session}" / f"o{i + 1}"
+            write(folder, i, [f"C_{session:02d}_{i + 1:02d}_000.png"])
+
+
+def fed_isic2019(root: Path) -> None:
+    """Write three images for training and one for testing per class, in four of the centres."""
+    lines = ["image,MEL,target,center,fold,fold2"]
+    for i in range(8):
+        for j in range(4):
+            name, fold, centre = f"ISIC_{10 * i + j:07d}", ("test" if j == 3 else "train"), j + 1
+            write(root / "fed_isic2019" / "ISIC_2019_Training_Input", i, [f"{name}.jpg"])
+            lines.append(f"{name},0.0,{i},{centre},{fold},{fold}_{centre}")
+    (root / "fed_isic2019" / "train_test_split").write_text("\n".join(lines) + "\n")
+
+
 def hub_tables(classes: Sequence[int], **columns: list[Any]) -> Any:
     """Make a table of Hugging Face's ``datasets`` with one picture per class that is given.
 
@@ -243,5 +338,21 @@ SETS: dict[
     "eurosat": (eurosat, 48, 12, "Land3"),
     "imagenet_subset": (imagenet_subset, 200, 200, ""),
     "domainnet": (domainnet, 690, 690, "some thing 3"),
+    "omnibenchmark": (omnibenchmark, 300, 300, "003"),
+    "objectnet": (objectnet, 200, 200, "003"),
+    "vtab": (vtab, 50, 50, "003"),
+    "officehome": (officehome, 260, 260, "Thing 03"),
+    "pacs": (pacs, 56, 28, "guitar"),
+    "core50": (core50, 400, 150, "plug adapter 4"),
+    "fed_isic2019": (fed_isic2019, 24, 8, "actinic keratosis"),
 }
-ARRAYS = {"cifar10": cifar10, "cifar100": cifar100, "fashionmnist": fashionmnist}
+ARRAYS = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "fashionmnist": fashionmnist,
+    "svhn": svhn,
+    "emnist": emnist,
+    "emnist:letters": emnist,
+    "medmnist:organamnist": medmnist,
+    "medmnist:bloodmnist": medmnist,
+}

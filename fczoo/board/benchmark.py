@@ -19,7 +19,7 @@ from fczoo.core.options import build
 from fczoo.core.registry import METHODS
 from fczoo.federation.environment import digest
 from fczoo.reports.captions import conditions, describe, notes, schedule_sources
-from fczoo.reports.detail_figures import confusion_map, insights
+from fczoo.reports.detail_figures import confusion_maps, insights
 from fczoo.reports.figure import Figure
 from fczoo.reports.figures import accuracy_matrix, overview
 from fczoo.reports.formats import number, sign, to_csv
@@ -186,7 +186,7 @@ def benchmark(
         "choices": choices(tags),
         "charts": [f for f in charts if f["kind"] in ("curves", "points")],
         "others": [f for f in charts if f["kind"] not in ("curves", "points")],
-        "confusion": [chart(figure) for figure in map(confusion_map, lines) if figure],
+        "confusion": [chart(figure) for line in lines for figure in confusion_maps(line)],
         "features": [chart(figure) for figure in more],
         "diagnostics": [chart(figure) for line in lines for figure in insights(line)],
         "notes": notes(experiment),

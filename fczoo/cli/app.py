@@ -21,7 +21,7 @@ from fczoo.cli.pointers import command_pointer, option_pointer
 from fczoo.cli.report import leaderboard, report, submit
 from fczoo.cli.site import site
 from fczoo.cli.tune import tune
-from fczoo.core.errors import FczooError, options_in_messages
+from fczoo.core.errors import OUT_OF_MEMORY, FczooError, lacks_memory, options_in_messages
 from fczoo.core.terminal import lossy_output
 from fczoo.runner.warnings import gather_warnings
 
@@ -92,11 +92,8 @@ class Commands(ExampleGroup):
             file_note = f": {error.filename}" if error.filename else ""
             raise click.ClickException(f"{error.strerror or error}{file_note}") from error
         except (RuntimeError, MemoryError) as error:
-            signs = "out of memory", "can't allocate memory"
-            if isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in signs):
-                raise click.ClickException(
-                    "out of memory; lower --together, --batch-size or --precision"
-                ) from error
+            if lacks_memory(error):
+                raise click.ClickException(OUT_OF_MEMORY) from error
             raise
 
 

@@ -261,6 +261,15 @@ def read_facts() -> dict[str, Facts]:
         return {row["method"]: Facts(**row) for row in csv.DictReader(file)}
 
 
+def group_of(method: str) -> str:
+    """Return the group in which ``fczoo list methods`` shows a method.
+
+    Args:
+        method: Registered name.
+    """
+    return (read_facts().get(method) or _facts_without_measurement(method)).group
+
+
 def _facts_without_measurement(name: str) -> Facts:
     """Return the row of a method that the table does not have, such as a plug-in's."""
     places = {"methods": "fczoo.methods.", "baselines": "fczoo.baselines."}

@@ -306,11 +306,20 @@ def export(folder: Path, style: "ExportFormat", out: Path | None, backbone: str 
 @click.argument(
     "methods", nargs=-1, required=True, metavar="METHODS...", shell_complete=complete(METHODS)
 )
-def cite(methods: tuple[str, ...]) -> None:
-    """Print BibTeX of METHODS and of fczoo."""
-    from fczoo.models.card import bibtex
+@click.option(
+    "--format",
+    "style",
+    type=Name(["bibtex", "text"]),
+    default="bibtex",
+    show_default=True,
+    help="BibTeX entries, or one line per work.",
+)
+def cite(methods: tuple[str, ...], style: str) -> None:
+    """Print references of METHODS and of fczoo."""
+    from fczoo.models.card import bibtex, references
 
     names = [name.strip() for word in methods for name in word.split(",")]
     if not all(names):
         raise FczooError("METHODS has an empty entry; remove it and its comma")
-    click.echo(bibtex([METHODS.canonical_name(name) for name in names]))
+    write = bibtex if style == "bibtex" else references
+    click.echo(write([METHODS.canonical_name(name) for name in names]))

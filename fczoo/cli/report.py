@@ -36,6 +36,20 @@ ARCHIVE = Path("results") / "results.csv"
     ),
 )
 @click.option(
+    "--columns",
+    metavar="SETTING,...",
+    help=(
+        "Print one table over several data sets or settings, as papers have it, with these settings "
+        "in the header: data,partition.  [default metrics: A_N,Avg]"
+    ),
+)
+@click.option(
+    "--rows",
+    metavar="METHOD,...",
+    help="Methods of --columns, in this order.  [default: all, as they were run]",
+)
+@click.option("--group", is_flag=True, help="Put a rule between kinds of methods of --columns.")
+@click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -69,6 +83,9 @@ def report(
     folders: tuple[Path, ...],
     style: str,
     metrics: str | None,
+    columns: str | None,
+    rows: str | None,
+    group: bool,
     html: Path | None,
     figures: Path | None,
     tsne: "ColourBy | None",
@@ -85,7 +102,13 @@ def report(
         raise FczooError(
             "--metrics is for printed tables only; leave out --metrics, or --html and --archive"
         )
-    if archive:
+    if columns is None and (rows is not None or group):
+        raise FczooError("--rows and --group need --columns, such as --columns data,partition")
+    if columns is not None and (html or archive or style in ("csv", "json")):
+        raise FczooError("--columns prints text, markdown or latex; leave out the other output")
+    if columns is not None:
+        click.echo(_paper_table(folders, style, columns, metrics or "A_N,Avg", rows, group))
+    elif archive:
         from fczoo.reports.archive import write_archive
         from fczoo.reports.runs import read_runs
 
@@ -106,11 +129,36 @@ def report(
         from fczoo.cli.arguments import wrap_to_terminal
         from fczoo.reports.formats import report as tables
 
-        names = [name.strip() for name in (metrics or "").split(",") if name.strip()]
+        names = _names(metrics)
         if metrics is not None and not names:
             raise FczooError("--metrics names no metric; give one or more, such as A_N,ECE")
         text = tables(folders, style, names)
         click.echo(wrap_to_terminal(text) if style == "text" else text)
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _paper_table(
+    folders: Sequence[Path], style: str, columns: str, metrics: str, rows: str | None, group: bool
+) -> str:
+    """Return one table over all experiments, as papers print it."""
+    from fczoo.cli.listing import group_of
+    from fczoo.reports.paper_tables import make_paper_table, to_paper
+    from fczoo.reports.runs import read_experiments
+
+    for option, text in (("--columns", columns), ("--metrics", metrics), ("--rows", rows)):
+        if text is not None and not _names(text):
+            raise FczooError(f"{option} names nothing; give names with commas between them")
+    table = make_paper_table(
+        read_experiments(folders),
+        _names(columns),
+        _names(metrics),
+        _names(rows),
+        group_of if group else None,
+    )
+    return to_paper(table, style)
 
 
 def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Points"]]:

@@ -33,6 +33,7 @@ from fczoo.core.registry import (
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.vit_config import ViTConfig
 from fczoo.federation.settings import GROUPS, Settings
+from fczoo.models.card import method_entries
 from fczoo.reports.run_config import protocol_of_value
 from fczoo.reports.text_format import option_word, plain_table
 from fczoo.runner.cost import MOMENTS, MeasuredCost, measure
@@ -75,7 +76,7 @@ def _method_page(cls: type[Method], dataset: str) -> str:
         )
     if cls.dataset_options:
         parts.append("Values by data set:\n" + "\n".join(dataset_values(cls)))
-    return "\n\n".join([*parts, *exchange(method, dataset)])
+    return "\n\n".join([*parts, *exchange(method, dataset), *method_entries(cls)])
 
 
 def dataset_values(cls: type[Method]) -> list[str]:

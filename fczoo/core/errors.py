@@ -18,6 +18,20 @@ _OPTIONS = ContextVar("_OPTIONS", default=False)
 MAX_MESSAGE_CHARACTERS = 160  # characters of another error's message that are repeated
 MAX_ERROR_CHARACTERS = 2000  # characters of a whole message: names in it may come from outside
 
+MEMORY_SIGNS = (
+    *("out of memory", "can't allocate memory", "cannot allocate memory"),
+    "could not create a primitive",  # all that oneDNN says when an allocation fails
+)
+OUT_OF_MEMORY = "out of memory; lower --together, --batch-size or --precision"
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error of Python or torch means that memory is used up."""
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in message for sign in MEMORY_SIGNS)
+    )
+
 
 def printable(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     """Return text from outside as one line that is safe to print, store and encode.

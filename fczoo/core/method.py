@@ -130,6 +130,7 @@ class Method(ABC):
     """
 
     name: ClassVar[str] = ""  # filled by the registry
+    title: ClassVar[str] = ""  # as its paper writes it; empty: the name of the class
     paper: ClassVar[str] = ""
     # Markdown with LaTeX between dollars, for its page in the handbook
     formulas: ClassVar[str] = ""

@@ -224,24 +224,27 @@ def forward_transfer(before: Sequence[float | None], classes: int) -> float:
     return _mean([value - 100 / classes for value in before if value is not None])
 
 
-def base_accuracy(a: Matrix, n: Counts) -> float:
-    """Compute a[T-1][0]: final accuracy on the first task, the base session of few-shot streams.
+def base_accuracy(a: Matrix, n: Counts, base: int = 1) -> float:
+    """Compute sum_{i<b} n_i a[T-1][i] / sum_{i<b} n_i: final accuracy on the first tasks.
 
     Args:
         a: Accuracies [T][i] in percent.
         n: Test images per task.
+        base: Number b of first tasks: 1, the base session of few-shot streams, or those that a
+            kept model had learned.
     """
-    return pooled_accuracy(a[-1][:1], n)
+    return pooled_accuracy(a[-1][:base], n)
 
 
-def novel_accuracy(a: Matrix, n: Counts) -> float:
-    """Compute sum_{i>0} n_i a[T-1][i] / sum_{i>0} n_i: final accuracy on the later tasks.
+def novel_accuracy(a: Matrix, n: Counts, base: int = 1) -> float:
+    """Compute sum_{i>=b} n_i a[T-1][i] / sum_{i>=b} n_i: final accuracy on the later tasks.
 
     Args:
         a: Accuracies [T][i] in percent.
         n: Test images per task.
+        base: Number b of first tasks, which are left out.
     """
-    return pooled_accuracy(a[-1][1:], n[1:])
+    return pooled_accuracy(a[-1][base:], n[base:])
 
 
 def harmonic_mean(a: Matrix, n: Counts) -> float:
@@ -256,6 +259,16 @@ def harmonic_mean(a: Matrix, n: Counts) -> float:
     """
     base, novel = base_accuracy(a, n), novel_accuracy(a, n)
     return 2 * base * novel / (base + novel) if base + novel else 0.0
+
+
+def base_novel_mean(a: Matrix, n: Counts) -> float:
+    """Compute (b + v) / 2 of base accuracy b and novel accuracy v, UOPP's code's "harmonic" mean.
+
+    Args:
+        a: Accuracies [T][i] in percent.
+        n: Test images per task.
+    """
+    return (base_accuracy(a, n) + novel_accuracy(a, n)) / 2
 
 
 def intransigence(a: Matrix, reference: Matrix, n: Counts) -> float:
@@ -299,6 +312,7 @@ BASE_METRICS: dict[str, Metric] = {  # of streams with a base task
     "base": base_accuracy,
     "novel": novel_accuracy,
     "harmonic": harmonic_mean,
+    "base_novel_mean": base_novel_mean,
 }
 
 

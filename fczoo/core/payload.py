@@ -39,6 +39,7 @@ Content = Literal[
     "class variances",
     "second moments",
     "gradients of single images",
+    "losses",
 ]
 """Content that a tensor discloses about the data behind it."""
 

@@ -1,10 +1,12 @@
 """Tasks, and partitioners of their images: the part of the contract that needs no torch."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+
+NUMBERS = ("index", "start", "stop", "classes", "count")  # fields of a task in files
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,27 @@ class Task:
     stop: int  # one past the last class seen so far
     classes: int  # over all tasks
     count: int  # number of tasks
+    # original label of each class of the run; known to ``begin_task`` only, and part of no record
+    class_order: tuple[int, ...] = field(default=(), compare=False, repr=False, kw_only=True)
 
     @property
     def size(self) -> int:
         """Return the number of its classes."""
         return self.stop - self.start
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, int]) -> "Task":
+        """Create the task of a record.
+
+        Args:
+            record: Its numbers, as files and requests have them.
+        """
+        return cls(*(record[name] for name in NUMBERS))
+
+    @property
+    def record(self) -> dict[str, int]:
+        """Return its numbers, as files and requests have them."""
+        return {name: getattr(self, name) for name in NUMBERS}
 
     @property
     def returning(self) -> bool:

@@ -176,8 +176,9 @@ class Training:
     own_models: bool = False
     # note under every table of the method's results, such as an upper bound
     table_note: str = ""
-    # (task, round) -> prefixes trained in that round; None: all of optims
-    active_prefixes: Callable[[Task, int], Collection[str]] | None = None
+    # (task, round) -> prefixes trained in that round, or their optimizers where these differ from
+    # optims by task; None: all of optims
+    active_prefixes: Callable[[Task, int], Collection[str] | Mapping[str, Optim]] | None = None
 
     def __new__(cls, *values: Any, **named: Any) -> "Training":
         """Raise TypeError for old options, with the new names."""
@@ -228,6 +229,8 @@ class Training:
         if self.active_prefixes is None:
             return self.optims
         chosen = self.active_prefixes(task, round)
+        if isinstance(chosen, Mapping):
+            return chosen
         return {prefix: optim for prefix, optim in self.optims.items() if prefix in chosen}
 
 

@@ -40,6 +40,8 @@ class Batch(NamedTuple):
     position: Tensor = torch.empty(0, dtype=torch.int64)
     # [B, n] uniform in [0, 1); [B, 0] for a method that asks for none
     draws: Tensor = torch.empty(0, 0)
+    # [B] local epoch of the round in training, from 0; [0] elsewhere
+    epoch: Tensor = torch.empty(0, dtype=torch.int64)
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average a tensor over the real samples. Every loss averages through this.

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import DATASETS
@@ -144,6 +144,17 @@ class Dataset(ABC):
         Raises:
             FczooError: Data are missing or corrupt; the message says which and how to get them.
         """
+
+    @classmethod
+    def variant(cls, source: str, **values: Any) -> "type[Dataset]":
+        """Return the data set ``NAME:SOURCE``, for ``select`` of a class that reads several.
+
+        Args:
+            source: What follows the name and a colon.
+            **values: Its class attributes that differ.
+        """
+        values |= {"name": f"{cls.name}:{source}", "__doc__": cls.__doc__}
+        return type(cls.__name__, (cls,), values)
 
     @property
     def can_download(self) -> bool:

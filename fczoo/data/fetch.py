@@ -44,6 +44,7 @@ ALWAYS_ALLOWED = 1 << 20  # unpacked bytes that need no ratio
 BLOCK = 1 << 20  # bytes that are copied at once
 # bytes that a member counts at least, as a block of the disk: empty files add up too
 SMALLEST = 4096
+PLAIN = (".txt", ".mat", ".npz", "")  # suffixes of files that are stored as they come
 BROKEN_ARCHIVE = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -74,6 +75,8 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
     """
     dataset: Dataset = DATASETS.get(name)()
     name, root = dataset.name, (root or home() / "data").expanduser()
+    if not dataset.folder and hasattr(dataset, "select"):
+        raise FczooError(f"{name} has several data sets; name one, see `fczoo show {name}`")
     if not dataset.folder:
         raise FczooError(
             f"{name} needs no download: {dataset.source or 'it comes with its package'}"
@@ -98,10 +101,10 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
         raise FczooError(
             f"{top} is there but has no {folder.relative_to(top)}; move it away and fetch again"
         )
-    work = root / f".fetch-{name}"
+    work = root / f".fetch-{name.replace(':', '-')}"
     work.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(root / f".fetch-{name}.lock", timeout=0):
+        with FileLock(f"{work}.lock", timeout=0):
             _fetch(dataset, top, work, mirror)
     except Timeout as error:
         raise FczooError(f"another fetch of {name} into {root} is running; wait for it") from error
@@ -283,10 +286,10 @@ def _digests(file: Path) -> dict[str, str]:
 
 
 def unpack(file: Path, into: Path, limit: int | None = None) -> None:
-    """Unpack a tar, zip or gz file into a folder, or copy a txt file there.
+    """Unpack a tar, zip or gz file into a folder, or copy a file of ``PLAIN`` there.
 
     Args:
-        file: Archive or text file.
+        file: Archive, list or array.
         into: Folder, which is created.
         limit: Largest number of unpacked bytes. Default: no limit.
 
@@ -298,15 +301,15 @@ def unpack(file: Path, into: Path, limit: int | None = None) -> None:
     into.mkdir(parents=True, exist_ok=True)
     spend = _byte_limit(file, limit)
     try:
-        if tarfile.is_tarfile(file):
+        if file.suffix in PLAIN:
+            spend(file.stat().st_size)
+            shutil.copyfile(file, into / file.name)
+        elif tarfile.is_tarfile(file):
             _untar(file, into, spend)
         elif zipfile.is_zipfile(file):
             _unzip(file, into, spend)
         elif file.suffix == ".gz":
             _gunzip(file, into, spend)
-        elif file.suffix == ".txt":
-            spend(file.stat().st_size)
-            shutil.copyfile(file, into / file.name)
         else:
             raise FczooError(f"{file.name} is not a tar, zip, gz or txt file")
     except BROKEN_ARCHIVE as error:

@@ -6,7 +6,7 @@ import re
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -322,6 +322,26 @@ def normalise_path(line: str, path: Path) -> str:
         problem = f"{path} names {name!r}, which may be outside of {path.parent}"
         raise FczooError(f"{problem}; name images as CLASS/FILE, below that folder")
     return posixpath.normpath(name)
+
+
+def class_names(folders: Sequence[str], table: Path) -> tuple[str, ...]:
+    """Return readable names of WordNet ids.
+
+    A name is the first synonym, with the id where two classes share it.
+
+    Args:
+        folders: WordNet ids; those that are not in the table stay as they are.
+        table: Text file with ``ID NAME`` lines.
+    """
+    synonyms: dict[str, str] = {}
+    if table.is_file():
+        for line in table.read_text(encoding="utf-8-sig", errors="replace").splitlines():
+            if match := re.match(r"(n\d{8})\s+([^,]+)", line):
+                synonyms[match[1]] = match[2].strip().replace("_", " ")
+    names = [synonyms.get(folder, folder) for folder in folders]
+    duplicates = {name for name, count in Counter(names).items() if count > 1}
+    pairs = zip(names, folders, strict=True)
+    return tuple(f"{name} ({folder})" if name in duplicates else name for name, folder in pairs)
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import stat
 import warnings
 from collections import Counter
@@ -280,6 +279,21 @@ def make_part(dataset: str, root: Path, folders: dict[str, list[str]], size: int
     return ImageFiles(dataset, root, names, labels, size)
 
 
+def make_rows(
+    dataset: str, root: Path, rows: Sequence[tuple[str, int, int]], size: int
+) -> ImageFiles:
+    """Return one part of a data set with several domains.
+
+    Args:
+        dataset: Name of the data set.
+        root: Folder of the images.
+        rows: Name below ``root``, label and domain of each image.
+        size: Side in pixels at which images are stored.
+    """
+    labels, domains = (np.array([row[k] for row in rows], np.int64) for k in (1, 2))
+    return ImageFiles(dataset, root, tuple(row[0] for row in rows), labels, size, domains)
+
+
 def turned_upright(data: ImageData) -> ImageData:
     """Return a data set whose files are turned by their orientation tags, as viewers show them.
 
@@ -351,26 +365,6 @@ def _describe_difference(train: Path, test: Path, missing: list[str], extra: lis
     if missing and normalise_name(missing[0]).casefold() in capitals:
         return f"{problem} ({part_name}/), in these capitals; give the folder one name"
     return f"{problem} ({part_name}/); both parts must hold every class"
-
-
-def class_names(folders: Sequence[str], table: Path) -> tuple[str, ...]:
-    """Return readable names of WordNet ids.
-
-    A name is the first synonym, with the id where two classes share it.
-
-    Args:
-        folders: WordNet ids; those that are not in the table stay as they are.
-        table: Text file with ``ID NAME`` lines.
-    """
-    synonyms: dict[str, str] = {}
-    if table.is_file():
-        for line in table.read_text(encoding="utf-8-sig", errors="replace").splitlines():
-            if match := re.match(r"(n\d{8})\s+([^,]+)", line):
-                synonyms[match[1]] = match[2].strip().replace("_", " ")
-    names = [synonyms.get(folder, folder) for folder in folders]
-    duplicates = {name for name, count in Counter(names).items() if count > 1}
-    pairs = zip(names, folders, strict=True)
-    return tuple(f"{name} ({folder})" if name in duplicates else name for name, folder in pairs)
 
 
 def unreadable(path: Path, error: Exception) -> UnreadableImage:

@@ -84,8 +84,8 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
     """
     dataset: Dataset = DATASETS.get(name)()
     name, root = dataset.name, (root or home() / "data").expanduser()
-    folder = dataset.locate(root) if dataset.folder or dataset.source else None
     data = dataset.load(root)
+    folder = dataset.locate(root) if dataset.folder or dataset.source else None
     official = dataset.official or Official(None, None)
     parts = [read_images(split) for split in (data.train, data.test)]
     broken = [read for part in parts for read in part if isinstance(read, str)]

@@ -45,6 +45,7 @@ class Rows(NamedTuple):
     positions: Tensor  # [n]
     draws: Tensor | None = None  # [n, augment.draws]; None: the test view
     method_draws: Tensor | None = None  # [n, d] draws of the method; None: it has none here
+    epoch: int = 0  # local epoch of the round
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return the rows from ``start`` up to ``stop``."""
@@ -53,6 +54,7 @@ class Rows(NamedTuple):
             self.positions[start:stop],
             draws,
             None if self.method_draws is None else self.method_draws[start:stop],
+            self.epoch,
         )
 
 
@@ -116,6 +118,7 @@ def stacked_batch(
         none[:, 0],
         index.to(y.device),
         torch.stack(method_draws).to(query) if method_draws else none,
+        torch.stack([column.new_full((width,), r.epoch) for r in rows]),
     )
 
 

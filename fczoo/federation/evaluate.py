@@ -8,7 +8,6 @@ never the answer.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import torch
@@ -36,19 +35,20 @@ BINS = 15  # of the calibration error (Guo et al., 2017)
 NAN = float("nan")
 
 
-def task_answers(logits: Tensor, task: Task) -> Tensor:
+def task_answers(logits: Tensor, classes: Tensor) -> Tensor:
     """Compute argmax_{c in task} z_c: the answers where the task of each image is known.
 
     Args:
         logits: Logits or scores z [B, C] over the classes seen.
-        task: The task of the images.
+        classes: First class of each image's task, and the one after its last [B, 2].
 
     Returns:
         Classes [B]; -1 where the method excludes all classes of the task.
     """
-    best = logits[:, task.start : task.stop].max(1)
-    possible = best.values > torch.finfo(logits.dtype).min
-    return torch.where(possible, best.indices + task.start, -1)
+    start, stop = classes[:, :1], classes[:, 1:]
+    c = torch.arange(logits.shape[1], device=logits.device)
+    best = logits.masked_fill((c < start) | (c >= stop), -torch.inf).max(1)
+    return torch.where(best.values > torch.finfo(logits.dtype).min, best.indices, -1)
 
 
 def in_top(logits: Tensor, labels: Tensor, k: int = TOP) -> Tensor:
@@ -170,26 +170,28 @@ def evaluate(
     each is tested on all images with an answer among the client's classes. Accuracies are the
     means over these models.
     """
-    gives_logits = method.training().gives_logits
-    top, confident, of_model = [], [], dict[int | None, list[Tensor]]()
+    gives_logits, tasks = method.training().gives_logits, world.stream.tasks[: task.index + 1]
+    index, counts = _test_index(world, tasks)
+    classes = torch.tensor([[test_task.start, test_task.stop] for test_task in tasks])
+    # all tasks share the batches, so that many small tasks cost no more than few large ones
+    batch_classes = classes.repeat_interleave(torch.tensor(counts), 0).split(batch_size)
+    top, confident, of_model = [], [], dict[int | None, Tensor]()
     for client, model in models.items():
-        of_model[client] = []
-        for test_task in world.stream.tasks[: task.index + 1]:
-            index, rows = _test_index(world, test_task), [torch.empty(3, 0, dtype=torch.int64)]
-            for logits, y in masked_logits(method, world, model, index, task, batch_size, client):
-                answers = torch.stack([y, logits.argmax(1), task_answers(logits, test_task)])
-                rows.append(answers.cpu())
-                top.append(in_top(logits, y).cpu())
-                if gives_logits:
-                    confident.append(confidences(logits).cpu())
-            of_model[client].append(torch.cat(rows, 1))
-    by_task = [torch.cat(parts, 1) for parts in zip(*of_model.values(), strict=True)]
-    triples = _confusion(list(chain(*of_model.values())), task)
-    labels, answers, _ = torch.cat([*chain(*of_model.values())], 1)
+        rows = [torch.empty(3, 0, dtype=torch.int64)]
+        batches = masked_logits(method, world, model, index, task, batch_size, client)
+        for (logits, y), bounds in zip(batches, batch_classes, strict=False):  # may have no image
+            aware = task_answers(logits, bounds.to(logits.device))
+            rows.append(torch.stack([y, logits.argmax(1), aware]).cpu())
+            top.append(in_top(logits, y).cpu())
+            if gives_logits:
+                confident.append(confidences(logits).cpu())
+        of_model[client] = torch.cat(rows, 1)
+    labels, answers, aware = torch.stack([*of_model.values()], 1)  # [models, images] each
+    triples = _confusion(torch.cat([*of_model.values()], 1), task)
     class_accuracy = class_accuracies(confusion_matrix(triples, task.stop))
     return Evaluation(
-        accuracy=[percent_correct(answers == y) for y, answers, _ in by_task],
-        task_aware=[percent_correct(answers == y) for y, _, answers in by_task],
+        accuracy=_task_accuracies(answers == labels, counts),
+        task_aware=_task_accuracies(aware == labels, counts),
         top5=percent_correct(torch.cat(top)) if top else NAN,
         calibration=_calibration(confident, answers == labels) if gives_logits else None,
         confusion=triples,
@@ -198,17 +200,17 @@ def evaluate(
             world,
             task,
             {
-                client: class_accuracies(confusion_matrix(_confusion(parts, task), task.stop))
-                for client, parts in of_model.items()
+                client: class_accuracies(confusion_matrix(_confusion(rows, task), task.stop))
+                for client, rows in of_model.items()
             },
         ),
         next_accuracy=_next_accuracy(method, world, models, task, batch_size),
     )
 
 
-def _confusion(parts: Sequence[Tensor], task: Task) -> list[list[int]]:
-    """Return the confusion of labels and answers, the first two rows of each part [3, n]."""
-    labels, answers, _ = torch.cat([*parts], 1)
+def _confusion(rows: Tensor, task: Task) -> list[list[int]]:
+    """Return the confusion of labels and answers, the first two rows of [3, n]."""
+    labels, answers, _ = rows
     return confusion_triples(labels.numpy(), answers.numpy(), task.stop)
 
 
@@ -219,31 +221,35 @@ def accuracy_row(
 
     ``models`` are those of ``evaluate``.
     """
-    return [
-        _mean_accuracy(method, world, models, _test_index(world, test_task), task, batch_size)
-        for test_task in world.stream.tasks[: task.index + 1]
-    ]
+    index, counts = _test_index(world, world.stream.tasks[: task.index + 1])
+    correct = _correct_answers(method, world, models, index, task, batch_size)
+    return _task_accuracies(correct, counts)
 
 
-def _mean_accuracy(
+def _correct_answers(
     method: Method,
     world: World,
     models: Mapping[int | None, Tree],
     index: Tensor,
     task: Task,
     batch_size: int,
-) -> float:
-    """Return the share of right answers of all models on some images, in percent."""
+) -> Tensor:
+    """Return whether each model is right on each of some images [models, n]."""
     correct = []
     for client, model in models.items():
         answers, labels = predictions(method, world, model, index, task, batch_size, client)
         correct.append(answers == labels)
-    return percent_correct(torch.cat(correct))
+    return torch.stack(correct)
+
+
+def _task_accuracies(correct: Tensor, counts: Sequence[int]) -> list[float]:
+    """Return the share of right answers [models, n] per task in percent, given its images."""
+    return [percent_correct(part) for part in correct.split([*counts], 1)]
 
 
 def percent_correct(correct: Tensor) -> float:
-    """Return the share of right answers [n] in percent; NaN without any."""
-    return 100 * int(correct.sum()) / len(correct) if len(correct) else NAN
+    """Return the share of right answers in percent; NaN without any."""
+    return 100 * int(correct.sum()) / correct.numel() if correct.numel() else NAN
 
 
 def _client_accuracies(
@@ -266,7 +272,7 @@ def _client_accuracies(
 
 
 def _calibration(confident: list[Tensor], correct: Tensor) -> float:
-    return calibration_error(torch.cat(confident), correct) if confident else NAN
+    return calibration_error(torch.cat(confident), correct.flatten()) if confident else NAN
 
 
 def _next_accuracy(
@@ -280,17 +286,18 @@ def _next_accuracy(
     following = world.stream.tasks[task.index + 1 : task.index + 2]
     if not following or following[0].stop > task.stop:
         return None
-    index = _test_index(world, following[0])
+    index, _ = _test_index(world, following)
     classes_seen = world.classes_with_images(task)
     if not classes_seen[world.test.labels[index.to(world.test.labels.device)].cpu()].all():
         return None
-    accuracy = _mean_accuracy(method, world, models, index, task, batch_size)
+    accuracy = percent_correct(_correct_answers(method, world, models, index, task, batch_size))
     return None if math.isnan(accuracy) else accuracy
 
 
-def _test_index(world: World, task: Task) -> Tensor:
-    """Return the positions of a task's test images."""
-    return torch.from_numpy(world.stream.positions(world.stream.test, task))
+def _test_index(world: World, tasks: Sequence[Task]) -> tuple[Tensor, list[int]]:
+    """Return the positions of the tasks' test images, and their number per task."""
+    positions = [world.stream.positions(world.stream.test, task) for task in tasks]
+    return torch.from_numpy(np.concatenate(positions)), [len(part) for part in positions]
 
 
 def trained_copy(runtime: ClientRuntime, client: Client, state: ClientState, ctx: Context) -> Tree:

@@ -340,7 +340,7 @@ class LocalTrainer:
                 if own_draws
                 else None
             )
-            rows = Rows(index[order].to(self.store.pixels.device), draws, method_draws)
+            rows = Rows(index[order].to(self.store.pixels.device), draws, method_draws, epoch)
             for start in range(0, len(order), size):
                 yield rows.part(start, start + size)
 

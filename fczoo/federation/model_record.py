@@ -11,7 +11,7 @@ from fczoo.backbones.weights import split_spec
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, home, read_json, read_record, write_record
 from fczoo.core.registry import DATASETS
-from fczoo.core.tasks import Task
+from fczoo.core.tasks import NUMBERS, Task
 from fczoo.data.dataset import Resize
 from fczoo.data.partition import PARTITION
 from fczoo.data.stream import DOMAINS
@@ -53,7 +53,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def task(self) -> Task:
         """Return the last learned task."""
-        return Task(**self.tasks[-1])
+        return Task.of_record(self.tasks[-1])
 
     def __post_init__(self) -> None:
         """Check that the parts agree.
@@ -61,9 +61,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: A number of classes or a task does not fit.
         """
-        fields = set(Task.__dataclass_fields__)
-        if not self.tasks or any(set(task) != fields for task in self.tasks):
-            raise ValueError(f"tasks must be one or more objects with {', '.join(sorted(fields))}")
+        if not self.tasks or any(set(task) != set(NUMBERS) for task in self.tasks):
+            raise ValueError(f"tasks must be one or more objects with {', '.join(sorted(NUMBERS))}")
         if not len(self.classes) == len(self.has_images) == self.task.stop:
             raise ValueError(
                 f"{len(self.classes)} classes do not go with {len(self.has_images)} in has_images "

@@ -6,7 +6,7 @@ answer. So any worker can answer for any client, and answers the same where anot
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -101,7 +101,7 @@ class RemoteWorker:
 def question_of(request: ClientRequest, **more: Any) -> bytes:
     """Serialize a request with the state that the clients receive; ``more`` are plain values."""
     ctx = request.ctx
-    position = {"task": asdict(ctx.task), "round": ctx.round, "rounds": ctx.rounds}
+    position = {"task": ctx.task.record, "round": ctx.round, "rounds": ctx.rounds}
     notes = {"boundary": request.boundary, **position, **more}
     return pack(QUESTION, {"state": request.state, "control": request.control}, notes)
 
@@ -112,7 +112,7 @@ def asked_in(question: bytes, device: torch.device) -> tuple[ClientRequest, dict
     Raises ValueError for invalid bytes.
     """
     trees, notes = unpack(QUESTION, question, device)
-    ctx = Context(Task(**notes["task"]), notes["round"], notes["rounds"], trees["state"])
+    ctx = Context(Task.of_record(notes["task"]), notes["round"], notes["rounds"], trees["state"])
     return ClientRequest(notes["boundary"], trees["state"], trees["control"], ctx), notes
 
 

@@ -20,9 +20,11 @@ from fczoo.core.metrics import (
     BASE_METRICS,
     USER_METRICS,
     all_metrics,
+    base_accuracy,
     final,
     forward_transfer,
     has_base_task,
+    novel_accuracy,
     seen_accuracy,
 )
 from fczoo.core.tasks import Task
@@ -217,6 +219,10 @@ def metrics_of(result: Result) -> dict[str, float]:
     if has_base_task(result.task_sizes) and len(result.accuracy) > 1:
         counts = result.test_counts
         metrics |= {k: metric(result.accuracy, counts) for k, metric in BASE_METRICS.items()}
+    learned = result.start.get("tasks", 0)
+    if 0 < learned < len(result.accuracy):
+        metrics["old"] = base_accuracy(result.accuracy, result.test_counts, learned)
+        metrics["new"] = novel_accuracy(result.accuracy, result.test_counts, learned)
     if result.task_aware:
         metrics["task_aware"] = final(result.task_aware, result.test_counts)
         metrics["top5"] = result.top5[-1]
@@ -287,6 +293,7 @@ def consistent(result: Result) -> Result:
             f"and rows of {rows} accuracies"
         )
     convert_json(result.curve, list[tuple[Count, Count, float, Count]])
+    convert_json(result.start.get("tasks", 0), Count)
     if len(result.curve_seconds) not in (0, len(result.curve)):
         raise ValueError("curve_seconds: it lacks a point of the curve")
     if not sum(result.test_counts):

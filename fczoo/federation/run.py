@@ -66,8 +66,7 @@ class FederatedRun:
         self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
         self.server = Server(world, method, seed)
         self.clock = VirtualClock(self.settings, world.devices, self.backbone)
-        attackers = self.server.uplink.attackers
-        self.train = attackers.store(world.stream, world.partition, world.train)
+        self.train = self.server.uplink.attackers.store(world.stream, world.partition, world.train)
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         # client -> outputs of the task's teacher for its images, see ClientState
         self.teacher_cache: dict[int, dict[int, Tensor]] = {}
@@ -81,9 +80,8 @@ class FederatedRun:
     @property
     def own_models(self) -> dict[int, Tree]:
         """Return the clients' models by number, where each client has its own; else none."""
-        if not self.server.training.own_models:
-            return {}
-        return {c: {**self.state, **memory} for c, memory in sorted(self.memories.items())}
+        memories = self.memories if self.server.training.own_models else {}
+        return {c: {**self.state, **memory} for c, memory in sorted(memories.items())}
 
     @property
     def models(self) -> dict[int | None, Tree]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -179,6 +179,7 @@ class Server:
         self.controls.clear()
         self.moments = {}
         rng = self.generator("begin", task, device="cpu")
+        task = replace(task, class_order=self.world.stream.class_order)
         self.replace_state(self.method.begin_task(self.state, task, self.backbone, rng))
 
     def send(self, clients: Sequence[Client]) -> tuple[Tree, dict[int, int]]:

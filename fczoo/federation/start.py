@@ -182,10 +182,16 @@ def load_start(world: World, method: Method, seed: int) -> Start:
         state = {name: tensors[name] for name in record.state or ()}
     except KeyError as error:
         raise FczooError(f"{path} lacks the tensor {error}; copy the folder again") from error
-    tasks = Task(**record.tasks[0]), world.stream.tasks[0]
+    tasks = Task.of_record(record.tasks[0]), world.stream.tasks[0]
     if tasks[0] != tasks[1]:
+        order = world.stream.class_order
         fresh = [
-            method.begin_task({}, t, world.backbone, torch_stream("begin", seed, 0, 0))
+            method.begin_task(
+                {},
+                replace(t, class_order=order[: t.classes]),
+                world.backbone,
+                torch_stream("begin", seed, 0, 0),
+            )
             for t in tasks
         ]
         state = grow(method.name, state, *fresh)

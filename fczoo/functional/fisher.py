@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fczoo.core.tree import Tree
-from fczoo.core.types import Batch
+from fczoo.core.types import Batch, Task
 
 
 def fisher_sums(
@@ -38,6 +38,28 @@ def fisher_sums(
         share = weight * value.exp() if weighted else weight
         for name, gradient in gradients.items():
             sums[name] += share.to(gradient) * gradient.square()
+    return sums
+
+
+def true_fisher_sums(
+    log_likelihood: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch, task: Task
+) -> Tree:
+    """Sum p_c (d log p_c / d theta)^2 over the images of a batch and all classes c of a task.
+
+    Args:
+        log_likelihood: See ``fisher_sums``.
+        params: Parameters theta.
+        batch: Images and their weights; the labels do not count.
+        task: Task whose classes share the probability.
+
+    Returns:
+        Sums with the shapes of ``params``.
+    """
+    sums = {k: torch.zeros_like(v) for k, v in params.items()}
+    for c in range(task.start, task.stop):
+        one_class = batch._replace(y=torch.full_like(batch.y, c))
+        squares = fisher_sums(log_likelihood, params, one_class)
+        sums = {k: v + squares[k] for k, v in sums.items()}
     return sums
 
 

@@ -222,7 +222,7 @@ def draw_per_gaussian(gauss: Tree, number: int, rng: torch.Generator) -> tuple[T
 
 
 def factorise(gauss: Tree) -> Tree:
-    """Replace each covariance S by one factor A, A A^T = S + ``JITTER``, from which draws are cheap.
+    """Replace each covariance S by one factor A, A A^T = S + ``JITTER``, so that draws are cheap.
 
     A is the Cholesky factor. The eigenvectors give A where S, rounded, is not positive definite:
     covariances of fewer images than dimensions lack full rank.

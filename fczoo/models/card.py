@@ -44,6 +44,20 @@ def bibtex(methods: Iterable[str]) -> str:
     return "\n\n".join([*dict.fromkeys(entries), FCZOO])
 
 
+def references(methods: Iterable[str]) -> str:
+    """Return one line per method and one for fczoo: what each states of its paper.
+
+    Args:
+        methods: Registered names.
+
+    Raises:
+        FczooError: A name is unknown.
+    """
+    papers = [METHODS.get(name).paper or name for name in methods]
+    ours = f'fczoo developers, "fczoo", version {__version__}'
+    return "\n".join(f"{paper.rstrip('.')}." for paper in [*dict.fromkeys(papers), ours])
+
+
 def method_entries(method: type[Method]) -> list[str]:
     """Return the BibTeX entries of one method, one for each source that has a year or a number.
 

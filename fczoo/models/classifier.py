@@ -99,11 +99,13 @@ def prediction_tensors(method: Method, backbone: Backbone, state: Tree, task: Ta
     """
     size = backbone.config.image_size
     image = torch.zeros(1, 3, size, size, dtype=backbone.dtype, device=backbone.device)
-    with torch.no_grad():
-        batch = prediction_batch(method.training().inputs, backbone, image)
-        with _ReadRecorder() as recorder:
-            method.predict(backbone, dict(state), batch, task)
-            method.features(backbone, dict(state), batch)
+    label = torch.zeros(1, dtype=torch.int64, device=image.device)
+    # any numbers will do: the query of an image does not depend on the state, and takes a forward
+    query = image.new_ones(1, backbone.dim) if "query" in method.training().inputs else None
+    batch = whole_batch(image, label, query)
+    with torch.no_grad(), _ReadRecorder() as recorder:
+        method.predict(backbone, dict(state), batch, task)
+        method.features(backbone, dict(state), batch)
     return {name: value for name, value in state.items() if id(value) in recorder.read}
 
 

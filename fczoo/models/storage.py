@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,7 +83,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
         options=result.options,
         classes=list(run.stream.classes[: task.stop]),
         has_images=world.classes_with_images(task).tolist(),
-        tasks=[asdict(learned) for learned in tasks],
+        tasks=[learned.record for learned in tasks],
         dataset=run.settings.dataset,
         settings=result.settings,
         seed=run.seed,

@@ -79,6 +79,7 @@ class Row(msgspec.Struct, kw_only=True):
     curve: list[list[Any]] = []  # older archives lack it
     curve_seconds: list[Number] = []  # older archives lack it
     virtual_seconds: Number = 0.0
+    start: dict[str, Any] = {}  # older archives lack it
     pretraining: str = ""  # how the backbone met the classes in training; reports derive it again
 
 

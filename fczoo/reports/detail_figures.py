@@ -13,6 +13,7 @@ from fczoo.reports.figure import Colours, Curves, Figure, Heat, Points, number_l
 from fczoo.reports.runs import Experiment, Line
 
 MOST_COLUMNS = 50  # of a heat map that a reader can take in
+MOST_CLASSES = 20  # of a confusion matrix
 
 
 def class_map(experiment: Experiment) -> Heat | None:
@@ -58,6 +59,28 @@ def client_map(experiment: Experiment) -> Heat | None:
     )
 
 
+def personal_map(experiment: Experiment) -> Heat | None:
+    """Return the accuracy of each client's own model, with ``--personal-epochs``.
+
+    Args:
+        experiment: Experiment to show.
+
+    Returns:
+        Heat map as that of ``client_map``.
+    """
+    return _map_of(
+        experiment,
+        lambda result: result.personal_accuracy,
+        name="personal accuracies",
+        caption=(
+            "Accuracy of each client's own model after fine-tuning, on test images with its own "
+            "class mix, %; mean of seeds"
+        ),
+        x="client",
+        first=0,
+    )
+
+
 def _map_of(
     experiment: Experiment,
     values_of: Callable[[Result], Sequence[float | None]],
@@ -90,6 +113,15 @@ def _map_of(
     )
 
 
+def confusion_maps(line: Line) -> Iterator[Heat]:
+    """Yield the confusion between tasks and that between classes, where a line has them.
+
+    Args:
+        line: Row of a table.
+    """
+    yield from filter(None, (confusion_map(line), class_confusion_map(line)))
+
+
 def confusion_map(line: Line) -> Heat | None:
     """Return the share of each task's test images that are taken for a class of each task.
 
@@ -116,6 +148,40 @@ def confusion_map(line: Line) -> Heat | None:
         values=np.mean(shares, 0),
         rows=number_labels(len(sizes)),
         columns=number_labels(len(sizes)),
+        colours="orange",
+        low=0,
+        high=100,
+        of_methods=False,
+    )
+
+
+def class_confusion_map(line: Line) -> Heat | None:
+    """Return the share of each class's test images that are taken for each class.
+
+    Args:
+        line: Row of a table.
+
+    Returns:
+        Heat map [classes, classes] in percent after the last task, mean over seeds; None where no
+        run recorded it, or with more than ``MOST_CLASSES`` classes.
+    """
+    runs = [r for r in line.results if r.confusion]
+    count = len(line.results[0].class_order)
+    if not runs or count > MOST_CLASSES:
+        return None
+    matrices = [np.array(confusion_matrix(r.confusion, count), float) for r in runs]
+    shares = [100 * m / np.maximum(m.sum(1, keepdims=True), 1) for m in matrices]
+    return Heat(
+        name=f"confusion of classes {line.label}",
+        caption=(
+            f"{line.label}: test images of each class that are taken for each class, in order of "
+            "arrival, after the last task, %; mean of seeds"
+        ),
+        x="class of the answer",
+        y="class of the image",
+        values=np.mean(shares, 0),
+        rows=number_labels(count),
+        columns=number_labels(count),
         colours="orange",
         low=0,
         high=100,

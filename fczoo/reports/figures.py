@@ -9,7 +9,13 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import read_lines
 from fczoo.core.metrics import drops, seen_accuracy
 from fczoo.federation.result import Result
-from fczoo.reports.detail_figures import class_map, client_map, confusion_map, insights
+from fczoo.reports.detail_figures import (
+    class_map,
+    client_map,
+    confusion_maps,
+    insights,
+    personal_map,
+)
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
 from fczoo.reports.learning_curves import (
     accuracy_over_bytes,
@@ -42,8 +48,7 @@ def figures(experiment: Experiment) -> Iterator[Figure]:
     yield from overview(experiment)
     for line in experiment.lines:
         yield accuracy_matrix(line)
-        if confusion := confusion_map(line):
-            yield confusion
+        yield from confusion_maps(line)
     for line in experiment.lines:
         yield from insights(line)
 
@@ -63,7 +68,8 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
         yield forgetting_map(experiment)
     if (clients := client_quantiles(experiment)).curves:
         yield clients
-    yield from filter(None, (class_map(experiment), client_map(experiment)))
+    maps = class_map(experiment), client_map(experiment), personal_map(experiment)
+    yield from filter(None, maps)
     yield accuracy_against_bytes(experiment)
     yield accuracy_against_seconds(experiment)
     # an archive keeps no rounds

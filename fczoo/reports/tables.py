@@ -56,6 +56,9 @@ MEANINGS = {
     "base": "accuracy on the classes of the first task at the end; where that has most classes",
     "novel": "accuracy on the classes of all later tasks at the end",
     "harmonic": "harmonic mean of base and novel",
+    "base_novel_mean": "arithmetic mean of base and novel",
+    "old": "accuracy at the end on the tasks of the kept model from which the run started",
+    "new": "accuracy at the end on the tasks that the run has learned itself",
     "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
     "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
     "client_std": "standard deviation over clients of what client_mean averages",
@@ -196,7 +199,7 @@ UPLOADS = (
     ),
 )
 MORE = (
-    *map(_metric, (*MORE_METRICS, *BASE_METRICS, *EVALUATION_METRICS)),
+    *map(_metric, (*MORE_METRICS, *BASE_METRICS, "old", "new", *EVALUATION_METRICS)),
     Column(
         "intransigence",
         "mean accuracy of the joint run on a new task minus the method's, where one is at hand",
@@ -265,6 +268,8 @@ def make_table(experiment: Experiment, names: Collection[str]) -> Table:
     results = [result for line in experiment.lines for result in line.results]
     if "seconds" in names and any(result.curve_seconds for result in results):
         names = dict.fromkeys((*names, "hours"))  # of the virtual clock, next to the real seconds
+    if "FAA" in names and any(result.start for result in results):
+        names = dict.fromkeys(("A_N", "old", "new", *names))
     columns = tuple(column_of(name) for name in names)
     lines, joint = experiment.lines, _joint_results(experiment)
     by_column = []

@@ -8,7 +8,12 @@ from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
-from fczoo.core.errors import FczooError, InterruptedCommandError
+from fczoo.core.errors import (
+    OUT_OF_MEMORY,
+    FczooError,
+    InterruptedCommandError,
+    lacks_memory,
+)
 from fczoo.core.files import encode_json, naming, write_json
 from fczoo.core.method import Method
 from fczoo.federation.benchmark import Benchmark
@@ -154,6 +159,8 @@ def _keep(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> None:
 
 def error_text(error: Exception) -> str:
     """Format an error in one line; errors of other packages get their type."""
+    if lacks_memory(error):
+        return OUT_OF_MEMORY
     return str(error) if isinstance(error, FczooError) else f"{type(error).__name__}: {error}"
 
 

@@ -44,6 +44,7 @@ DISCLOSURES: dict[Content, str] = {
     "or in each",
     "gradients of single images": "the images themselves: a gradient of one image can be inverted "
     "to its label and pixels",
+    "losses": "how well the model fits the client's images",
 }
 
 

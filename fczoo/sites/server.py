@@ -15,7 +15,7 @@ from fczoo.core.method import Method
 from fczoo.core.options import plural
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
-from fczoo.core.types import Boundary, Context, Exchange
+from fczoo.core.types import Boundary, Context, Exchange, Task
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
@@ -296,6 +296,18 @@ class SitesRun(FederatedRun):
         self.result.skipped.append({"task": exchange.task.index, "moment": exchange.label})
         log.warning("%d valid uploads in %s; the state stays", len(uploads), exchange)
         return []
+
+    def _end_task(
+        self, engine: ClientEngine, clients: Sequence[Client], task: Task
+    ) -> list[Client]:
+        """Let every site store its memory; one that fails is recorded as in other exchanges."""
+        self.sites.failures.clear()
+        holders = super()._end_task(engine, clients, task)
+        about = {"task": task.index, "moment": "after_rounds"}
+        for number, reason in self.sites.failures.items():
+            self.result.rejected.append({**about, "client": number, "reason": reason})
+        self.failing |= self.sites.failures
+        return holders
 
     def run_to(self, outcome: Path) -> None:
         """Run all remaining tasks, write model and result, and remove the checkpoint.

@@ -243,7 +243,7 @@ def check_dataset(
     """
     name = dataset if isinstance(dataset, str) else dataset.name
     need(
-        name in DATASETS.names(),
+        name in DATASETS,
         f"{dataset!r} is not a registered data set; put @register_dataset(NAME) above it",
     )
     cls = DATASETS.get(name)

@@ -1,9 +1,15 @@
 """Bad input of ``fczoo bench`` ends in one line, and nothing is written."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
+from fczoo.core.errors import OUT_OF_MEMORY
+from fczoo.runner import executors
+from fczoo.runner.configs import ExecutionConfig, RunSpec
 from helpers_cli import TINY
 
 
@@ -99,3 +105,29 @@ def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch
     assert outcome.stderr.startswith("Error: ")
     assert outcome.stderr.count("\n") == 1
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError("unable to mmap 9 bytes from file <w>: Cannot allocate memory (12)"),
+        RuntimeError("could not create a primitive"),  # oneDNN
+    ],
+)
+def test_a_lack_of_memory_ends_in_one_line(error, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("fczoo.runner.sweep.run_sweep", fail)
+    arguments = ["bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path)]
+    outcome = CliRunner().invoke(main, arguments)
+    assert outcome.stderr == f"Error: {OUT_OF_MEMORY}\n"
+    assert outcome.exit_code == 1
+
+    monkeypatch.setattr(executors, "open_benchmark", fail)  # in a worker
+    run = cast(RunSpec, SimpleNamespace(folder_of_run=tmp_path))
+    outcome_of_worker = executors.work(run, ExecutionConfig(), lambda: None)
+    assert outcome_of_worker == executors.Outcome("failed", OUT_OF_MEMORY)
+    assert not capsys.readouterr().err

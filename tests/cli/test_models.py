@@ -214,6 +214,22 @@ def test_a_damaged_model_is_one_line(out, images, tmp_path):
     assert "does not match the SHA-256 in model.json" in line
 
 
+def test_cite_prints_one_line_per_work():
+    lines = run("cite", "fedncm,afcl", "--format", "text").splitlines()
+    assert lines[0] == (
+        'Legate et al., "Guiding The Last Layer in Federated Learning with Pre-Trained Models", '
+        "NeurIPS 2023."
+    )
+    assert len(lines) == 3
+    assert lines[2].startswith('fczoo developers, "fczoo", version ')
+
+
+def test_show_ends_with_the_entry_of_cite():
+    (entry,) = method_entries(METHODS.get("fedncm"))
+    assert run("show", "fedncm").rstrip().endswith(entry)
+    assert run("cite", "fedncm").startswith(entry)
+
+
 def test_cite_prints_an_entry_per_source_and_fczoo():
     text = run("cite", "HGP,pilora", "fedncm")
     assert text.count("@inproceedings{") == 2 and text.count("@software{fczoo,") == 1

@@ -11,7 +11,7 @@ from fczoo.protocols.registry import RELEASES
 from fczoo.reports.run_config import configure_run
 from fczoo.testing.world import small_method, toy_bench
 
-NAMES = ["coda", "fed-mammoth", "fppl", "glfc", "mfcl", "pilora"]
+NAMES = ["coda", "fed-mammoth", "fppl", "glfc", "lander", "mfcl", "pilora", "uopp"]
 
 
 def output_of(*arguments: str, code: int = 0) -> str:
@@ -64,9 +64,9 @@ def test_every_value_fits_and_has_a_source(name: str) -> None:
 def test_fed_mammoth_has_every_quirk_that_is_seen_in_it() -> None:
     """Set every quirk of fed-mammoth's own methods in the release.
 
-    pip only inherits another's, and one of CCVR's is of full covariances.
+    pip and uopp only inherit another's, and one of CCVR's is of full covariances.
     """
-    release, others = RELEASES.get("fed-mammoth"), {"pip", "triple_pass"}
+    release, others = RELEASES.get("fed-mammoth"), {"pip", "uopp", "triple_pass"}
     for method in METHODS.names("fczoo.baselines"):
         for quirk in quirks(METHODS.options(method)):
             if "fed-mammoth" in quirk.place and not others & {method, quirk.field}:
@@ -146,6 +146,18 @@ def test_fed_mammoth_has_every_quirk_that_is_seen_in_it() -> None:
             "glfc",
             {"repeated_exemplars": True, "memory": 2000, "perturb_lr": 0.2},
         ),
+        (
+            "lander",
+            "cifar100",
+            "lander",
+            {"keep": "lowest_loss", "student_lr": 0.1, "student_clip": None, "momentum": 0.9},
+        ),
+        (
+            "uopp",
+            "cub200",
+            "uopp",
+            {"batch_vote": True, "reset_prompt": True, "code_variance": True, "lr_few": 0.2},
+        ),
         ("mfcl", "tinyimagenet", "mfcl", {"side": 64, "ratio": 4, "lr": 0.1, "tune": "full"}),
     ],
 )
@@ -165,6 +177,8 @@ def test_options_are_the_released_ones(name: str, dataset: str, method: str, opt
         ),
         ("fppl", "imagenet_r", {"rounds": 10, "batch_size": 128, "mean": (0.0, 0.0, 0.0)}),
         ("coda", "imagenet_r", {"epochs": 50, "clients": 1, "rounds": 1}),
+        ("lander", "cifar100", {"rounds": 100, "epochs": 2, "batch_size": 128, "clients": 5}),
+        ("uopp", "cifar100", {"clients": 20, "participation": 6.0, "partition": "overlap:0.6"}),
         ("mfcl", "cifar100", {"clients": 50, "participation": 5.0, "epochs": 10, "rounds": 100}),
         ("glfc", "cifar100", {"epochs": 20, "participation": 10.0, "aggregator": "uniform"}),
     ],

@@ -90,6 +90,15 @@ def test_the_rest_of_a_run_gives_the_numbers_of_a_run_in_one_go(method, first, t
     assert continued["metrics"]["A_N"] == whole["metrics"]["A_N"]
     assert continued["partition"] == whole["partition"]
     assert "4 tasks of 2 to 3 classes (2 of them learned by the kept model task2)" in text
+    assert next(line for line in text.splitlines() if line[:6] == "method").split()[1:4] == [
+        *("A_N", "old", "new")
+    ]
+    row, counts = whole["accuracy"][3], whole["test_counts"]
+    old, new = (
+        [n * a for n, a in zip(counts[p], row[p], strict=True)] for p in (slice(2), slice(2, 4))
+    )
+    assert continued["metrics"]["old"] == pytest.approx(sum(old) / sum(counts[:2]))
+    assert continued["metrics"]["new"] == pytest.approx(sum(new) / sum(counts[2:]))
     kept, again = (read_model_record(p) for p in (first / method / "seed0", place))
     assert again.files == kept.files and again.classes == kept.classes
     assert continued["start"]["model"] == f"{method}/seed0/task2"

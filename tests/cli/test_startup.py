@@ -138,6 +138,14 @@ def test_facts_written_down_are_those_of_torchvision() -> None:
             reader.tgz_md5,
             reader.base_folder,
         )
+    house_numbers = [[a.url, Path(a.url).name, a.md5] for a in DATASETS.get("svhn").archives]
+    assert house_numbers == [datasets.SVHN.split_list[part] for part in ("train", "test")]
+    (letters,) = DATASETS.get("emnist").archives
+    assert (letters.url, letters.md5) == (datasets.EMNIST.url, datasets.EMNIST.md5)
+    for split in ("balanced", "letters"):
+        names = datasets.EMNIST.classes_split_dict[split]
+        cls = DATASETS.get(f"emnist:{split}")
+        assert cls.classes == len([name for name in names if name != "N/A"])
     files = [(Path(a.url).name, a.md5) for a in DATASETS.get("fashionmnist").archives]
     assert files == datasets.FashionMNIST.resources
     assert DATASETS.get("fashionmnist").archives[0].url.startswith(datasets.FashionMNIST.mirrors[0])

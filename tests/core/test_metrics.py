@@ -13,10 +13,12 @@ from fczoo.core.metrics import (
     METRICS,
     MORE_METRICS,
     all_metrics,
+    base_accuracy,
     forward_transfer,
     harmonic_mean,
     has_base_task,
     intransigence,
+    novel_accuracy,
     seen_accuracy,
 )
 
@@ -48,6 +50,7 @@ OF_BASE_TASKS = {
     "base": 30.0,
     "novel": 68.4,  # (20 * 96 + 30 * 50) / 50 = 3420 / 50
     "harmonic": 41.707,  # 2 * 30 * 68.4 / 98.4 = 4104 / 98.4
+    "base_novel_mean": 49.2,  # (30 + 68.4) / 2
 }
 MATRIX_METRICS = {**METRICS, **MORE_METRICS}
 
@@ -61,6 +64,8 @@ def test_base_and_novel_classes_by_hand() -> None:
     values = {name: metric(A, N) for name, metric in BASE_METRICS.items()}
     assert values == pytest.approx(OF_BASE_TASKS, abs=5e-4)
     assert harmonic_mean([[0.0], [0.0, 0.0]], [1, 1]) == 0
+    # of two first tasks: (10 * 30 + 20 * 96) / 30 = 2220 / 30
+    assert base_accuracy(A, N, 2) == pytest.approx(74.0) and novel_accuracy(A, N, 2) == 50.0
     assert [has_base_task(sizes) for sizes in ([4, 2, 2], [4, 3, 3], [10])] == [True, False, False]
 
 

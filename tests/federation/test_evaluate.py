@@ -39,13 +39,15 @@ class ShiftByOne(Method):
         return state or {"w": torch.zeros(1)}
 
     def predict(self, backbone, state, batch, task) -> Tensor:
-        batches[task.index] += len(batch.y)
+        batches[task.index] += 1
+        images[task.index] += len(batch.y)
         logits = torch.zeros(len(batch.y), task.stop, dtype=torch.float64)
         logits.scatter_(1, batch.y[:, None], 1.0)
         return logits.scatter_(1, ((batch.y + 1) % task.stop)[:, None], 2.0)
 
 
 batches: Counter[int] = Counter()
+images: Counter[int] = Counter()
 
 
 def test_one_pass_gives_everything_by_hand() -> None:
@@ -54,8 +56,10 @@ def test_one_pass_gives_everything_by_hand() -> None:
     Class 2 is taken for 3 and class 4 for 5, which are in the next task. Class 6 is taken for 0.
     """
     batches.clear()
+    images.clear()
     result = toy_bench().run(ShiftByOne())
-    assert batches == {0: 3 * TEST, 1: 5 * TEST, 2: 7 * TEST}  # one forward per image
+    assert images == {0: 3 * TEST, 1: 5 * TEST, 2: 7 * TEST}  # one forward per image
+    assert batches == {0: 1, 1: 1, 2: 1}  # the tasks share a batch of at most 64
     assert result.accuracy == [[0.0], [0.0, 0.0], [0.0, 0.0, 0.0]]
     assert result.task_aware[2] == pytest.approx([100 / 3, 50.0, 50.0])
     assert result.task_aware[0] == [0.0]  # among three classes the next of class 2 is class 0

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import top_k_accuracy_score
 
-from fczoo.core.tasks import Task
 from fczoo.federation.evaluate import (
     BINS,
     calibration_error,
@@ -21,7 +20,6 @@ from fczoo.federation.evaluate import (
 
 some = settings(max_examples=60, deadline=None)
 LOWEST = torch.finfo(torch.float64).min
-SECOND = Task(1, 2, 4, 6, 3)
 
 
 def random_logits(seed: int, images: int = 40, classes: int = 7) -> tuple[torch.Tensor, ...]:
@@ -31,7 +29,7 @@ def random_logits(seed: int, images: int = 40, classes: int = 7) -> tuple[torch.
 
 
 def test_answers_within_a_task_by_hand() -> None:
-    """Choose among classes 2 and 3 only; a task that is excluded as a whole has no answer."""
+    """Choose among the classes of each image's task; without any of them there is no answer."""
     logits = torch.tensor(
         [
             [9.0, 0.0, 1.0, 2.0],
@@ -39,10 +37,12 @@ def test_answers_within_a_task_by_hand() -> None:
             [0.0, 1.0, LOWEST, LOWEST],
             [0.0, 1.0, -torch.inf, -torch.inf],
             [5.0, 5.0, -torch.inf, -7.0],
+            [0.0, 1.0, 9.0, 9.0],
         ],
         dtype=torch.float64,
     )
-    assert task_answers(logits, SECOND).tolist() == [3, 2, -1, -1, 3]
+    classes = torch.tensor([[2, 4]] * 5 + [[0, 2]])
+    assert task_answers(logits, classes).tolist() == [3, 2, -1, -1, 3, 1]
 
 
 def test_top_answers_by_hand() -> None:
@@ -110,7 +110,7 @@ def test_bounds_and_order(seed: int) -> None:
     assert hits[0].equal(logits.argmax(1) == labels)
     assert all((a <= b).all() for a, b in pairwise(hits))
     of_task = (labels >= 2) & (labels < 4)
-    aware = task_answers(logits, SECOND)[of_task] == labels[of_task]
+    aware = task_answers(logits, torch.tensor([[2, 4]] * len(labels)))[of_task] == labels[of_task]
     assert (aware >= hits[0][of_task]).all()
     confidence, order = confidences(logits), torch.randperm(len(labels))
     error = calibration_error(confidence, hits[0])

@@ -18,6 +18,7 @@ from fczoo.baselines._glfc_inversion import (
     reconstruct,
 )
 from fczoo.baselines._glfc_task_detection import mean_entropy
+from fczoo.core.payload import Payload
 from fczoo.core.tree import select
 from fczoo.data.views import Augment
 from fczoo.federation.batches import LocalImages
@@ -325,6 +326,21 @@ def test_image_gradient_is_the_derivative_of_the_cross_entropy(rng):
         assert float(gradient[name][at]) == pytest.approx(
             float((ends[0] - ends[1]) / (2 * step)), rel=1e-4, abs=1e-8
         )
+
+
+@pytest.mark.parametrize("name", ["glfc", "lga"])
+def test_a_part_of_a_gradient_is_not_inverted(name, rng):
+    """A hostile client leaves out one tensor of its gradient, or adds one."""
+    gradient = image_gradient(lenet(7, rng), torch.rand(3, 32, 32), torch.tensor(1))
+    complete = {f"image_gradient.{k}": v[None] for k, v in gradient.items()}
+    part = {k: v for k, v in complete.items() if k != "image_gradient.lenet.linear.weight"}
+    payloads = [
+        Payload(tensors, k, 5)
+        for k, tensors in enumerate([part, complete, {**complete, "image_gradient.x": part}, {}])
+    ]
+    pool = create_method(name).aggregate(payloads, lambda _: {})
+    assert len(pool) == 8
+    assert all(value.equal(complete[k]) for k, value in pool.items())
 
 
 def test_reconstruction_comes_nearer_to_the_gradient(rng):

@@ -1,5 +1,6 @@
 """FisherAvg, RegMean and LoRM: the server's merges equal recorded outputs and those by hand."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fczoo import FczooError, Payload, Task, create_method
+from fczoo import Context, FczooError, Payload, Task, create_method
 from fczoo.aggregators.averaging import fedavg
 from fczoo.core.backbone import LAYERS
 from fczoo.core.registry import make_aggregator
@@ -21,6 +22,7 @@ from fczoo.functional.regmean import (
     unpack_gram,
 )
 from helpers_golden import golden
+from helpers_methods import batch
 from helpers_payload import server_context
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -41,12 +43,13 @@ def pack_gram(gram: Tensor) -> Tensor:
 def test_fisher_weights_by_hand():
     """Compare Fisher weights with values worked out by hand.
 
-    Weights 3 : 1 in the first coordinate, no one's images in the second: (3 * 2 + 6) / 4 = 3; mean
-    4.
+    In the first coordinate the sums are 27 and 1, and their means over 9 images and 1 image weigh
+    3 : 1, so (3 * 2 + 6) / 4 = 3; sums give (27 * 2 + 6) / 28. No one's images depend on the
+    second: the mean is 4.
     """
     payloads = [
         Payload(
-            {"head.bias": torch.tensor([2.0, 3.0]), "fisher.head.bias": torch.tensor([3.0, 0.0])},
+            {"head.bias": torch.tensor([2.0, 3.0]), "fisher.head.bias": torch.tensor([27.0, 0.0])},
             0,
             9,
         ),
@@ -56,10 +59,30 @@ def test_fisher_weights_by_hand():
             1,
         ),
     ]
-    method = create_method("fisheravg")
-    aggregate = method.aggregate(payloads, make_aggregator(method.training().averaging))
-    assert aggregate.keys() == {"head.bias"}
-    assert aggregate["head.bias"].tolist() == [3.0, 4.0]
+    for fisher, first in (("true", 3), ("weighted", 60 / 28)):
+        method = create_method("fisheravg", fisher=fisher)
+        aggregate = method.aggregate(payloads, make_aggregator(method.training().averaging))
+        assert aggregate.keys() == {"head.bias"}
+        assert aggregate["head.bias"].tolist() == pytest.approx([first, 4])
+
+
+def test_fisher_information_of_all_classes_by_hand():
+    """Compare the Fisher information of a head with values worked out by hand.
+
+    The logits of two classes are 0 and log 3, so p = 1/4 and 3/4. Of all classes it is
+    p_j (1 - p_j) = 3/16 in either bias; of label 1 alone p_1 (1 - p_1)^2 = 3/64 in its bias and
+    p_1 p_0^2 = 3/64 in the other. Weights have it times the feature's square, here 4.
+    """
+    head = {
+        "head.weight": torch.tensor([[0.0], [0.5 * math.log(3)]]).double(),
+        "head.bias": torch.zeros(2).double(),
+    }
+    image, task = batch(torch.tensor([[2.0]]).double(), [1]), Task(0, 0, 2, 2, 1)
+    for fisher, value in (("true", 3 / 16), ("weighted", 3 / 64)):
+        method = create_method("fisheravg", fisher=fisher, tune="head")
+        sums = method.collect("after_training", None, head, image, Context(task, 0, 1, {}))
+        assert sums["fisher.head.bias"].tolist() == pytest.approx([value, value])
+        assert sums["fisher.head.weight"].flatten().tolist() == pytest.approx([4 * value] * 2)
 
 
 def test_fisher_doubles_the_upload(record):

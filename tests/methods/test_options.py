@@ -7,6 +7,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("fedproto", "per_sample"): ({}, TWO_ROUNDS),
     ("fppl", "unify"): ({}, TWO_ROUNDS),
     ("pip", "reach"): ({}, TWO_ROUNDS),
+    ("uopp", "reach"): ({}, TWO_ROUNDS),
+    ("uopp", "squared_variance"): ({}, TWO_ROUNDS),
+    ("uopp", "reset_prompt"): ({}, TWO_ROUNDS),
     ("fppl", "temperature"): ({}, TWO_ROUNDS),
     ("fppl", "view"): ({}, {"augment": "flip"}),  # without it training and test view are one
     ("regmean", "view"): ({}, {"augment": "flip"}),
@@ -64,6 +68,9 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ),  # else features are alike, and few are chosen
     ("target", "student_steps"): ({"warmup": 0}, {}),  # else it learns when all images are made
     ("target", "student_lr"): ({"warmup": 0}, {}),
+    ("lander", "bound"): ({"radius": 0.4}, {}),  # among the distances of the images
+    ("lander", "prior_blocks"): ({"prior": "survey"}, {}),
+    ("lander", "prior_weight"): ({"prior": "survey"}, {}),
     ("mfcl", "prior_blocks"): ({"prior": "survey"}, {}),
     ("mfcl", "prior_weight"): ({"prior": "survey"}, {}),
     ("mfcl", "weight_feature"): ({}, TWO_ROUNDS),  # the first step starts from the old features
@@ -74,6 +81,7 @@ PROXY = {  # options of GLFC and LGA about their reconstructions
     *("warmup", "augmentations"),
 }
 
+RECTIFIER = ("rectify_weight", "lr_rectifier", "head_width", "ode_steps", "repeats")  # of UOPP
 ADAPTER = (
     "bottleneck",
     "lr",
@@ -96,6 +104,8 @@ def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, 
         options = {**options, "tune": "lora"}
     if name == "affcl" and option in ("lr_backbone", "k_feature"):
         options = {**options, "tune": "lora"}  # frozen features do not move
+    if name == "uopp" and option in RECTIFIER:
+        options = {"ode_steps": 1, "rectify": "ode"}
     if name == "l2p" and option in ("lr_lora", "rank", "blocks"):
         options = {**options, "lora": True}
     if name == "glfc":
@@ -107,7 +117,10 @@ def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, 
     return options, settings
 
 
+ANCHORS = str(Path(__file__).with_name("anchors.safetensors"))  # seven classes, three entries
 OTHER = {  # where neither half, double, one more nor one less makes a difference
+    ("lander", "anchor_file"): ANCHORS,
+    ("lander", "images"): 50,  # fewer than are made
     ("codap", "components"): 12,  # three tasks share them: 10 and 11 are three for each
     ("fedcprompt", "components"): 12,
     ("bic", "validation"): 0.5,  # of four exemplars per class at least one is held out

@@ -221,6 +221,7 @@ def short(value: object) -> object:
             },
         ),
         ("fedproto", {"strength": 1, "per_sample": True, "infer": "ncm"}),
+        ("fisheravg", {"fisher": "true"}),
         ("lwf", {"strength": 1, "temperature": 2, "distill_current": False}),
         ("regmean", {"gamma": 0.9, "gamma_head": 0.9, "view": "test"}),
     ],
@@ -231,6 +232,22 @@ def test_baselines_follow_their_own_papers_where_no_protocol_is_named(
     for dataset in ("digits", "cifar100", "cub200"):
         options = vars(create_method(method, dataset))
         assert {k: options[k] for k in expected} == expected, dataset
+
+
+@pytest.mark.parametrize("source", [{"protocol": "hgp"}, {"as_released": "fed-mammoth"}])
+def test_views_of_images_are_those_of_fed_mammoths_loaders(source: dict[str, str]) -> None:
+    """Its loaders of single data sets, read at commit 09a9508: training view, test crop."""
+    loaders = {
+        "cifar100": ("hgp", 0.875),
+        "imagenet_r": ("hgp", 0.875),
+        "imagenet_a": ("fppl", 0.875),
+        "eurosat": ("hgp", 1.0),
+        "cars196": ("flip", 1.0),
+        "cub200": ("randomcrop", 0.875),
+    }
+    for dataset, view in loaders.items():
+        settings = Settings.for_dataset(dataset, **source)
+        assert (settings.augment, settings.test_crop) == view, dataset
 
 
 def test_images_become_squares_as_in_each_paper() -> None:

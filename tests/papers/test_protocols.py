@@ -284,6 +284,7 @@ def test_methods_own_rates_on_hgps_data_sets_are_in_appendix_h() -> None:
             "fedproto",
             {"strength": 0.1, "per_sample": False, "infer": "head", "lr": 1e-5},
         ),
+        ("hgp", "cifar100", "fisheravg", {"fisher": "weighted"}),
         *((name, "cifar100", "lwf", {"strength": 0.5}) for name in ("hgp", "pilora", "fppl")),
         ("hgp", "cifar100", "regmean", {"gamma": 0.5, "gamma_head": 0.5}),
         ("hgp", "cub200", "regmean", {"gamma": 0.1, "gamma_head": 0.1}),

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from fczoo.federation.result import read_result, write_result
-from fczoo.reports.detail_figures import class_map, client_map, confusion_map
+from fczoo.reports.detail_figures import (
+    class_confusion_map,
+    class_map,
+    client_map,
+    confusion_map,
+    personal_map,
+)
 from fczoo.reports.figures import figures
 from fczoo.reports.runs import Experiment, read_experiments
 from helpers_runs import write_run
@@ -27,6 +33,7 @@ def recorded_experiment(folder: Path) -> Experiment:
         result.class_accuracy = [[100.0] * 5, RIGHT]
         result.confusion = [[0, 0, 3], [0, 7, 2], *([c, c, 5] for c in range(1, 10))]
         result.client_accuracy = [70.0 + 10 * seed, None, 90.0]
+        result.personal_accuracy = [80.0, None, 90.0 + 5 * seed]
         write_result(path, result)
     return read_experiments([folder])[0]
 
@@ -40,16 +47,24 @@ def test_maps_by_hand(tmp_path: Path) -> None:
     assert classes.values.tolist() == [RIGHT]
     assert clients.values[0, [0, 2]].tolist() == [75.0, 90.0] and np.isnan(clients.values[0, 1])
     assert clients.columns == ["0", "1", "2"]
+    personal = personal_map(experiment)
+    assert personal is not None and personal.values[0, [0, 2]].tolist() == [80.0, 92.5]
     lines = {line.label: line for line in experiment.lines}
     confusion = confusion_map(lines["hgp"])
     assert confusion is not None
     assert confusion.values == pytest.approx(np.array([[92.0, 8.0], [0.0, 100.0]]))
-    assert confusion_map(lines["fedavg"]) is None
+    classes_confused = class_confusion_map(lines["hgp"])
+    expected = 100 * np.eye(10)
+    expected[0, [0, 7]] = 60.0, 40.0  # of five images of class 0
+    assert classes_confused is not None and classes_confused.values == pytest.approx(expected)
+    assert confusion_map(lines["fedavg"]) is class_confusion_map(lines["fedavg"]) is None
 
 
 def test_they_are_among_the_figures(tmp_path: Path) -> None:
     names = {figure.name for figure in figures(recorded_experiment(tmp_path / "run"))}
-    assert {"classes", "client accuracies", "confusion hgp"} <= names
+    expected = {"classes", "client accuracies", "personal accuracies"}
+    expected |= {"confusion hgp", "confusion of classes hgp"}
+    assert expected <= names
     plain = read_experiments([write_run(tmp_path / "plain", {"hgp": {0: 50.0}})])[0]
     names = {figure.name for figure in figures(plain)}
-    assert not {"classes", "client accuracies", "confusion hgp"} & names
+    assert not expected & names

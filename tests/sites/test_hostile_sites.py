@@ -176,6 +176,24 @@ def test_fewer_uploads_than_agreed_are_not_merged(make_bench, small_method, tmp_
     assert [entry["moment"] for entry in result.skipped if entry["moment"] == 0] == [0, 0, 0]
 
 
+def test_a_site_that_fails_as_a_task_ends_is_recorded(make_bench, small_method, tmp_path):
+    """iCaRL uploads nothing then: sites choose exemplars, and site 1 always refuses."""
+    bench, method = make_bench(epochs=1, rounds=1), small_method("icarl")
+
+    class RefusesToEnd(LocalConnection):
+        def __call__(self, questions, limit, /):
+            answers = dict(super().__call__(questions, limit))
+            if 1 in answers and b"after_rounds" in questions[1]:
+                answers[1] = serialize(REFUSAL_FORM, Refusal("no disk"))
+            return answers
+
+    result = server_of(bench, method, RefusesToEnd(sites_of(bench, method, tmp_path))).run()
+    assert result.rejected == [
+        {"task": t, "moment": "after_rounds", "client": 1, "reason": "refused: no disk"}
+        for t in range(3)
+    ]
+
+
 def test_a_server_that_loses_all_sites_ends(make_bench, small_method, tmp_path):
     bench = make_bench(epochs=1, rounds=3)
 

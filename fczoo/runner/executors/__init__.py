@@ -18,7 +18,12 @@ from signal import SIGTERM
 from types import ModuleType
 from typing import Literal, Protocol
 
-from fczoo.core.errors import FczooError, InterruptedCommandError, options_in_messages
+from fczoo.core.errors import (
+    FczooError,
+    InterruptedCommandError,
+    lacks_memory,
+    options_in_messages,
+)
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import pick_device
 from fczoo.federation.environment import code_of, versions
@@ -187,7 +192,7 @@ def work(run: RunSpec, execution: ExecutionConfig, check_interrupt: Callable[[],
     except InterruptedCommandError:
         return Outcome("stopped")
     except Exception as error:
-        if not isinstance(error, FczooError):
+        if not isinstance(error, FczooError) and not lacks_memory(error):
             traceback.print_exc()
         return Outcome("failed", error_text(error))
     return Outcome("done")

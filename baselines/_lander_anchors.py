@@ -1,0 +1,235 @@
+"""Anchors of LANDER (Tran et al., CVPR 2024): one vector per class, to which features are tied."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fczoo.baselines._data_free_replay import DataFreeReplay
+from fczoo.core.backbone import Backbone
+from fczoo.core.errors import FczooError, first_line
+from fczoo.core.options import option
+from fczoo.core.payload import per_class
+from fczoo.core.training import TaskPhase, Training
+from fczoo.core.tree import Tree
+from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
+from fczoo.functional.gaussians import class_sums
+
+SPREAD = 0.43  # root mean square of an entry in the released table of text embeddings
+
+
+@dataclass(frozen=True)
+class AnchoredReplay(DataFreeReplay):
+    """Base of methods that tie a linear map of the features to an anchor per class."""
+
+    anchors: Literal["random", "etf", "frozen_means"] = option(
+        "random",
+        "anchor of a class: normal numbers, a corner of a simplex, or the mean of its features "
+        "under the frozen backbone, over all clients",
+    )
+    anchor_file: str | None = option(
+        None, "safetensors file of anchors in place of these, one row per class of the data set"
+    )
+    anchor_width: int = option(512, "entries of an anchor that is drawn", low=1)
+    bound: Literal["batch", "sample"] = option(
+        "batch", "the radius is subtracted from a batch's mean distance, or from each image's"
+    )
+    radius_relative: float = option(
+        0.186, "radius in mean squared distances between anchors; text embeddings: 0.186", low=0
+    )
+    radius: float | None = option(None, "radius itself; 0.015 with the released table", low=0)
+
+    def training(self) -> Training:
+        training = super().training()
+        optims = {**training.optims, "projection.": self.optim(self.lr)}
+        if not self._measures_anchors:
+            return replace(training, optims=optims)
+        return replace(
+            training,
+            optims=optims,
+            uploads={**training.uploads, "frozen.": per_class("count", "sum")},
+            collect_at={*training.collect_at, "task_start"},
+        )
+
+    @property
+    def _measures_anchors(self) -> bool:
+        return self.anchors == "frozen_means" and self.anchor_file is None
+
+    def start_anchors(self, task: Task, dim: int, rng: torch.Generator) -> Tree:
+        """Create the anchors, in order of arrival of their classes, and the map to their space.
+
+        Args:
+            task: The first task, which knows the order of the classes.
+            dim: Feature dimension D.
+            rng: Random generator.
+
+        Returns:
+            ``anchors`` [C, e], ``radius`` and the linear map ``projection.*``.
+        """
+        if self.anchor_file is not None:
+            table = read_anchors(self.anchor_file, f"{self.name}.anchor_file")
+        elif self.anchors == "frozen_means":
+            table = torch.zeros(task.classes, dim)  # measured as each task begins
+        else:
+            sizes = task.classes, self.anchor_width
+            table = draw_anchors(self.anchors, *sizes, rng, f"{self.name}.anchors")
+        order = task.class_order or tuple(range(task.classes))
+        table = order_anchors(table, order, f"{self.name}.anchor_file")
+        width, bound = table.shape[1], dim**-0.5
+        return {
+            "anchors": table,
+            "radius": self._radius_of(table),
+            "projection.weight": torch.empty(width, dim).uniform_(-bound, bound, generator=rng),
+            "projection.bias": torch.empty(width).uniform_(-bound, bound, generator=rng),
+        }
+
+    def _radius_of(self, table: Tensor) -> Tensor:
+        """Return the radius, a scalar, from the anchors that are known."""
+        if self.radius is not None:
+            return table.new_tensor(self.radius)
+        return self.radius_relative * mean_square_difference(table[table.any(1)])
+
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        sums: Tree = {}
+        if phase == "task_end" or self.head_init == "means":
+            sums = super().collect(phase, backbone, tree, batch, ctx)
+        if phase == "task_start" and self._measures_anchors:
+            features = batch.query if self.tune == "head" else backbone(batch.x)
+            frozen = class_sums(features, batch, ctx.task)
+            sums |= {k.replace("class.", "frozen."): v for k, v in frozen.items()}
+        return sums
+
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        """Set the anchors of the new classes to their mean features, if they are measured.
+
+        Args:
+            phase: ``task_start``; at ``task_end`` the images are synthesised.
+            state: Current state.
+            sums: ``frozen.count`` [c] and ``frozen.sum`` [c, D], and those of the base classes.
+            ctx: Server context.
+
+        Returns:
+            The state with the new ``anchors`` and ``radius``.
+        """
+        if phase == "task_end" or self.head_init == "means":
+            state = super().update_from(phase, state, sums, ctx)
+        if phase == "task_start" and self._measures_anchors:
+            table = state["anchors"].clone()
+            count = sums["frozen.count"][:, None].clamp(min=1)
+            table[ctx.task.start : ctx.task.stop] = (sums["frozen.sum"] / count).to(table)
+            state = {**state, "anchors": table, "radius": self._radius_of(table)}
+        return state
+
+    def anchor_loss(
+        self, attached: Tensor, anchors: Tensor, radius: Tensor, batch: Batch
+    ) -> Tensor:
+        """Compute the hinge B on the distance to the anchors.
+
+        Args:
+            attached: Features a [B, e] in the space of the anchors.
+            anchors: Anchors [B, e] of their classes.
+            radius: Mean squared distance below which nothing pulls.
+            batch: Weights of the images.
+        """
+        distance = (attached - anchors).square().mean(1)
+        if self.bound == "sample":
+            return batch.mean(F.relu(distance - radius))
+        return F.relu(batch.mean(distance) - radius)
+
+
+def read_anchors(path: str, label: str) -> Tensor:
+    """Read a table of anchors, one row per class in the data set's own order.
+
+    Args:
+        path: safetensors file with one tensor [C, e].
+        label: Name of the option for messages.
+
+    Returns:
+        The table in float32.
+
+    Raises:
+        FczooError: The file cannot be read, or does not hold one finite table.
+    """
+    try:
+        tensors = [*load_file(Path(path)).values()]
+    except (OSError, SafetensorError) as error:
+        raise FczooError(
+            f"{label} names {path}, which cannot be read: {first_line(error)}; give a safetensors "
+            "file with one row per class"
+        ) from error
+    if len(tensors) != 1 or tensors[0].dim() != 2 or not tensors[0].isfinite().all():
+        raise FczooError(
+            f"{label} names {path}, which does not hold one table of finite numbers [classes, "
+            "width]; write one row per class"
+        )
+    return tensors[0].float()
+
+
+def order_anchors(table: Tensor, order: tuple[int, ...], label: str) -> Tensor:
+    """Return the rows of a table in the order in which classes arrive.
+
+    Args:
+        table: One row per class, in the data set's own order [C, e].
+        order: Original label of each class in order of arrival; empty: the order of the table.
+        label: Name of the option for messages.
+
+    Raises:
+        FczooError: A class has no row.
+    """
+    if order and max(order) >= len(table):
+        raise FczooError(
+            f"{label} has {len(table)} rows and none for class {max(order)} of the data set, counted "
+            "from 0; write one row per class"
+        )
+    return table[list(order)] if order else table
+
+
+def draw_anchors(
+    kind: Literal["random", "etf"], classes: int, width: int, rng: torch.Generator, label: str
+) -> Tensor:
+    """Draw a table of anchors whose entries are as large as those of the released one.
+
+    Args:
+        kind: Normal entries, or a simplex (equiangular tight frame) in a random rotation.
+        classes: Number of classes C.
+        width: Entries e of an anchor.
+        rng: Random generator.
+        label: Name of the option for messages.
+
+    Returns:
+        The table [C, e].
+
+    Raises:
+        FczooError: A simplex of so many classes needs more entries.
+    """
+    if kind == "random":
+        return SPREAD * torch.randn(classes, width, generator=rng)
+    if classes > width:
+        raise FczooError(
+            f"{label}=etf of {classes} classes needs anchors of {classes} entries, and has {width}; "
+            "take more or anchors=random"
+        )
+    basis = torch.linalg.qr(torch.randn(width, classes, generator=rng)).Q  # orthonormal columns
+    rows = basis.mT - basis.mean(1)
+    return SPREAD * width**0.5 * rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+
+
+def mean_square_difference(table: Tensor) -> Tensor:
+    """Compute the mean over pairs of anchors of the mean squared difference of their entries.
+
+    Args:
+        table: Anchors [n, e].
+
+    Returns:
+        A scalar; 0 for fewer than two anchors.
+    """
+    if len(table) < 2:
+        return table.new_zeros(())
+    return 2 * (table - table.mean(0)).square().sum() / ((len(table) - 1) * table.shape[1])

@@ -1,0 +1,250 @@
+"""UOPP: few-shot federated class-incremental learning with optimal prompts and prototypes.
+
+Ma'sum et al., "Federated Few-Shot Class-Incremental Learning", ICLR 2025.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.baselines._uopp_prototypes import (
+    ABSENT,
+    merge_by_weight,
+    moved_sums,
+    query_loss,
+    rectify_batch,
+    start_rectifier,
+)
+from fczoo.baselines.pip import PIP
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.payload import Payload
+from fczoo.core.registry import register_method
+from fczoo.core.training import Optim, TaskPhase, Training
+from fczoo.core.tree import Tree, drop, select
+from fczoo.core.types import Batch, Boundary, Context, ServerAggregator, ServerContext, Task
+from fczoo.functional.cosine import cosines
+from fczoo.functional.gaussians import class_sums
+from fczoo.functional.heads import head_logits
+
+
+@register_method("uopp")
+@dataclass(frozen=True)
+class UOPP(PIP):
+    """Prompts, a head of the base task, and few-shot tasks that learn against class prototypes.
+
+    For few-shot streams (``--base-classes``, ``--ways``, ``--shots``). Trained and sent: general
+    prefixes, the task's expert prefixes and key, in the first task the linear head, later by choice
+    the rectifier; in each round, and before it, count, sum and squares of every local class's
+    prompted features. Released code never trains its rectifier; its server and loader are missing,
+    and the paper's main text was not read.
+    """
+
+    paper = 'Ma\'sum et al., "Federated Few-Shot Class-Incremental Learning", ICLR 2025'
+    formulas = r"""
+    The first task is PIP's. In later ones, over the classes seen that have a prototype $m_c$:
+
+    $$L = -\log \operatorname{softmax}_c\bigl( s \cos(f(x), m_c) \bigr)_y
+    - \lambda \cos(q, k_t) + \gamma \, L_{ode}$$
+
+    A test image takes the prompt whose key is nearest, and the class of the largest cosine. With
+    ``rectify=ode`` a client's class means $p$ move along its images before they are sent, and
+    $L_{ode}$ is the cross-entropy of the global prototypes against the rectified ones:
+
+    $$\frac{dp}{dt} = 0.1^{1 + t/40} \, D(p, S, Q), \quad 0 \le t \le 39$$
+    """
+    append_only = (*PIP.append_only, "old_")
+    dataset_options = {"digits": {"lr": 3e-2, "lr_few": 3e-2}}
+
+    lr: float = option(
+        1.5e-2,
+        "learning rate in the first task, Adam (0.03 scaled by batch/256, for batches of 128)",
+        low=0,
+        tune=(1e-4, 1e-1, "log"),
+    )
+    lr_few: float = option(
+        0.2, "learning rate in later tasks, Adam", low=0, tune=(1e-4, 1.0, "log")
+    )
+    warm_start: bool = option(
+        True, "start a task's expert prefixes as a copy of the last task's, its key at random"
+    )
+    scale: float = option(10.0, "s, scale of the cosines with prototypes", low=0)
+    weights: Literal["images", "participations"] = option(
+        "images",
+        "weight of a client: its images, or the rounds of the task in which it took part, which "
+        "released code has for prompts, key and prototypes",
+    )
+    rectify: Literal["none", "ode"] = option(
+        "none",
+        "prototypes of later tasks: class means, as released code runs, or moved by the rectifier "
+        "of the supplement",
+    )
+    rectify_weight: float = option(
+        0.5, "gamma, weight of the rectified prototypes' loss, with rectify=ode", low=0
+    )
+    lr_rectifier: float = option(1e-3, "learning rate of the rectifier, with rectify=ode", low=0)
+    head_width: int = option(
+        8, "width of an attention head of the rectifier, with rectify=ode; released: 64", low=1
+    )
+    ode_steps: int = option(39, "steps of the solver, with rectify=ode", low=1)
+    repeats: int = option(
+        5, "times that each global prototype is a query, with rectify=ode: the shots", low=1
+    )
+    squared_variance: bool = option(
+        False,
+        "copies of prototypes lie up to u times the squared variance away, not the deviation; "
+        "released code's variance is never summed as well (code_variance)",
+        quirk="anwarmaxsum/FFSCIL",
+    )
+    batch_vote: bool = option(
+        False,
+        "the prompt of a test batch by vote; under the first one the base head answers over all "
+        "classes, else prototypes of tasks up to that of the images, which is given",
+        quirk="anwarmaxsum/FFSCIL",
+    )
+    reset_prompt: bool = option(
+        False,
+        "expert prefixes start as the last task's in every round of a later task, which loses what "
+        "its earlier rounds have learned",
+        quirk="anwarmaxsum/FFSCIL",
+    )
+
+    def training(self) -> Training:
+        training = super().training()
+        few = {prefix: self.optim(self.lr_few) for prefix in ("general.", "expert.")}
+        if self.rectify == "ode":
+            few["rectifier."] = self.optim(self.lr_rectifier)
+        base = dict(training.optims)
+
+        def active(task: Task, round: int) -> Mapping[str, Optim]:
+            return few if task.index else base  # the head is frozen after the first task
+
+        return replace(
+            training,
+            optims={**few, **base},
+            active_prefixes=active,
+            collect_at={*training.collect_at, "task_start"},
+            averages_trained=self.weights == "images",
+        )
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: prototypes of finished tasks are fixed.
+        old = {"old_mean": torch.empty(0, backbone.dim), "old_held": torch.empty(0)}
+        if state:
+            old = {k: torch.cat([state[k], state[k.replace("old_", "")]]) for k in old}
+        ends = torch.cat([state.get("task_ends", torch.empty(0)), torch.tensor([task.stop])])
+        new = {"taken_part": torch.empty(0), "task_ends": ends.long()}
+        if self.rectify == "ode":
+            new |= start_rectifier(backbone.dim, task.size, self.head_width, rng)
+        return {**super().begin_task(state, task, backbone, rng), **old, **new}
+
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        if ctx.task.index == 0:  # base task: PIP's loss, prototypes at the head from round 2 on
+            return super().loss(backbone, train, batch, ctx)
+        features = self.trained_features(backbone, train, batch)
+        loss = self.few_shot_loss(features, batch, ctx.shared)
+        if self.rectify == "ode":
+            rectified = rectify_batch(train, features, batch, ctx, self.repeats, self.ode_steps)
+            loss = loss + self.rectify_weight * query_loss(*rectified, ctx.shared, self.scale)
+        if self.no_key_loss:
+            return loss, {}
+        similarity = cosines(batch.query, train["expert.key"][None])[:, 0]
+        return loss - self.pull * batch.mean(similarity), {}
+
+    def prototype_loss(self, train: Tree, batch: Batch, ctx: Context) -> Tensor:
+        if self.squared_variance:  # V = variance^2 in place of the deviation
+            ctx = replace(ctx, shared={**ctx.shared, "spread": ctx.shared["spread"] ** 4})
+        return super().prototype_loss(train, batch, ctx)
+
+    def few_shot_loss(self, features: Tensor, batch: Batch, shared: Tree) -> Tensor:
+        """Compute the cross-entropy of s cos(f, m_c) over the classes seen that have a prototype.
+
+        Args:
+            features: Prompted features f [B, D].
+            batch: Labels and weights; images of a class without prototype do not count.
+            shared: Tree with the prototypes.
+        """
+        held = self.prototypes(shared)[1]
+        per_image = F.cross_entropy(self.scores(features, shared), batch.y, reduction="none")
+        return batch._replace(w=batch.w * held[batch.y]).mean(per_image)
+
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        # Prototypes of a client: before the first round and after its training in each round.
+        sums = super().collect("after_training", backbone, tree, batch, ctx)
+        if self.rectify == "ode" and ctx.task.index:
+            features = self.trained_features(backbone, tree, batch)
+            prototypes = rectify_batch(tree, features, batch, ctx, self.repeats, self.ode_steps)[0]
+            sums |= moved_sums(sums, prototypes)
+        if phase == "task_start" and self.head_init == "means":
+            sums |= class_sums(self.trained_features(backbone, tree, batch), batch, ctx.task)
+        return sums
+
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        if self.head_init == "means" and ctx.task.index == 0:
+            state = super().update_from(phase, state, sums, ctx)
+        return super().server_update(state, select(sums, "proto."), ctx)
+
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        if self.weights == "images":
+            return super().aggregate(payloads, average)
+        clients = torch.tensor([payload.client for payload in payloads])
+        return {
+            "clients": clients,
+            **{k: torch.stack([p[k] for p in payloads]) for k in payloads[0]},
+        }
+
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        """Update prompts and prototypes, from ``clients`` [K] and uploads [K, ...] if these are set.
+
+        Args:
+            state: Current state.
+            merged: Merged uploads, or all uploads with ``weights=participations``.
+            ctx: Server context.
+        """
+        if self.weights == "participations":
+            taken_part = state["taken_part"]
+            if not len(taken_part):
+                taken_part = torch.zeros(ctx.clients, device=taken_part.device)
+            clients = merged.pop("clients")
+            taken_part = taken_part.index_add(0, clients, torch.ones_like(clients).to(taken_part))
+            merged = merge_by_weight(merged, taken_part[clients])
+            state = {**state, "taken_part": taken_part}
+        state = super().server_update(state, merged, ctx)
+        if self.reset_prompt and ctx.task.index and ctx.round < ctx.rounds - 1:
+            for name in drop(select(state, "expert."), "expert.key"):
+                state[name] = state[name.replace("expert.", "past.", 1)][-1]
+        return state
+
+    def match(self, state: Tree, query: Tensor) -> Tensor:
+        chosen = super().match(state, query)
+        return chosen.mode().values.expand_as(chosen) if self.batch_vote else chosen
+
+    def prototypes(self, tree: Tree) -> tuple[Tensor, Tensor]:
+        """Return prototypes [C', D] of the classes seen, and which classes have one [C']."""
+        mean = torch.cat([tree["old_mean"], tree["mean"]])
+        return mean, torch.cat([tree["old_held"], tree["held"]])
+
+    def scores(self, features: Tensor, tree: Tree) -> Tensor:
+        """Compute s cos(f, m_c) [B, C'] over the classes seen; ABSENT without a prototype."""
+        mean, held = self.prototypes(tree)
+        return torch.where(held > 0, self.scale * cosines(features, mean), ABSENT)
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: prompt by key, then the nearest prototype of all classes seen.
+        features = self.features(backbone, state, batch)
+        scores = self.scores(features, state)
+        if not self.batch_vote:
+            return scores
+        if self.match(state, batch.query)[0] == 0:
+            return head_logits(state, features)[:, : task.stop]
+        ends = state["task_ends"]
+        end = ends[(ends[:-1] <= batch.y.max()).sum()]  # of the images' own task
+        return torch.where(torch.arange(task.stop, device=ends.device) < end, scores, ABSENT)

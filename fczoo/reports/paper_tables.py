@@ -1,0 +1,293 @@
+"""Tables as papers print them: methods in rows; data, splits and metrics in grouped columns."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from fczoo.core.errors import FczooError
+from fczoo.core.names import fold
+from fczoo.core.options import nearest, plural
+from fczoo.core.registry import METHODS
+from fczoo.reports.captions import conditions, schedule_sources
+from fczoo.reports.formats import MARKS as LEGENDS
+from fczoo.reports.formats import TEST, escape, sign
+from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.significance import Entry
+from fczoo.reports.tables import Column, column_of, entry_of, mark_entries
+from fczoo.reports.text_format import setting_word
+
+ARROWS = {"high": r"$\uparrow$", "low": r"$\downarrow$", "": ""}
+MARKS = {
+    "text": {"best": "*{}", "second": "°{}", "": "{}"},
+    "markdown": {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"},
+    "latex": {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"},
+}
+LIKE_BEST = {"text": " ~", "markdown": " ≈", "latex": r"$^{\approx}$"}
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Rows of several experiments in one table; None where a method was not run."""
+
+    fields: tuple[str, ...]  # settings that the columns are grouped by
+    places: tuple[tuple[str, ...], ...]  # values of these settings, one tuple per experiment
+    columns: tuple[Column, ...]  # the metrics of each experiment
+    labels: tuple[str, ...]
+    rows: tuple[tuple[Entry | None, ...], ...]  # place by place, metric by metric
+    rules: tuple[int, ...]  # rows above which a rule separates groups
+    caption: str
+
+
+def make_paper_table(
+    experiments: Sequence[Experiment],
+    fields: Sequence[str],
+    metrics: Sequence[str],
+    methods: Sequence[str] = (),
+    group_of: Callable[[str], str] | None = None,
+) -> PaperTable:
+    """Arrange experiments side by side.
+
+    Args:
+        experiments: Experiments, one for each place of the columns.
+        fields: Settings that distinguish the experiments, outermost first: ``data``, ``partition``
+            or any other name of ``Settings``.
+        metrics: Names of the figures, keys of ``COLUMNS`` or ``rounds@70``.
+        methods: Methods to show, in this order. Default: all, in the order of the runs.
+        group_of: Returns the group of a method; a rule separates rows of different groups.
+
+    Raises:
+        FczooError: A field, metric or method is unknown, no row is left, or two experiments have
+            the same place.
+    """
+    columns = tuple(column_of(name) for name in dict.fromkeys(metrics))
+    places = [tuple(_value(e, field) for field in fields) for e in experiments]
+    for first, second in itertools.combinations(range(len(places)), 2):
+        if places[first] == places[second]:
+            _refuse_same_place(experiments[first], experiments[second], places[first])
+    order = sorted(range(len(places)), key=lambda i: [places.index(p) for p in _starts(places, i)])
+    experiments, places = [experiments[i] for i in order], [places[i] for i in order]
+    lines = _rows(experiments, methods)
+    by_column = []
+    for experiment, column in itertools.product(experiments, columns):
+        own_lines = {line.label: line for line in experiment.lines}
+        entries = [entry_of(own_lines[x], column) if x in own_lines else None for x in lines]
+        competes = [x in own_lines and own_lines[x].competes for x in lines]
+        ranked = [e if c else None for e, c in zip(entries, competes, strict=True)]
+        marked = mark_entries(ranked, column)
+        by_column.append([m or e for m, e in zip(marked, entries, strict=True)])
+    names = [line.results[0].method for line in lines.values()]
+    groups = [group_of(name) for name in names] if group_of else []
+    rules = [i for i, (a, b) in enumerate(itertools.pairwise(groups), start=1) if a != b]
+    return PaperTable(
+        tuple(fields),
+        tuple(places),
+        columns,
+        tuple(display_label(line) for line in lines.values()),
+        tuple(zip(*by_column, strict=True)),
+        tuple(rules),
+        _caption(experiments, fields, columns),
+    )
+
+
+def _value(experiment: Experiment, field: str) -> str:
+    """Return a setting of an experiment as a column names it."""
+    settings = experiment.settings
+    if field in ("data", "dataset"):
+        return str(settings["dataset"])
+    if field == "partition":
+        return str(experiment.about.partition["spec"])
+    if field == "backbone":
+        return str(experiment.about.backbone["name"])
+    name = field.replace("-", "_")
+    if name not in settings:
+        raise FczooError(f"no setting is called {field!r}; {nearest(field, ['data', *settings])}")
+    value = settings[name]
+    word = setting_word(name, value)
+    return word if isinstance(value, str) else f"{field} {word}"
+
+
+def _starts(places: Sequence[tuple[str, ...]], index: int) -> list[tuple[str, ...]]:
+    """Return the first place of each beginning of a place, so that equal headers are neighbours."""
+    place = places[index]
+    return [
+        next(p for p in places if p[: depth + 1] == place[: depth + 1])
+        for depth in range(len(place))
+    ]
+
+
+def _refuse_same_place(first: Experiment, second: Experiment, place: tuple[str, ...]) -> None:
+    differing = [
+        name
+        for name, value in first.settings.items()
+        if value != second.settings[name] and name not in ("data_root", "device")
+    ]
+    reason = f"differ in {', '.join(differing)}" if differing else "differ in data or weights"
+    where = ", ".join(place) or "the same column"
+    raise FczooError(
+        f"two tables are for {where}: they {reason}; name it in --columns, or give fewer folders"
+    )
+
+
+def _rows(experiments: Sequence[Experiment], methods: Sequence[str]) -> dict[str, Line]:
+    """Return the rows by label, each with the line of the first experiment that has it."""
+    lines: dict[str, Line] = {}
+    for experiment in experiments:
+        for line in experiment.lines:
+            lines.setdefault(line.label, line)
+    if not methods:
+        return lines
+    known = dict.fromkeys(line.results[0].method for line in lines.values())
+    chosen: dict[str, Line] = {}
+    for name in methods:
+        own = {k: x for k, x in lines.items() if fold(name) in map(fold, (k, x.results[0].method))}
+        if not own:
+            raise FczooError(f"no run has method {name!r}; {nearest(name, known)}")
+        chosen |= own
+    return chosen
+
+
+def display_label(line: Line) -> str:
+    """Return the label of a row with the method's name as its paper writes it.
+
+    Args:
+        line: Row of an experiment.
+    """
+    name = line.results[0].method
+    if name not in METHODS.names():
+        return line.label
+    method = METHODS.get(name)
+    return (vars(method).get("title") or method.__name__) + line.label.removeprefix(name)
+
+
+def _caption(
+    experiments: Sequence[Experiment], fields: Sequence[str], columns: Sequence[Column]
+) -> str:
+    """Describe backbone, protocol, schedule and metrics, as far as all columns agree."""
+    first = experiments[0].settings
+    backbones = {e.about.backbone["name"] for e in experiments} if "backbone" not in fields else ()
+    parts = [
+        ", ".join(sorted(backbones)),
+        ", ".join(schedule_sources(first)) if _agree(experiments, "protocol") else "",
+        *(
+            plural(first[f"{name}s"], name)
+            for name in ("client", "round", "epoch")
+            if f"{name}s" not in fields and _agree(experiments, f"{name}s")
+        ),
+        *dict.fromkeys(condition for e in experiments for condition in conditions(e)),
+    ]
+    counts = sorted({len(e.seeds) for e in experiments})
+    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    spread = f"Mean ± standard deviation over {number} seeds" if counts[-1] > 1 else "One seed"
+    metrics = "; ".join(f"{column.name}: {column.meaning}" for column in columns)
+    return f"{'; '.join(filter(None, parts))}. {spread}. {metrics}."
+
+
+def _agree(experiments: Sequence[Experiment], name: str) -> bool:
+    return all(e.settings[name] == experiments[0].settings[name] for e in experiments)
+
+
+def to_paper(table: PaperTable, style: str, label: str = "tab:fczoo") -> str:
+    r"""Format a table.
+
+    Args:
+        table: Table to format.
+        style: ``latex`` (needs ``\usepackage{booktabs}``), ``markdown`` or ``text``.
+        label: Label of the table in LaTeX.
+    """
+    return _to_latex(table, label) if style == "latex" else _to_plain(table, style)
+
+
+def _cell(entry: Entry | None, column: Column, style: str) -> str:
+    """Format a mean, with its standard deviation small in LaTeX."""
+    if entry is None:
+        return "--" if style == "latex" else "–"
+    mean = column.show(entry.mean)
+    text = MARKS[style][entry.mark].format(mean.replace("<", "$<$") if style == "latex" else mean)
+    if entry.std is None or not column.better:
+        return text
+    spread = column.show(entry.std)
+    text += f" {{\\tiny $\\pm$ {spread}}}" if style == "latex" else f" ± {spread}"
+    return text + sign(entry, LIKE_BEST[style], "")
+
+
+def _body(table: PaperTable, style: str) -> list[list[str]]:
+    columns = table.columns * len(table.places)
+    return [
+        [label, *(_cell(entry, column, style) for entry, column in zip(row, columns, strict=True))]
+        for label, row in zip(table.labels, table.rows, strict=True)
+    ]
+
+
+def _to_plain(table: PaperTable, style: str) -> str:
+    heads = [
+        "\n".join([*place, column.name]) if style == "text" else " / ".join([*place, column.name])
+        for place in table.places
+        for column in table.columns
+    ]
+    align = ["left", *["right"] * len(heads)]
+    text = tabulate(
+        _body(table, style),
+        ["method", *heads],
+        tablefmt="github" if style == "markdown" else "simple",
+        disable_numparse=True,
+        colalign=align,
+    )
+    return f"{text}\n\n{table.caption} {_mark_legend(table, style)}"
+
+
+def _to_latex(table: PaperTable, label: str) -> str:
+    columns = table.columns * len(table.places)
+    head = []
+    for depth in range(len(table.fields)):
+        spans = _spans([p[: depth + 1] for p in table.places for _ in table.columns])
+        cells = [rf"\multicolumn{{{n}}}{{c}}{{{escape(key[-1])}}}" for key, _, n in spans]
+        rules = [rf"\cmidrule(lr){{{start + 2}-{start + n + 1}}}" for _, start, n in spans]
+        head += [" & ".join(["", *cells]) + r" \\", " ".join(rules)]
+    names = [" ".join(filter(None, (escape(c.name), ARROWS[c.better]))) for c in columns]
+    head.append(" & ".join(["Method", *names]) + r" \\")
+    body = []
+    for number, (name, *cells) in enumerate(_body(table, "latex")):
+        body += [r"\midrule"] if number in table.rules else []
+        body.append(" & ".join([escape(name), *cells]) + r" \\")
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_math(escape(table.caption))} {_mark_legend(table, 'latex')}}}",
+            rf"\label{{{label}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
+            r"\toprule",
+            *head,
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _mark_legend(table: PaperTable, style: str) -> str:
+    """Describe the marks of the best values, and the test where one was made."""
+    entries = [entry for row in table.rows for entry in row if entry is not None]
+    if not any(entry.mark for entry in entries):
+        return ""
+    marks, like_best, _ = LEGENDS[style]
+    tested = any(entry.is_different is not None for entry in entries)
+    return f"{marks}{f'; {like_best} {TEST}' if tested else ''}."
+
+
+def _math(text: str) -> str:
+    return text.replace("±", r"$\pm$")
+
+
+def _spans(keys: Sequence[tuple[str, ...]]) -> list[tuple[tuple[str, ...], int, int]]:
+    """Return each run of equal neighbours: key, index of the first, length."""
+    spans, start = [], 0
+    for key, same in itertools.groupby(keys):
+        length = len(list(same))
+        spans.append((key, start, length))
+        start += length
+    return spans
