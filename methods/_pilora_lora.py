@@ -1,5 +1,7 @@
 """Incremental LoRA: one pair per task, frozen afterwards, new ones orthogonal to earlier ones.
 
+An ablation trains the whole backbone in place of LoRA.
+
 PILoRA, Guo et al., ECCV 2024.
 """
 
@@ -25,11 +27,14 @@ class IncrementalLoRA(Method):
     of the earlier ones.
     """
 
+    tune: Literal["lora", "full"] = option(
+        "lora", "trained below the prototypes: LoRA, or all weights (ablation without LoRA)"
+    )
     rank: int = option(4, "rank r of each LoRA matrix", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v", low=0)
     lr_lora: float = option(
         1e-5,
-        "learning rate of LoRA (HGP's re-run of PILoRA: 1e-4)",
+        "learning rate of LoRA or all weights (HGP's re-run of PILoRA: 1e-4)",
         low=0,
         tune=(1e-6, 1e-2, "log"),
     )
@@ -56,16 +61,18 @@ class IncrementalLoRA(Method):
             rng: Generator of the new pair.
 
         Returns:
-            ``past.X`` and ``lora.X`` tensors.
+            ``past.X`` and ``lora.X`` tensors; with ``tune=full`` all weights ``full.X``.
 
         Raises:
             FczooError: The backbone does not have one of the blocks.
         """
+        if self.tune == "full":
+            return select(state, "full.") or backbone.full_weights()
         new = lora_pairs(backbone, self.blocks, self.rank, rng, f"{self.name}.blocks")
         return {**stack_past(state, "lora.", "past."), **new}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        return backbone(batch.x, merged_pairs(tree, self.merge))
+        return backbone(batch.x, self._plugs(tree))
 
     def local_features(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tensor:
         """Compute features in a client's local forward pass.
@@ -83,10 +90,12 @@ class IncrementalLoRA(Method):
             Features [B, D].
         """
         current_only = self.local == "current" or self.merge == "first"
-        tree = {**ctx.shared, **train}
-        return backbone(
-            batch.x, select(train, "lora.") if current_only else merged_pairs(tree, self.merge)
-        )
+        if current_only and self.tune == "lora":
+            return backbone(batch.x, select(train, "lora."))
+        return backbone(batch.x, self._plugs({**ctx.shared, **train}))
+
+    def _plugs(self, tree: Tree) -> Tree:
+        return select(tree, "full.") if self.tune == "full" else merged_pairs(tree, self.merge)
 
     def lora_penalty(self, train: Tree, shared: Tree) -> Tensor:
         """Compute the penalty of the new A matrices: overlap with earlier ones and their size.
@@ -99,8 +108,10 @@ class IncrementalLoRA(Method):
             shared: Broadcast tensors, with ``past.X.a`` of the earlier tasks i.
 
         Returns:
-            The penalty, a scalar.
+            The penalty, a scalar; 0 with ``tune=full``.
         """
+        if self.tune == "full":
+            return torch.zeros(())
         down = {k: v for k, v in train.items() if k.endswith(".a")}
         penalty = self.sparse * torch.stack([a.abs().sum() for a in down.values()]).sum()
         for name, a in down.items():

@@ -114,7 +114,7 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
         }
         return Training(
             optims={
-                "lora.": Optim(lr=self.lr_lora, weight_decay=decay, schedule=schedule),
+                f"{self.tune}.": Optim(lr=self.lr_lora, weight_decay=decay, schedule=schedule),
                 "prototype": Optim(lr=self.lr_prototype, weight_decay=decay, schedule=schedule),
             },
             inputs=["images", "query"] if self.head_tune else ["images"],
@@ -205,11 +205,9 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         if not evidence.payloads:
-            return (
-                {"lora": {"matrix": lora_cosines(evidence.state).tolist()}}
-                if evidence.task.index
-                else {}
-            )
+            if self.tune == "full" or not evidence.task.index:
+                return {}
+            return {"lora": {"matrix": lora_cosines(evidence.state).tolist()}}
         if self.reweight in ("average", "equal"):
             return {}
         weights = uploaded_weights(evidence.payloads, self.temperature, self.reweight == "squared")

@@ -20,6 +20,7 @@ from fczoo.cli.papers import claims, compare, papers, reproduce
 from fczoo.cli.pointers import command_pointer, option_pointer
 from fczoo.cli.report import leaderboard, report, submit
 from fczoo.cli.site import site
+from fczoo.cli.suite import suite
 from fczoo.cli.tune import tune
 from fczoo.core.errors import OUT_OF_MEMORY, FczooError, lacks_memory, options_in_messages
 from fczoo.core.terminal import lossy_output
@@ -119,6 +120,7 @@ for command in (
     compare,
     reproduce,
     claims,
+    suite,
     predict,
     evaluate,
     export,

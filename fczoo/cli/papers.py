@@ -91,8 +91,8 @@ def compare(
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="With PAPER/TABLE: run only cells whose name fits, such as '*dirichlet:0.05*'; repeat it "
-    "for more.  [default: all]",
+    help="With PAPER/TABLE or PAPER/FIGURE: run only cells whose name fits, such as "
+    "'*dirichlet:0.05*'; repeat it for more.  [default: all]",
 )
 def reproduce(
     card: str | None,
@@ -115,7 +115,7 @@ def reproduce(
     """
     from fczoo.cli.arguments import wrap_to_terminal
     from fczoo.papers.compare import spread
-    from fczoo.papers.paper_figures import find_figure, list_figures
+    from fczoo.papers.paper_figures import find_figure, limit_cells, list_figures
     from fczoo.papers.printed_tables import choose_cells, find_table, list_tables
     from fczoo.papers.reproduce import get_card, listing, shell_command, verdict
     from fczoo.papers.tables import papers as all_papers
@@ -143,8 +143,9 @@ def reproduce(
         "--cells": patterns,
     }
     if figure := find_figure(card):
+        del list_options["--cells"]
         _refuse_options(figure.key, "a figure", {**list_options, "--reading": reading})
-        _reproduce_figure(figure, extra, dry_run)
+        _reproduce_figure(limit_cells(figure, patterns), extra, dry_run)
         return
     if (table := find_table(card)) and not (results or paper or tables):
         if chosen := choose_cells(*table, rows, patterns):
@@ -229,10 +230,31 @@ def _reproduce_figure(figure: "PaperFigure", extra: tuple[str, ...], dry_run: bo
         drawn: Sequence[Figure] = [bars]
     else:
         out = _run_file(out, grid_file(figure), len(grid(figure)), extra, dry_run)
-        drawn = [] if dry_run else pictures(figure, out)
+        draw = _invert_uploads if figure.draw == "inversion" else pictures
+        drawn = [] if dry_run else draw(figure, out)
     if not dry_run:
         out.mkdir(parents=True, exist_ok=True)
         click.echo("\n".join(str(path) for path in save_figures(drawn, out)))
+
+
+def _invert_uploads(figure: "PaperFigure", out: Path) -> "list[Figure]":
+    """Attack an upload of each method, print the errors, and return the pictures."""
+    from tabulate import tabulate
+
+    from fczoo.cli.models import own_benchmark
+    from fczoo.models.storage import load_model
+    from fczoo.papers.paper_figures import lines_by_label
+    from fczoo.runner.inversion import HEADERS, inversion_grid, inversion_rows, invert_uploads
+
+    by_method = {}
+    for label, line in lines_by_label(figure, out).items():
+        folder = line.records[0].folder
+        if folder is None:
+            raise FczooError(f"{out} has no run folder of {label}; give the folder of the runs")
+        model = load_model(folder)
+        by_method[label] = invert_uploads(own_benchmark(folder, model), model.method)
+    click.echo(tabulate(inversion_rows(by_method), HEADERS, disable_numparse=True))
+    return [inversion_grid(figure.folder, *of_method) for of_method in by_method.items()]
 
 
 def _print_costs(paper: "Paper", table: str, rows: tuple[str, ...]) -> None:

@@ -7,6 +7,8 @@ Plugs are tensors of a flat tree:
                                     out += (in a^T) b^T
 ``prefix.{block}.k``, ``.v``        [L, D] or [B, L, D] rows in front of projected keys or values
 ``tokens``                          [L, D] or [B, L, D] prompt tokens in front of the embedded image
+``tokens.{block}``                  [L, D] or [B, L, D] tokens behind that block's input, which
+                                    stay to the last block
 ``deep.{block}``                    [L, D] or [B, L, D] tokens behind that block's input, whose
                                     outputs are dropped
 ``adapter.{block}.down``, ``.up``,  AdaptFormer's bottleneck [r, D], [D, r] with biases [r], [D]
@@ -82,7 +84,7 @@ class Backbone:
             rf"lora\.({block})\.({'|'.join(LORA_PARTS)})\.[ab]",
             rf"prefix\.({block})\.[kv]",
             "tokens",
-            rf"deep\.({block})",
+            rf"(deep|tokens)\.({block})",
             rf"adapter\.({block})\.(down|up)(_bias)?",
             rf"full\.({'|'.join(map(re.escape, shapes))})",
         )

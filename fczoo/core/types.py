@@ -42,6 +42,8 @@ class Batch(NamedTuple):
     draws: Tensor = torch.empty(0, 0)
     # [B] local epoch of the round in training, from 0; [0] elsewhere
     epoch: Tensor = torch.empty(0, dtype=torch.int64)
+    # [B] number of the client, -1 for test images; [0] elsewhere
+    client: Tensor = torch.empty(0, dtype=torch.int64)
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Average a tensor over the real samples. Every loss averages through this.
@@ -144,6 +146,7 @@ class ServerContext:
     num_samples: int  # images behind the merged uploads
     backbone: Backbone
     rng: torch.Generator
+    senders: tuple[int, ...] = ()  # their numbers, in the order of uploads side by side [K, ...]
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,9 @@ class ForwardPass:
         every_row = slice(0, hidden.shape[1])
         output_rows = self._output_rows(pool, prompts, hidden.shape[1])
         for i in range(self.config.depth):
+            if f"tokens.{i}" in self.plugs:
+                hidden = torch.cat([hidden, self._rows(f"tokens.{i}", len(images))], 1)
+                every_row = slice(0, hidden.shape[1])
             if f"deep.{i}" in self.plugs:
                 hidden = torch.cat([hidden, self._rows(f"deep.{i}", len(images))], 1)
             last = i == self.config.depth - 1 and not self.taps

@@ -45,6 +45,7 @@ class Rows(NamedTuple):
     positions: Tensor  # [n]
     draws: Tensor | None = None  # [n, augment.draws]; None: the test view
     method_draws: Tensor | None = None  # [n, d] draws of the method; None: it has none here
+    client: int = -1  # number of the client; -1: test images
     epoch: int = 0  # local epoch of the round
 
     def part(self, start: int, stop: int) -> "Rows":
@@ -54,6 +55,7 @@ class Rows(NamedTuple):
             self.positions[start:stop],
             draws,
             None if self.method_draws is None else self.method_draws[start:stop],
+            self.client,
             self.epoch,
         )
 
@@ -119,6 +121,7 @@ def stacked_batch(
         index.to(y.device),
         torch.stack(method_draws).to(query) if method_draws else none,
         torch.stack([column.new_full((width,), r.epoch) for r in rows]),
+        torch.stack([column.new_full((width,), r.client) for r in rows]),
     )
 
 

@@ -86,7 +86,7 @@ class ClientRuntime(LocalTrainer):
         method = self.method
         assert request.boundary and request.boundary != "after_rounds"
         draws = torch.zeros(1, method.training().draws) if method.training().draws else None
-        client_batch = self.batch([Rows(client.index[:1], method_draws=draws)])
+        client_batch = self.batch([Rows(client.index[:1], None, draws, client.number)])
         batch = Batch(*(v[0] for v in client_batch))._replace(w=torch.zeros_like(client_batch.w[0]))
         sums = method.collect(request.boundary, self.backbone, request.state, batch, request.ctx)
         return Payload(pack_symmetric(sums, method.training().uploads), client.number)
@@ -110,7 +110,7 @@ class ClientRuntime(LocalTrainer):
             index = index.repeat(passes)
         draws = image_draws(training, len(self.store.labels), index, *key)
         trainer = self if phase == "task_start" else self.for_statistics()
-        totals = trainer.one_pass(sums, [{}], [Rows(index, views, draws)])[0]
+        totals = trainer.one_pass(sums, [{}], [Rows(index, views, draws, client.number)])[0]
         totals = pack_symmetric(totals, method.training().uploads)
         return Payload(_contiguous_tree(totals), client.number, len(client.index))
 

@@ -269,7 +269,7 @@ class LocalTrainer:
                 else None
             )
             method_draws = image_draws(training, len(self.store.labels), index, *key, "own")
-            rows.append(Rows(index, view_draws, method_draws))
+            rows.append(Rows(index, view_draws, method_draws, learner.client.number))
 
         def sums(train: Tree, batch: Batch) -> Tree:
             return self.method.collect("after_training", self.backbone, train, batch, ctx)
@@ -340,7 +340,8 @@ class LocalTrainer:
                 if own_draws
                 else None
             )
-            rows = Rows(index[order].to(self.store.pixels.device), draws, method_draws, epoch)
+            positions = index[order].to(self.store.pixels.device)
+            rows = Rows(positions, draws, method_draws, client, epoch)
             for start in range(0, len(order), size):
                 yield rows.part(start, start + size)
 

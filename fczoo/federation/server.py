@@ -248,6 +248,7 @@ class Server:
             sum(payload.num_samples for payload in payloads),
             self.backbone,
             self.generator(purpose, task, number),
+            tuple(payload.client for payload in payloads),
         )
 
     def note_storage(self, shared: Tree, clients: Sequence[Client], kept: ClientState) -> None:

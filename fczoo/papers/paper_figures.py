@@ -1,6 +1,8 @@
 """Figures of the papers: a grid of runs as a settings file, and the picture of its results."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -17,23 +19,36 @@ from fczoo.core.options import plural
 from fczoo.federation.diagnostics import read
 from fczoo.federation.settings import Settings
 from fczoo.papers.printed_tables import choose_cells
-from fczoo.papers.reproduce import Cell, Target
+from fczoo.papers.reproduce import FEW, Cell, Target
 from fczoo.papers.tables import get_paper
+from fczoo.reports.detail_figures import insights
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
 from fczoo.reports.figures import front
 from fczoo.reports.runs import Line, read_experiments
 from fczoo.reports.tables import per_upload
 from fczoo.reports.text_format import option_word
 
+Draw = Literal[
+    "histograms",
+    "distances",
+    "traffic",
+    "sweep",
+    "inference",
+    "inversion",
+    "lora cosines",
+    "weights",
+]
 Operations = Callable[[Method, Settings], float]
 """Function that returns the operations of one test image's answer."""
+OF_DIAGNOSTICS = {"lora cosines": "why lora", "weights": "why reweight"}
+"""Kind of picture -> start of the name of a report's figure that shows it."""
 
 
 class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A figure of a paper: its cells, and how their results are drawn."""
 
     shows: str
-    draw: Literal["histograms", "distances", "traffic", "sweep", "inference"]
+    draw: Draw
     table: str
     cells: list[str]  # patterns of card names of the table
     key: str = ""  # PAPER/FIGURE
@@ -77,6 +92,26 @@ def find_figure(name: str) -> PaperFigure | None:
     """
     by_name = {key.casefold(): figure for key, figure in paper_figures().items()}
     return by_name.get(name.casefold())
+
+
+def limit_cells(figure: PaperFigure, patterns: Sequence[str]) -> PaperFigure:
+    """Return a figure of some of its cells.
+
+    Args:
+        figure: Figure to reproduce.
+        patterns: Patterns of card names; empty: all cells.
+
+    Raises:
+        FczooError: A pattern fits no cell.
+    """
+    names = [card.name for card in figure.cards]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise FczooError(
+                f"--cells {pattern} fits no cell of {figure.key}: {', '.join(names[:FEW])}"
+            )
+    chosen = [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
+    return msgspec.structs.replace(figure, cells=chosen or names)
 
 
 def list_figures(paper: str) -> str:
@@ -129,7 +164,7 @@ def grid_file(figure: PaperFigure) -> str:
     """
     cells = grid(figure)
     lines = [f"# {plural(len(cells), 'cell')} of {figure.key}: {figure.shows}."]
-    if figure.draw in ("histograms", "distances"):
+    if figure.draw in ("histograms", "distances", *OF_DIAGNOSTICS):
         lines.append("diagnostics = true")
     for name, cell in cells.items():
         lines += ["", "[[cells]]", f"name = {encode_json(name)}"]
@@ -147,19 +182,37 @@ def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
     Raises:
         FczooError: A cell has no finished run, or one without diagnostics that are needed.
     """
-    runs = {
-        name: [line for e in read_experiments([out / name]) for line in e.lines]
-        for name in grid(figure)
-    }
+    by_cell = _first_lines(figure, out)
     if figure.draw == "sweep":
-        return [_sweep(figure, axis, runs) for axis in figure.axes]
-    lines = {_label(card): runs[card.folder()][0] for card in figure.cards}
+        return [_sweep(figure, axis, by_cell) for axis in figure.axes]
+    lines = {_label(card): by_cell[card.folder()] for card in figure.cards}
     if figure.draw == "traffic":
         return [_traffic(figure, lines)]
+    if figure.draw in OF_DIAGNOSTICS:
+        return [_of_report(figure, label, line) for label, line in lines.items()]
     records = {label: _first_rounds(line) for label, line in lines.items()}
     if figure.draw == "distances":
         return [_distances(figure, records)]
     return [_histograms(figure, label, rounds[0]) for label, rounds in records.items()]
+
+
+def _first_lines(figure: PaperFigure, out: Path) -> dict[str, Line]:
+    """Return the first row of each cell's table, by cell."""
+    return {name: read_experiments([out / name])[0].lines[0] for name in grid(figure)}
+
+
+def lines_by_label(figure: PaperFigure, out: Path) -> dict[str, Line]:
+    """Return all rows of a figure's cells by their labels.
+
+    Args:
+        figure: Figure whose cells were run.
+        out: Folder of the runs.
+
+    Raises:
+        FczooError: A cell has no finished run.
+    """
+    experiments = read_experiments([out / name for name in grid(figure)])
+    return {line.label: line for experiment in experiments for line in experiment.lines}
 
 
 def _label(card: Target) -> str:
@@ -168,10 +221,10 @@ def _label(card: Target) -> str:
     return f"{method} ({addition})" if addition not in ("", method) else method
 
 
-def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Sequence[Line]]) -> Curves:
+def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Line]) -> Curves:
     curves = {}
     for card in figure.cards:
-        lines = [runs[_cell_name(card, axis, value)][0] for value in figure.axes[axis]]
+        lines = [runs[_cell_name(card, axis, value)] for value in figure.axes[axis]]
         values = [[result.metrics[figure.metric] for result in line.results] for line in lines]
         curves[_label(card)] = np.array(values).T
     name = axis.partition(".")[2] or axis
@@ -204,6 +257,14 @@ def _traffic(figure: PaperFigure, lines: Mapping[str, Line]) -> Points:
         front=front({label: values.mean(0) for label, values in points.items()}),
         log=True,
     )
+
+
+def _of_report(figure: PaperFigure, label: str, line: Line) -> Figure:
+    """Return the figure of a report that shows the same, under the paper figure's name."""
+    for picture in insights(line):
+        if picture.name.startswith(OF_DIAGNOSTICS[figure.draw]):
+            return dataclasses.replace(picture, name=f"{figure.folder} {label}")
+    raise FczooError(f"{line.records[0].place} has no diagnostics; run it with --diagnostics")
 
 
 def _first_rounds(line: Line) -> list[dict[str, Any]]:

@@ -166,8 +166,12 @@ def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int
         entries.append(("normalisation", _normalisation_word(ours), _normalisation_word(theirs)))
     if len(line.seeds) < seeds:
         entries.append(("seeds", str(len(line.seeds)), str(seeds)))
+    # a run from before an option existed did what its default does
+    defaults = {k: v.default for k, v in METHODS.options(reading.config.method).items()}
+    recorded = line.results[0].options
+    earlier = {name: defaults[name] for name in reading.set if name not in recorded}
     options = reading.options
-    for name, value in line.results[0].options.items():
+    for name, value in {**recorded, **earlier}.items():
         if f".{name}" not in reading.open and name in options and value != options[name]:
             option = f"{reading.config.method}.{name}"
             entries.append((option, option_word(value), option_word(options[name])))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fczoo.core.errors import FczooError
-from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points
+from fczoo.reports.figure import Bars, Curves, Figure, Heat, ImageGrid, Points
 from fczoo.reports.figures import colour_order, figures
 from fczoo.reports.runs import Experiment, read_experiments
 
@@ -269,6 +269,22 @@ def _bars(figure: Bars, order: Mapping[str, int]) -> Any:
     axes.invert_yaxis()
     axes.set(xlabel=figure.x)
     return _with_legend(picture, axes) if len(figure.parts) > 1 else picture
+
+
+@_draw.register
+def _image_grid(figure: ImageGrid, order: Mapping[str, int]) -> Any:
+    rows, columns = figure.pixels.shape[:2]
+    label_width = 0.07 * max(map(len, figure.rows))  # inches
+    picture = picture_class()(figsize=(label_width + 0.9 * columns, 0.4 + 0.9 * rows))
+    for (row, column), axes in np.ndenumerate(picture.subplots(rows, columns, squeeze=False)):
+        axes.imshow(figure.pixels[row, column])
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        if column == 0:
+            axes.set_ylabel(figure.rows[row], rotation=0, ha="right", va="center")
+        if row == rows - 1:
+            axes.set_xlabel(f"{figure.x} {figure.columns[column]}")
+    return picture
 
 
 def _with_colours(

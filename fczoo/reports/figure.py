@@ -99,6 +99,15 @@ class Bars(Figure):
     parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageGrid(Figure):
+    """Images in rows and columns."""
+
+    pixels: np.ndarray  # [rows, columns, height, width, 3] in [0, 1]
+    rows: Sequence[str]
+    columns: Sequence[str]
+
+
 def number_labels(number: int, first: int = 1) -> list[str]:
     """Label rows or columns with numbers: ``1``, ``2``, ...
 

@@ -131,7 +131,8 @@ class _Trial:
 
     def _server(self, number: int) -> ServerContext:
         backbone = self.engine.backbone
-        return ServerContext(self.task, number, 1, 1, 1, len(self.client.index), backbone, self.rng)
+        images, senders = len(self.client.index), (self.client.number,)
+        return ServerContext(self.task, number, 1, 1, 1, images, backbone, self.rng, senders)
 
 
 @dataclass(frozen=True)
@@ -368,7 +369,8 @@ def _one_step(
         return tensor
 
     start_flops = outlines.flops
-    rows = Rows(index, draws, image_draws(method.training(), len(store.labels), index, "cost"))
+    method_draws = image_draws(method.training(), len(store.labels), index, "cost")
+    rows = Rows(index, draws, method_draws, 0)
     client_batch = stacked_batch(method, store, [rows], augment, settings.cache_queries)
     batch = Batch(*(v[0] for v in client_batch))
     if isinstance(method, HasTeacher):

@@ -49,6 +49,7 @@ def tune(
     out: Path,
     jobs: int = 1,
     given: Mapping[str, Mapping[str, Any]] = EMPTY,
+    callback: Callback | None = None,
 ) -> TunedFile:
     """Search each method's own space; ``jobs`` methods at a time.
 
@@ -85,7 +86,7 @@ def tune(
             search = partial(
                 search_method, settings=trial_settings, effort=effort, out=out, given=given
             )
-            outcomes = _all(search, methods, jobs)
+            outcomes = _all(search, methods, jobs, callback or Callback())
         except KeyboardInterrupt:
             advice = "the trials that had ended are kept, and the same command resumes"
             raise InterruptedCommandError(
@@ -188,13 +189,18 @@ def _check_methods(
 
 
 def _all(
-    search: Callable[..., tuple[str, TunedMethod | str]], methods: Sequence[str], jobs: int
+    search: Callable[..., tuple[str, TunedMethod | str]],
+    methods: Sequence[str],
+    jobs: int,
+    callback: Callback,
 ) -> dict[str, TunedMethod | str]:
     """Run every method's search, here or in workers; the first error ends all."""
     if jobs == 1:
-        return dict(map(partial(search, callback=Callback()), methods))
+        return dict(map(partial(search, callback=callback), methods))
     open_trial_benchmark.cache_clear()  # every worker opens its own
-    with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}, initializer=_prepare) as workers:
+    with ProcessPoolExecutor(
+        jobs, env={"OMP_NUM_THREADS": "1"}, initializer=prepare_worker
+    ) as workers:
         try:
             return dict(
                 workers.map(partial(search, callback=StopWithCommand(os.getpid())), methods)
@@ -204,7 +210,7 @@ def _all(
             raise
 
 
-def _prepare() -> None:
+def prepare_worker() -> None:
     """Ignore signals in a new worker; its command kills it when it stops."""
     for number in (signal.SIGINT, *HANGUP):
         signal.signal(number, signal.SIG_IGN)

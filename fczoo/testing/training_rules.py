@@ -148,7 +148,8 @@ def padding_changes_nothing(subject: MethodUnderTest) -> None:
         random_draws = torch.rand(
             len(real_batch.y), method.training().draws, generator=torch.Generator().manual_seed(0)
         )
-        real_batch = real_batch._replace(draws=random_draws.to(real_batch.w))
+        client = torch.full_like(real_batch.client, call.clients[0].number)
+        real_batch = real_batch._replace(draws=random_draws.to(real_batch.w), client=client)
         padded_batch = _with_garbage(real_batch)
         sentence = (
             f"{subject.name} counts padding, rows of weight 0, in {phase}; average by Batch.mean"
@@ -195,6 +196,7 @@ def _with_garbage(batch: Batch, rows: int = 2) -> Batch:
         torch.cat([batch.query, noise(batch.query)]),
         position=torch.cat([batch.position, batch.position[:1].expand(rows)]),
         draws=torch.cat([batch.draws, noise(batch.draws).abs() % 1]),
+        client=torch.cat([batch.client, batch.client[:1].expand(rows)]),
     )
 
 

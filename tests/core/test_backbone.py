@@ -184,6 +184,19 @@ def test_tokens_stand_in_front_and_pool_to_their_mean(backbone, images, noise):
     )
 
 
+def test_tokens_of_a_block_stay(backbone, images, noise):
+    """Those of block 0 are prompts in front; later ones are there from their block on."""
+    prompts = noise(3, 32)
+    for plug, same in (("tokens.0", "tokens"), ("tokens.5", "deep.5")):
+        torch.testing.assert_close(
+            backbone(images, {plug: prompts}), backbone(images, {same: prompts}), **CLOSE
+        )
+    plugs = {"tokens.3": prompts, "deep.4": noise(2, 32)}
+    taps = backbone.features_and_taps(images, [f"blocks.{i}" for i in range(6)], plugs)[1]
+    number = taps["blocks.0"].shape[1]
+    assert [tap.shape[1] - number for tap in taps.values()] == [0, 0, 0, 3, 3, 3]
+
+
 def test_outputs_of_deep_tokens_are_dropped(backbone, images, noise):
     deep = {0: noise(3, 32), 1: noise(3, 32), 5: noise(2, 32)}
     torch.testing.assert_close(
@@ -263,7 +276,7 @@ def test_class_token_is_what_enters_the_first_block(backbone):
         "prefix.0.q",
         "deep.6",
         "deep",
-        "tokens.0",
+        "tokens.6",
         "full.head.weight",
         "ful.norm.bias",
         "",

@@ -67,16 +67,18 @@ def test_pilora_with_zero_b_is_the_frozen_backbone(backbone, images_batch, noise
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"merge": "factor_sum"}, {"merge": "first"}, {"local": "current"}]
+    "options",
+    [{}, {"merge": "factor_sum"}, {"merge": "first"}, {"local": "current"}, {"tune": "full"}],
 )
-def test_pilora_trains_lora_in_every_task(make_bench, small_method, watch, options):
-    run = watch(make_bench(), small_method("pilora", lr_lora=1e-3, **options))
+def test_pilora_trains_lora_or_all_weights_in_every_task(make_bench, small_method, watch, options):
+    method = small_method("pilora", lr_lora=1e-3, **options)
+    run = watch(make_bench(), method)
     assert [call.ctx.task.index for call in run.rounds] == [0, 0, 1, 1, 2, 2]
     for call in run.rounds:
         for payload in call.payloads:
-            assert all(
-                not torch.equal(payload[k], call.state[k]) for k in select(call.state, "lora.")
-            )
+            trained = select(call.state, f"{method.tune}.")
+            assert trained and all(not torch.equal(payload[k], trained[k]) for k in trained)
+    assert bool(select(run.rounds[-1].state, "lora.")) == (method.tune == "lora")
 
 
 @pytest.mark.parametrize("options", [{"merge": "first"}, {"local": "current"}])

@@ -127,7 +127,7 @@ def test_the_published_reduced_run_is_compared_and_never_called_comparable(tmp_p
     assert "66.8" in row
     assert "90.4 ± 0.1" in row
     assert "-23.6" in row
-    assert "no: 13 settings differ" in row
+    assert "no: 15 settings differ" in row
     for excerpt in (
         "rounds 2 (paper: 5)",
         f"(paper: {B16})",
@@ -182,18 +182,19 @@ def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
 
 
 def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_nearest(tmp_path):
+    archive = str(write_archive(tmp_path, "cifar100-112px-tuned/bic/seed0"))
+    page = output_of("compare", archive, "--paper", "fcilpt", "--table", "t1")
+    (row, *others) = [line for line in page.splitlines() if "BiC+FL[ResNet-18], T1" in line]
+    assert row.startswith("–") and row.endswith("–  not implemented")
+    assert len(others) == 10 and all(line.endswith("not implemented") for line in others)
+    assert page.count("Not implemented: BiC+FL[ResNet-18] (T1): a ResNet-18") == 1
+
+
+def test_pilora_without_lora_is_its_own_row(tmp_path):
     page = output_of("compare", str(write_archive(tmp_path, *TUNED_RUNS)), "--paper", "pilora")
-    (row, *others) = [
-        line for line in page.splitlines() if "w/o LoRA (fine-tune backbone), T3" in line
-    ]
-    assert row.startswith("–")
-    assert row.endswith("not implemented")
-    assert len(others) == 2
-    assert row.split()[-5:] == ["–", "13.3", "–", "not", "implemented"]
-    assert "1 settings" not in page and "no: 15 settings differ" in page
-    assert (
-        page.count("Not implemented: w/o LoRA (fine-tune backbone) (T3): pilora has no option") == 1
-    )
+    rows = [line for line in page.splitlines() if "w/o LoRA (fine-tune backbone), T3" in line]
+    assert len(rows) == 3 and all("settings differ" in line for line in rows)
+    assert "pilora.tune lora (paper: full)" in page
 
 
 def test_what_all_rows_share_is_said_once_and_the_rest_by_row(tmp_path):
@@ -240,7 +241,7 @@ def test_a_wrong_table_or_row_is_one_line_with_the_known_ones(tmp_path, words, s
 
 
 def test_every_printed_row_is_either_followed_by_a_reading_or_not_implemented():
-    """Only PILoRA's fine-tuned backbone and FCILPT's ResNet-18 have no reading."""
+    """Only FCILPT's ResNet-18 has no reading."""
     absent = set()
     for paper in papers().values():
         for number in paper.numbers:
@@ -250,4 +251,4 @@ def test_every_printed_row_is_either_followed_by_a_reading_or_not_implemented():
                 assert readings(paper, number)
     resnets = {("fcilpt", n.method) for n in get_paper("fcilpt").numbers if "ResNet-18" in n.method}
     assert len(resnets) == 10
-    assert absent == {("pilora", "w/o LoRA (fine-tune backbone)"), *resnets}
+    assert absent == resnets

@@ -315,16 +315,15 @@ def test_a_table_is_one_settings_file_with_its_cells(monkeypatch, tmp_path):
 def test_the_list_names_what_is_not_implemented_and_is_limited_to_tables_and_rows(tmp_path):
     words = ["reproduce", "--results", str(tmp_path), "--paper", "pilora", "--table", "t3"]
     page = output_of(*words, "--row", "w/o lora")
-    assert page.count("never run") == 2  # frozen, on two splits
-    assert (
-        "PILoRA: Not implemented: w/o LoRA (fine-tune backbone) (T3): pilora has no option" in page
-    )
+    assert page.count("never run") == 4  # frozen and fine-tuned, on two splits
+    page = output_of(*words[:3], "--paper", "fcilpt", "--table", "t1", "--row", "glfc")
+    assert "FCILPT: Not implemented: GLFC[ResNet-18] (T1): a ResNet-18, copied" in page
     fppl_page = output_of(*words[:3], "--paper", "fppl", "--row", "ablation: u+f+d (full)")
     assert "fppl/imagenet_r/dirichlet:0.5 " in fppl_page  # T1's own card
     wrong = output_of(*words[:3], "--paper", "hgp", "--table", "T9", code=1)
     assert "no table is called 'T9'; known: T1, T2" in wrong and wrong.count("\n") == 1
-    text = output_of("reproduce", "pilora/cifar100/quantity:6/fine-tuned", "--dry-run", code=1)
-    assert "quantity:6/fine-tuned is not implemented: pilora has no option that trains" in text
+    text = output_of("reproduce", "fcilpt/cifar100/overlap:0.6/glfc[resnet-18]", code=1)
+    assert "no card is called" in text
     assert "--table does not go with one card" in output_of(
         "reproduce", CARD, "--table", "T1", code=1
     )

@@ -1,0 +1,249 @@
+"""Powder: Federated Continual Learning via Prompt-based Dual Knowledge Transfer.
+
+Piao et al., ICML 2024.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fczoo.baselines._powder_correlation import (
+    EXCLUDED,
+    PARTS,
+    begin_client_tasks,
+    block_weights,
+    client_rows,
+    correlate,
+    extended,
+    mix,
+    not_true_divergence,
+    own_row,
+    renew_profiles,
+)
+from fczoo.core.backbone import Backbone
+from fczoo.core.options import option
+from fczoo.core.payload import Payload, per_class
+from fczoo.core.registry import register_method
+from fczoo.core.training import TaskPhase, Training
+from fczoo.core.tree import Tree, select, strip_prefix
+from fczoo.core.types import Batch, Boundary, Context, ServerAggregator, ServerContext, Task
+from fczoo.functional.gaussians import class_sums
+from fczoo.functional.heads import PromptedHead, head_logits
+from fczoo.functional.prompts import top_positions
+
+
+@register_method("powder")
+@dataclass(frozen=True)
+class Powder(PromptedHead):
+    """Each task of each client has prompts, mixed with those of correlated tasks of all clients.
+
+    A task here is one of a client: clients in different tasks (``--moving``) share prompts. Tasks
+    correlate as the mean weights of prompts on their images do. Trained and sent: the prompts of
+    the client's task (prompt, key, attention) and the linear head; as a task begins and in its last
+    round counts of images and sums of the prompts' weights by class. Text of the paper not read.
+    """
+
+    paper = (
+        'Piao et al., "Federated Continual Learning via Prompt-based Dual Knowledge Transfer", '
+        "ICML 2024"
+    )
+    formulas = r"""
+    Prompts of the client's task, mixed over the set $S$ of tasks of the largest $W_{i_0 i}$:
+
+    $$p(x) = \sum_{i \in S} \sum_m \cos(q \odot A^i_m, K^i_m) \, P^i_m, \qquad
+    K^i = \sum_j W_{ij} K_j, \quad A^i = \sum_j W_{ij} A_j, \quad
+    P^i = \frac{1}{|S|} \sum_j W_{ij} P_j$$
+
+    $$L = L_{ce} + \nu \sum_b s_b \, \mathrm{KL} \bigl( \sigma_{\neg y}(z_r / \tau) \,\|\,
+    \sigma_{\neg y}(z / \tau) \bigr), \quad s = \sigma \bigl( 1 - \max_j V_{y j} \bigr)$$
+
+    $z_r$ are the logits of the model that the client received, $\sigma_{\neg y}$ the softmax
+    without the true class. $W$ and $V$ are cosines of the mean weights of tasks and of classes, to
+    the power $\rho$.
+    """
+    server_only = ("profile.",)
+    supports_recurring_classes = True
+    dataset_options = {"digits": {"lr": 1e-2}}
+
+    lr: float = option(5e-3, "learning rate, Adam", low=0, tune=(1e-4, 1e-1, "log"))
+    components: int = option(10, "prompts of a task in each block", low=1)
+    length: int = option(8, "tokens of a prompt", low=1)
+    blocks: tuple[int, ...] | None = option(
+        None, "blocks that prompts enter; none: three from a third of the depth on (4, 5, 6 of 12)"
+    )
+    correlation: Literal["profiles", "none"] = option(
+        "profiles", "W by the mean weights of prompts; or none: each task has its own prompts only"
+    )
+    power: int = option(30, "rho, power of the cosines", low=1)
+    chosen: int = option(3, "tasks in S", low=1)
+    classes: Literal["held", "task"] = option(
+        "held", "classes of the losses: those that the client has, or all of the task or stage"
+    )
+    distil: float = option(9.0, "nu, weight of the distillation without the true class", low=0)
+    temperature: float = option(3.0, "tau of the distillation", low=1e-6)
+
+    def training(self) -> Training:
+        uploads = {"class.": per_class("count", "sum", projected=True)}
+        if self.head_init == "means":
+            uploads["first."] = per_class("count", "sum")
+        return Training(
+            self.optims(self.optim(self.lr), "own."),
+            inputs=["images", "query"],
+            uploads=uploads,
+            collect_at={"task_start", "after_training"},
+            per_client_statistics=True,
+            averages_trained=False,
+        )
+
+    def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Start of the run: one draw from U(0, 1), at which the prompts of every task begin. What a
+        # client trains is the change of its own.
+        if state:
+            return state
+        blocks = self.blocks_of(backbone)
+        shapes = {
+            "key": (len(blocks), self.components, backbone.dim),
+            "attention": (len(blocks), self.components, backbone.dim),
+            "prompt": (len(blocks), self.components, self.length, backbone.token_dim),
+        }
+        start = {k: torch.empty(shape).uniform_(0, 1, generator=rng) for k, shape in shapes.items()}
+        weights = (task.classes, len(blocks), 0, self.components)
+        return {
+            **{f"start.{k}": v for k, v in start.items()},
+            **{f"own.{k}": torch.zeros_like(v) for k, v in start.items()},
+            **{f"pool.{k}": v[None][:0] for k, v in start.items()},
+            "client": torch.empty(0, dtype=torch.int64),  # [T] of each task, in order of begin
+            "weight": torch.empty(0, 0),  # W [T, T]
+            "share": torch.empty(0, task.classes),  # max_j V_yj of each task's classes
+            "holds": torch.empty(0, task.classes),  # whether a task has images of a class
+            "profile.mean": torch.empty(0, *weights),
+            "profile.length": torch.empty(0, dtype=torch.int64),
+            **self.start_head(task, backbone.dim, rng),
+        }
+
+    def blocks_of(self, backbone: Backbone) -> tuple[int, ...]:
+        """Return the blocks that prompts enter."""
+        first = backbone.depth // 3
+        blocks = self.blocks or tuple(range(first, min(first + 3, backbone.depth)))
+        backbone.check_blocks(blocks, f"{self.name}.blocks")
+        return blocks
+
+    def loss(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tree]:
+        mask = self.class_mask(batch, ctx)
+        tree = {**ctx.shared, **train}
+        logits = torch.where(mask, self.client_logits(backbone, tree, batch), EXCLUDED)
+        loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
+        # From the second round of the run on: the received model teaches all but the true class.
+        if self.distil and (ctx.round or ctx.task.index):
+            with torch.no_grad():
+                received = self.client_logits(backbone, ctx.shared, batch)
+            share = (own_row(ctx.shared, batch).to(received) @ ctx.shared["share"])[batch.y]
+            scaled = logits / self.temperature, received / self.temperature
+            loss = loss + self.distil * not_true_divergence(*scaled, share, mask, batch)
+        return loss, {}
+
+    def class_mask(self, batch: Batch, ctx: Context) -> Tensor:
+        """Return the classes [C] over which a client trains."""
+        if self.classes == "held":
+            return own_row(ctx.shared, batch).to(ctx.shared["holds"]) @ ctx.shared["holds"] > 0
+        number = torch.arange(ctx.task.classes, device=batch.y.device)
+        return (number >= ctx.task.start) & (number < ctx.task.stop)
+
+    def client_logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        """Compute logits [B, C] with the prompts of the client's task and of correlated ones."""
+        row, pool = own_row(tree, batch), {}
+        for part in PARTS:  # only the client's own rows have a gradient
+            shape = (-1, *[1] * tree[f"own.{part}"].dim())
+            pool[part] = tree[f"pool.{part}"] + row.view(shape) * tree[f"own.{part}"]
+        # S: the tasks with the largest weights; without correlation its own.
+        number = 1 if self.correlation == "none" else min(self.chosen, len(row))
+        chosen = top_positions(row.to(tree["weight"]) @ tree["weight"], number)
+        weight = F.embedding(chosen, tree["weight"])
+        return head_logits(tree, self.prompted(backbone, mix(pool, weight), batch))
+
+    def prompted(self, backbone: Backbone, mixture: Tree, batch: Batch) -> Tensor:
+        """Compute features [B, D]; the prompts of a block stay in the sequence to the last one."""
+        tokens = {}
+        for position, block in enumerate(self.blocks_of(backbone)):
+            alpha = block_weights(batch.query, mixture, position)
+            prompts = mixture["prompt"][:, position].flatten(0, 1) / len(mixture["prompt"])
+            tokens[f"tokens.{block}"] = torch.einsum("bm,mld->bld", alpha, prompts)
+        return backbone(batch.x, tokens)
+
+    def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        # The server's forward knows no client: S has all tasks.
+        pool = strip_prefix(tree, "pool.")
+        return self.prompted(backbone, mix(pool, tree["weight"]), batch)
+
+    def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
+
+    def collect(
+        self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
+    ) -> Tree:
+        """Sum the weights alpha of the prompts of all tasks, by class.
+
+        As a task begins, the prompts at which new tasks begin count as one more task; after
+        training only the last round has sums.
+
+        Returns:
+            ``class.count`` [c] and ``class.sum`` [c, blocks T components].
+        """
+        pool, weight = strip_prefix(ctx.shared, "pool."), ctx.shared["weight"]
+        if phase == "task_start":
+            pool = {k: torch.cat([v, ctx.shared[f"start.{k}"][None]]) for k, v in pool.items()}
+            weight = extended(weight, 1)
+        elif ctx.round < ctx.rounds - 1:
+            return {}
+        mixture = mix(pool, weight)
+        alpha = [block_weights(batch.query, mixture, i) for i in range(pool["key"].shape[1])]
+        sums = class_sums(torch.cat(alpha, 1), batch, ctx.task)
+        if phase == "task_start" and self.head_init == "means":
+            features = class_sums(self.features(backbone, tree, batch), batch, ctx.task)
+            sums |= {k.replace("class.", "first."): v for k, v in features.items()}
+        return sums
+
+    def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        # A task begins for each client that has new images: its prompts, profile, W and V.
+        if self.head_init == "means":
+            means = {f"class.{k}": v.sum(0) for k, v in strip_prefix(sums, "first.").items()}
+            state = super().update_from(phase, state, means, ctx)
+        return self.correlated(begin_client_tasks(state, sums, ctx))
+
+    def correlated(self, state: Tree) -> Tree:
+        """Return the state with W and V of the current tasks, unless ``correlation=none``."""
+        return correlate(state, self.power) if self.correlation == "profiles" else state
+
+    def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        clients = torch.tensor([payload.client for payload in payloads])
+        return {
+            "clients": clients,
+            **{k: torch.stack([p[k] for p in payloads]) for k in payloads[0]},
+        }
+
+    def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        """Move each client's prompts to its task's rows; average rows of the head over holders.
+
+        Args:
+            state: Current state.
+            merged: ``clients`` [K] and their uploads [K, ...].
+            ctx: Server context.
+        """
+        share = client_rows(state, merged["clients"])  # [K, T]
+        next_state, holders = dict(state), share @ state["holds"]  # [K, C]
+        for part in PARTS:
+            moved = torch.tensordot(share.mT, merged[f"own.{part}"].to(share), 1)
+            next_state[f"pool.{part}"] = state[f"pool.{part}"] + moved
+        for name, value in select(merged, "head.").items():
+            owner = holders.view(*holders.shape, *[1] * (value.dim() - 2)).to(value)
+            mean = (owner * value).sum(0) / owner.sum(0).clamp(min=1)
+            next_state[name] = torch.where(owner.sum(0) > 0, mean, state[name].to(value))
+        if "class.count" in merged:  # a task's last round
+            next_state = self.correlated(renew_profiles(next_state, merged, share, ctx.task))
+        return next_state

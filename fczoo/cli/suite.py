@@ -1,0 +1,238 @@
+"""``fczoo suite``: run what a suite's file asks for, and show its state and its page."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fczoo.cli.downloads import download_options
+from fczoo.cli.options import ExampleGroup, GroupedCommand
+from fczoo.core.errors import FczooError
+from fczoo.core.options import plural
+
+if TYPE_CHECKING:
+    from fczoo.reports.run_folder import RunRecord
+    from fczoo.reports.suites import State, Suite, SuiteCell
+
+RESULTS = click.option(
+    "--results",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results"),
+    show_default=True,
+    help="Folder of suites/NAME.toml and NAME.csv.",
+)
+PATHS = (
+    click.option("--data-root", metavar="FOLDER", help="Folder that holds the data sets."),
+    click.option("--backbone", metavar="FILE", help="File of the suite's backbone."),
+)
+
+
+@click.group(cls=ExampleGroup)
+def suite() -> None:
+    """Run, list and report suites: tables that one command rebuilds."""
+
+
+def _with_paths(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(PATHS):
+        command = option(command)
+    return RESULTS(command)
+
+
+@suite.command(cls=GroupedCommand)
+@click.argument("name")
+@_with_paths
+@click.option(
+    "--rows", metavar="NAMES", help="Run these rows only, separated by commas.  [default: all]"
+)
+@click.option(
+    "--jobs",
+    metavar="auto|NUMBER",
+    default="1",
+    show_default=True,
+    help="Searches or runs at the same time; auto: one per GPU, or per core without a GPU.",
+)
+@click.option(
+    "--executor",
+    metavar="cores|slurm|ray",
+    default="cores",
+    show_default=True,
+    help="Where runs execute; searches are on this machine.",
+)
+@click.option("--cluster", multiple=True, metavar="KEY=VALUE", help="As in `fczoo bench`.")
+@download_options()
+def run(
+    name: str,
+    results: Path,
+    data_root: str | None,
+    backbone: str | None,
+    rows: str | None,
+    jobs: str,
+    executor: str,
+    cluster: Sequence[str],
+    download: bool | None,
+) -> None:
+    """Search and run what is missing or stale of suite NAME; the same command resumes."""
+    from fczoo.cli.arguments import parse_cluster, parse_executor, parse_jobs, parse_words
+    from fczoo.cli.downloads import find_missing, provide
+    from fczoo.reports.suites import RUNS, archived_runs
+    from fczoo.runner.configs import ExecutionConfig
+    from fczoo.runner.suite import run_suite
+
+    chosen_suite, cells = _read(name, results, data_root, backbone, rows)
+    archive = results / f"{name}.csv"
+    states = _states(chosen_suite, cells, archived_runs(archive))
+    pending = [
+        replace(cell, pending=tuple(s for s, state in by_seed.items() if state != "current"))
+        for cell, by_seed in zip(cells, states, strict=True)
+    ]
+    pending = [cell for cell in pending if cell.pending]
+    if not pending:
+        click.echo(f"all rows of {name} are current")
+        return
+    if missing := find_missing(cell.configs[0].settings for cell in pending):
+        provide(missing, download)
+    kind = parse_executor(executor)
+    execution = ExecutionConfig(
+        skip_failed=True,
+        jobs=parse_jobs(jobs),
+        executor=kind,
+        cluster=parse_cluster(parse_words(list(cluster), "--cluster"), kind),
+        keep_model="none",
+        keep_server_state=False,
+    )
+    failures = run_suite(chosen_suite, pending, results / RUNS / name, archive, execution)
+    click.echo(f"{archive} has the finished runs; see `fczoo suite report {name}`")
+    if failures:
+        raise FczooError(
+            f"{plural(failures, 'run')} of {name} failed; failed.json below "
+            f"{results / RUNS / name} says why, and the same command tries again"
+        )
+
+
+@suite.command(cls=GroupedCommand)
+@click.argument("name")
+@_with_paths
+def status(name: str, results: Path, data_root: str | None, backbone: str | None) -> None:
+    """List the rows of suite NAME: current, stale, missing or failed, and the time they take."""
+    from fczoo.reports.suites import RUNS, archived_runs
+    from fczoo.reports.text_format import word_table
+    from fczoo.runner.suite import failed_seeds
+    from fczoo.runner.timing import duration_text
+
+    chosen_suite, cells = _read(name, results, data_root, backbone, None)
+    records = archived_runs(results / f"{name}.csv")
+    states = _states(chosen_suite, cells, records)
+    rows, left = [], 0.0
+    for cell, by_seed in zip(cells, states, strict=True):
+        failed = failed_seeds(cell, chosen_suite, results / RUNS / name)
+        shown = {
+            seed: "failed" if state != "current" and seed in failed else state
+            for seed, state in by_seed.items()
+        }
+        count = sum(state != "current" for state in by_seed.values())
+        seconds = count * _seconds_of_run(cell, records) if count else 0.0
+        left += seconds
+        counts = ", ".join(f"{n} {state}" for state, n in Counter(shown.values()).items())
+        time = duration_text(seconds) if seconds else ("unknown" if count else "")
+        rows.append((cell.row.label, cell.row.role, cell.setting or "-", counts, time))
+    click.echo(f"{name}: {chosen_suite.question}\n")
+    click.echo(word_table(rows, ["row", "role", "setting", "runs", "time of what is left"]))
+    total = Counter(state for by_seed in states for state in by_seed.values())
+    click.echo(
+        f"\n{', '.join(f'{n} {state}' for state, n in total.items())}"
+        + (f"; about {duration_text(left)} of one core's runs, without searches" if left else "")
+    )
+
+
+@suite.command(cls=GroupedCommand)
+@click.argument("name")
+@RESULTS
+def report(name: str, results: Path) -> None:
+    """Write the page of suite NAME from its archive: results/NAME.md, with its figures."""
+    from fczoo.board.suite_page import write_page
+    from fczoo.reports.suites import SUITES, read_suite
+
+    page = write_page(name, read_suite(results / SUITES / f"{name}.toml"), results)
+    click.echo(f"Written to {page}")
+
+
+def _read(
+    name: str, results: Path, data_root: str | None, backbone: str | None, rows: str | None
+) -> "tuple[Suite, list[SuiteCell]]":
+    """Return a suite and its cells, in the order of the file."""
+    from fczoo.cli.arguments import parse_words
+    from fczoo.core.options import nearest
+    from fczoo.reports.suites import SUITES, read_suite
+
+    path = results / SUITES / f"{name}.toml"
+    chosen_suite = read_suite(path)
+    labels = [row.label for row in chosen_suite.rows]
+    chosen = parse_words(rows, "--rows") if rows is not None else labels
+    if unknown := [label for label in chosen if label not in labels]:
+        raise FczooError(f"{name} has no row {unknown[0]!r}; {nearest(unknown[0], labels)}")
+    places = {"data_root": data_root, "backbone": backbone}
+    given = {key: value for key, value in places.items() if value is not None}
+    return chosen_suite, [
+        cell
+        for row in chosen_suite.rows
+        if row.label in chosen
+        for cell in _cells(chosen_suite, row, given, str(path))
+    ]
+
+
+def _cells(
+    chosen_suite: "Suite", row: Any, given: Mapping[str, Any], place: str
+) -> "list[SuiteCell]":
+    """Return the cells of a row: one for each data set and partition."""
+    import re
+
+    from fczoo.cli.config import merge_requests, request
+    from fczoo.cli.sweep import SETTINGS, sweep_of_request
+    from fczoo.reports.suites import SuiteCell
+
+    common = request(chosen_suite.bench, {*SETTINGS, "seeds"}, place)
+    own = {"methods": [row.method], "set": {row.method: row.set}}
+    sweep = sweep_of_request(merge_requests(common, {"set": {}, **given}, own))
+    by_setting: dict[str, list[Any]] = {}
+    for folder, configs in sweep.items():
+        parts = [part for part in folder.parts if not re.fullmatch(r"seed\d+", part)]
+        by_setting.setdefault("/".join(parts), []).extend(configs)
+    return [SuiteCell(row, setting, tuple(configs)) for setting, configs in by_setting.items()]
+
+
+def _states(
+    chosen_suite: "Suite", cells: "Sequence[SuiteCell]", records: "Mapping[str, RunRecord]"
+) -> "list[dict[int, State]]":
+    """Return the state of each seed of each cell."""
+    from fczoo.reports.suites import code_digest, state_of
+
+    states = []
+    for cell in cells:
+        code = code_digest(cell.configs[0])
+        states.append(
+            {
+                config.seed: state_of(
+                    config,
+                    cell.row,
+                    chosen_suite,
+                    records.get(cell.archived_as(config.seed)),
+                    code,
+                )
+                for config in cell.configs
+            }
+        )
+    return states
+
+
+def _seconds_of_run(cell: "SuiteCell", records: "Mapping[str, RunRecord]") -> float:
+    """Return the mean seconds of the cell's archived runs, stale ones too; 0 without any."""
+    results = [
+        record.result
+        for config in cell.configs
+        if (record := records.get(cell.archived_as(config.seed)))
+    ]
+    seconds = [result.seconds for result in results if result]
+    return sum(seconds) / len(seconds) if seconds else 0.0

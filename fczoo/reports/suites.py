@@ -1,0 +1,210 @@
+"""Suites: one file of questions, settings and rows, and an archive of the runs that answer them.
+
+A suite is ``results/suites/NAME.toml``; its runs are in ``results/NAME.csv``, one row per run with
+all that a table needs. A run is current if settings, options, search and code are those of today.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from fczoo.core.errors import FczooError, first_line
+from fczoo.core.files import Count, convert_json, through_json
+from fczoo.core.options import nearest, spaces
+from fczoo.core.registry import METHODS
+from fczoo.federation.environment import code_of, digest
+from fczoo.federation.settings import Settings
+from fczoo.reports.archive import read_archive, write_archive
+from fczoo.reports.run_config import RunConfig
+from fczoo.reports.run_folder import RunRecord, Runs, recorded_settings
+from fczoo.reports.runs import WITHOUT_EFFECT
+
+SUITES = "suites"  # folder of the files below that of the archives
+RUNS = "suite-runs"  # folder of the run folders below that of the archives
+State = Literal["current", "stale", "missing", "failed"]
+
+
+class SuiteRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of a suite: a method with its variant."""
+
+    method: str
+    name: str = ""  # of the row; empty: that of the method
+    role: Literal["method", "control", "ablation"] = "method"
+    set: dict[str, Any] = {}  # options that are not searched
+    search: bool = True  # whether the other options are searched
+
+    @property
+    def label(self) -> str:
+        return self.name or self.method
+
+    def searched(self, trials: int) -> bool:
+        """Return whether values are searched for this row.
+
+        Args:
+            trials: Trials of the suite's searches.
+        """
+        return bool(self.search and trials and spaces(METHODS.get(self.method)).keys() - self.set)
+
+
+class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of a suite's file."""
+
+    question: str  # one sentence
+    bench: dict[str, Any]  # options of fczoo bench but methods, set and tuned
+    rows: list[SuiteRow]
+    trials: Count = 0  # of each row's search; 0: none
+    first_tasks: Count = 3  # tasks of a trial
+    held_out: float = 0.2  # part of the training images on which a trial is scored
+    compare: list[tuple[str, str]] = []  # labels of rows whose difference is tested
+    cut: str = ""  # what was left out to fit a budget of time
+
+    def __post_init__(self) -> None:
+        """Check labels.
+
+        Raises:
+            ValueError: Two rows have one label, or a comparison names none.
+        """
+        labels = [row.label for row in self.rows]
+        if twice := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
+            raise ValueError(f"two rows are called {twice[0]}; give one another name")
+        if bad := [label for label in labels if Path(label).name != label or "\\" in label]:
+            raise ValueError(f"{bad[0]!r} cannot name a folder; use letters and digits")
+        for label in (label for pair in self.compare for label in pair):
+            if label not in labels:
+                raise ValueError(f"compare names {label!r}, no row; {nearest(label, labels)}")
+
+
+@dataclass(frozen=True)
+class SuiteCell:
+    """The runs of one row in one setting, one for each seed."""
+
+    row: SuiteRow
+    setting: str  # name of the setting; empty if the suite has one
+    configs: tuple[RunConfig, ...]  # one per seed, with the row's options, before any search
+    pending: tuple[int, ...] = ()  # seeds that are to be run
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.label}/{self.setting}" if self.setting else self.row.label
+
+    def archived_as(self, seed: int) -> str:
+        """Return the name of a run's folder in the archive.
+
+        Args:
+            seed: Seed of the run.
+        """
+        return f"{self.name}/seed{seed}"
+
+
+def read_suite(path: Path) -> Suite:
+    """Read the file of a suite.
+
+    Args:
+        path: TOML file.
+
+    Raises:
+        FczooError: The file is missing or not one of a suite.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        suite = convert_json(content, Suite)
+    except FileNotFoundError:
+        names = sorted(file.stem for file in path.parent.glob("*.toml"))
+        advice = nearest(path.stem, names) if names else "write one as the handbook describes"
+        raise FczooError(f"no suite is at {path}; {advice}") from None
+    except (ValueError, RecursionError) as error:
+        raise FczooError(f"{path} is not a suite: {first_line(error)}") from error
+    for row in suite.rows:
+        METHODS.get(row.method)
+    return suite
+
+
+def archived_runs(archive: Path) -> dict[str, RunRecord]:
+    """Return the runs of a suite's archive by folder; empty without an archive.
+
+    Args:
+        archive: CSV file.
+    """
+    if not archive.exists():
+        return {}
+    return {runs.name: record for runs in read_archive(archive) for record in runs.records}
+
+
+def code_digest(config: RunConfig) -> str:
+    """Return the hash of the code of a run.
+
+    Args:
+        config: Configuration of the run.
+    """
+    return digest(code_of(config.settings, config.create_method()))
+
+
+def state_of(
+    config: RunConfig, row: SuiteRow, suite: Suite, record: RunRecord | None, code: str
+) -> State:
+    """Return the state of a run: current, stale or missing.
+
+    Args:
+        config: Configuration of the run without searched values.
+        row: Its row.
+        suite: The suite.
+        record: Run of the archive; None: it has none.
+        code: Hash of today's code of the run.
+    """
+    if record is None or record.result is None:
+        return "missing"
+    trials = suite.trials if row.searched(suite.trials) else 0
+    searched = spaces(METHODS.get(row.method)).keys() - row.set if trials else set()
+    ours, theirs = through_json(dict(config.options)), through_json(record.result.options)
+    same_options = {k: v for k, v in ours.items() if k not in searched} == {
+        k: v for k, v in theirs.items() if k not in searched
+    }
+    same = (
+        same_options
+        and record.trials == trials
+        and record.result.versions.get("code") == code
+        and _comparable(recorded_settings(record.about.settings)) == _comparable(config.settings)
+    )
+    return "current" if same else "stale"
+
+
+def _comparable(settings: Settings) -> dict[str, Any]:
+    """Return the settings that change a number, as a run records them."""
+    usual: dict[str, Any] = {
+        f.name: f.default for f in fields(Settings) if f.name in WITHOUT_EFFECT
+    }
+    values: dict[str, Any] = through_json(replace(settings, **usual).portable())
+    return values
+
+
+def enter_runs(archive: Path, found: Mapping[str, Runs]) -> None:
+    """Write runs to the archive of a suite; earlier ones of the same names are replaced.
+
+    Args:
+        archive: CSV file, which need not exist.
+        found: Runs with one record each, by name in the archive.
+    """
+    earlier = read_archive(archive) if archive.exists() else []
+    kept = [runs for runs in earlier if runs.name not in found]
+    new = [replace(runs, name=name) for name, runs in found.items()]
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    write_archive([*kept, *new], archive)
+
+
+def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
+    """Return the finished runs of a cell's run folders by their names in the archive.
+
+    Args:
+        cell: The cell.
+        found: Its run folders.
+    """
+    return {
+        cell.archived_as(record.seed): replace(runs, records=(record,))
+        for runs in found
+        for record in runs.records
+        if record.result is not None
+    }

@@ -1,0 +1,303 @@
+"""Inversion of uploads: images whose features or gradients are what a client sends.
+
+The attacker is a server that follows the protocol and looks at one client's upload of the first
+task: the client with the fewest images, of which an upload says most. It knows method, weights and
+broadcast. From grey images it descends to those that give
+
+- ``feature``: the feature of one image, which no method sends: the upper bound of what follows;
+- ``prototype``: a class mean that the client sends, from which the variance takes nothing away;
+- ``update``: the direction of the change of what the client trains, prompts for example.
+
+An inversion discloses an image where it is nearer to one of the client's than the mean image is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fczoo.core.method import Method
+from fczoo.core.payload import Payload, Uploads
+from fczoo.core.tree import Tree, select
+from fczoo.core.types import Context, HasClientMemory, HasTeacher, Task
+from fczoo.data.views import get_augment
+from fczoo.federation.batches import Client
+from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.device import Plan
+from fczoo.federation.engine import ClientEngine
+from fczoo.federation.server import broadcast, on_device
+from fczoo.models.classifier import prediction_batch
+from fczoo.reports.figure import ImageGrid
+from fczoo.runner.cost import uploads
+
+STEPS = 300  # of the descent
+RATE = 0.1  # of Adam, on pixels before the logistic function
+SMOOTHNESS = 1.0  # weight of the mean difference between neighbouring pixels
+MOST_IMAGES = 500  # of the task, of which the mean image is one
+
+HEADERS = (
+    "method",
+    "from",
+    "distance",
+    "MSE to the nearest image",
+    "PSNR, dB",
+    "of the mean image, dB",
+)
+
+Target = Literal["feature", "prototype", "update"]
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """Images [n, 3, S, S] from one kind of target, beside the client's nearest ones."""
+
+    target: Target
+    classes: list[int]
+    images: Tensor  # pixels in [0, 1]
+    nearest: Tensor
+    distance: float  # that the descent has left: 0 where features or directions are the same
+    error: float  # mean squared error to the nearest, mean over images
+    mean_image_error: float  # the same of the mean image
+
+
+def mean_squared_errors(images: Tensor, others: Tensor) -> Tensor:
+    """Return the mean squared errors [n, m] between two sets of images.
+
+    Args:
+        images: Images [n, 3, S, S].
+        others: Images [m, 3, S, S].
+    """
+    return torch.stack([(others - image).square().flatten(1).mean(1) for image in images])
+
+
+def signal_to_noise(error: float) -> float:
+    """Return the peak signal-to-noise ratio in dB of a mean squared error of pixels in [0, 1].
+
+    Args:
+        error: Mean squared error.
+    """
+    return float(-10 * np.log10(error)) if error else float("inf")
+
+
+def class_means(upload: Payload, groups: Uploads, task: Task) -> dict[int, Tensor]:
+    """Return the class means [D] in an upload by class.
+
+    Args:
+        upload: Upload of one client.
+        groups: Declared groups of the upload.
+        task: Task of the upload.
+
+    Returns:
+        Class -> mean feature; empty where the upload has none.
+    """
+    for prefix, group in groups.items():
+        means, count = upload.get(f"{prefix}mean"), upload.get(f"{prefix}count")
+        if means is None and f"{prefix}sum" in upload and count is not None:
+            means = upload[f"{prefix}sum"] / count.clamp(min=1)[:, None]
+        if means is None or group.projected or not group.statistics:
+            continue
+        first = task.start if group.layout == "classes" else 0
+        labels = upload.get(f"{prefix}label", torch.arange(first, first + len(means)))
+        return {
+            int(label): means[row]
+            for row, label in enumerate(labels.tolist())
+            if count is None or count[row] > 0
+        }
+    return {}
+
+
+def invert_uploads(bench: Benchmark, method: Method, steps: int = STEPS) -> list[Inversion]:
+    """Attack a client's upload of the first task.
+
+    Args:
+        bench: Data, partition and backbone of a run.
+        method: Method of the run.
+        steps: Steps of the descent.
+
+    Returns:
+        One inversion per kind of target that the method sends, after that of features.
+    """
+    attack = _Attack(bench, method, steps)
+    classes = attack.classes
+    match_own = attack.match_features(attack.broadcast, attack.own)
+    inversions = [attack.invert("feature", match_own, classes)]
+    for phase, upload in attack.sent.items():
+        if means := class_means(upload, method.training().uploads, attack.task):
+            tree = {**attack.broadcast, **attack.trained(phase)}
+            sent = [c for c in classes if c in means]
+            match_means = attack.match_features(tree, torch.stack([means[c] for c in sent]))
+            inversions.append(attack.invert("prototype", match_means, sent))
+            break
+    if attack.trained("round") and not isinstance(method, HasTeacher | HasClientMemory):
+        inversions.append(attack.invert("update", attack.match_update(), classes))
+    return inversions
+
+
+class _Attack:
+    """One client's images and uploads of the first task."""
+
+    def __init__(self, bench: Benchmark, method: Method, steps: int):
+        settings, self.steps = bench.settings, steps
+        self.bench, self.method, self.backbone = bench, method, bench.backbone
+        self.task = bench.stream.tasks[0]
+        rng = torch.Generator().manual_seed(0)
+        state = on_device(method.begin_task({}, self.task, self.backbone, rng), self.backbone)
+        plan = Plan(settings.epochs, settings.batch_size, get_augment(settings.augment), 0)
+        engine = ClientEngine(method, self.backbone, bench.train, plan)
+        clients = bench.clients(self.task, method.training().data_scope)
+        self.client: Client = min(clients, key=lambda client: len(client.index))
+        self.broadcast = broadcast(method, state)
+        self.sent, _ = uploads(engine, self.client, self.task, state, rng)
+        labels = bench.train.labels.cpu()
+        self.labels = labels[self.client.index]
+        self.classes: list[int] = torch.unique(self.labels).tolist()
+        positions = torch.from_numpy(bench.stream.positions(bench.stream.train, self.task))
+        self.mean_image = self.pixels(positions[:MOST_IMAGES]).mean(0, keepdim=True)
+        first = [int((self.labels == c).nonzero()[0]) for c in self.classes]
+        self.examples = self.client.index[torch.tensor(first)]
+        self.own = self.features(self.broadcast, self.pixels(self.examples)).detach()
+
+    def trained(self, phase: str) -> Tree:
+        """Return what the client has trained, in the upload of a round."""
+        optims = self.method.training().optims
+        return select(self.sent[phase].tensors, *optims) if phase == "round" in self.sent else {}
+
+    def pixels(self, index: Tensor) -> Tensor:
+        """Return images [n, 3, S, S] as the network sees them, in [0, 1]."""
+        return self.backbone.raw_pixels(self.bench.train.view(index).float())
+
+    def features(self, tree: Tree, images: Tensor) -> Tensor:
+        """Compute features [n, D] of images in [0, 1]."""
+        batch = prediction_batch(
+            self.method.training().inputs, self.backbone, self.backbone.normalise(images)
+        )
+        return self.method.features(self.backbone, tree, batch)
+
+    def match_features(self, tree: Tree, targets: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the relative squared distance of images' features to targets [n, D]."""
+        sizes = targets.square().sum(1)
+
+        def loss(images: Tensor) -> Tensor:
+            return ((self.features(tree, images) - targets).square().sum(1) / sizes).mean()
+
+        return loss
+
+    def match_update(self) -> Callable[[Tensor], Tensor]:
+        """Return 1 - cosine between the gradient of images, one per class, and the update."""
+        trained, ctx = self.trained("round"), Context(self.task, 0, 1, self.broadcast)
+        change = torch.cat([(trained[k] - self.broadcast[k]).flatten() for k in trained])
+        leaves = {k: self.broadcast[k].clone().requires_grad_() for k in trained}
+        counts = torch.bincount(self.labels, minlength=self.task.classes).to(change)
+
+        def loss(images: Tensor) -> Tensor:
+            batch = prediction_batch(
+                self.method.training().inputs, self.backbone, self.backbone.normalise(images)
+            )
+            labels = torch.tensor(self.classes, device=images.device)
+            batch = batch._replace(y=labels, class_count=counts)
+            of_batch, _ = self.method.loss(self.backbone, leaves, batch, ctx)
+            gradients = torch.autograd.grad(
+                of_batch, [*leaves.values()], create_graph=True, materialize_grads=True
+            )
+            gradient = torch.cat([g.flatten() for g in gradients])
+            return 1 + torch.cosine_similarity(gradient, change, 0)
+
+        return loss
+
+    def invert(
+        self, target: Target, distance: Callable[[Tensor], Tensor], classes: list[int]
+    ) -> Inversion:
+        """Descend from grey images, one per class, and compare the result with the client's."""
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+            images = descend(distance, self.mean_image, len(classes), self.steps)
+            left = float(distance(images).detach())
+        nearest, errors, mean_errors = [], [], []
+        for i, c in enumerate(classes):
+            own = self.client.index[self.labels == c] if target != "feature" else self.examples[[i]]
+            candidates = self.pixels(own)
+            (error,) = mean_squared_errors(images[[i]], candidates)
+            nearest.append(candidates[error.argmin()])
+            errors.append(float(error.min()))
+            mean_errors.append(float(mean_squared_errors(self.mean_image, candidates).min()))
+        return Inversion(
+            target,
+            classes,
+            images,
+            torch.stack(nearest),
+            left,
+            float(np.mean(errors)),
+            float(np.mean(mean_errors)),
+        )
+
+
+def descend(distance: Callable[[Tensor], Tensor], like: Tensor, number: int, steps: int) -> Tensor:
+    """Return images with a small distance, and little difference between neighbouring pixels.
+
+    Args:
+        distance: Function of images [n, 3, S, S] with pixels in [0, 1].
+        like: An image [1, 3, S, S] for size and device.
+        number: Number of images n.
+        steps: Steps of Adam, from grey images with a little noise.
+
+    Returns:
+        Images [n, 3, S, S] with pixels in [0, 1].
+    """
+    noise = torch.randn(number, *like.shape[1:], generator=torch.Generator().manual_seed(0))
+    values = (0.1 * noise).to(like).requires_grad_()
+    optimizer = torch.optim.Adam([values], lr=RATE)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        images = values.sigmoid()
+        roughness = images.diff(dim=-1).abs().mean() + images.diff(dim=-2).abs().mean()
+        (distance(images) + SMOOTHNESS * roughness).backward()
+        optimizer.step()
+    return values.detach().sigmoid()
+
+
+def inversion_rows(by_method: Mapping[str, list[Inversion]]) -> list[tuple[str, ...]]:
+    """Return rows of a table: method, target, and errors beside those of the mean image.
+
+    Args:
+        by_method: Label of a method -> its inversions.
+    """
+    return [
+        (
+            label,
+            i.target,
+            f"{i.distance:.3f}",
+            f"{i.error:.4f}",
+            f"{signal_to_noise(i.error):.1f}",
+            f"{signal_to_noise(i.mean_image_error):.1f}",
+        )
+        for label, inversions in by_method.items()
+        for i in inversions
+    ]
+
+
+def inversion_grid(name: str, label: str, inversions: list[Inversion]) -> ImageGrid:
+    """Return the picture of a method's inversions: each below the nearest image of the client.
+
+    Args:
+        name: Name of the figure.
+        label: Label of the method.
+        inversions: Inversions of one client.
+    """
+    rows = {}
+    for i in inversions:
+        rows["image" if i.target == "feature" else f"nearest to {i.target}"] = i.nearest
+        rows[f"from {i.target}, {signal_to_noise(i.error):.1f} dB"] = i.images
+    pixels = torch.stack([*rows.values()]).movedim(2, -1).cpu().numpy()
+    return ImageGrid(
+        name=f"{name} {label}",
+        caption=f"{label}: what a server reconstructs from one client's upload",
+        x="class",
+        y="",
+        pixels=pixels,
+        rows=[*rows],
+        columns=[str(c + 1) for c in inversions[0].classes],
+        of_methods=False,
+    )

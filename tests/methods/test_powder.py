@@ -1,0 +1,211 @@
+"""Powder: mixed prompts and distillation against recorded outputs, tasks and merge by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fczoo import Batch, Task, Tree, create_method
+from fczoo.baselines._powder_correlation import (
+    begin_client_tasks,
+    block_weights,
+    correlate,
+    is_current,
+    mix,
+    not_true_divergence,
+    own_row,
+    similarities,
+)
+from fczoo.core.types import ServerContext, whole_batch
+from helpers_golden import F32, error, golden
+
+NAMES = {"key": "k_share_4", "attention": "a_share_4", "prompt": "p_share_4"}
+TASK = Task(0, 0, 2, 3, 2)
+
+
+class Tokens:
+    """A backbone that returns the prompt tokens of its block, flat."""
+
+    depth = 12
+
+    def check_blocks(self, blocks: tuple[int, ...], label: str) -> None:
+        assert blocks == (4,)
+
+    def __call__(self, images: Tensor, plugs: Tree) -> Tensor:
+        return plugs["tokens.4"].flatten(1)
+
+
+def context(*senders: int) -> ServerContext:
+    return ServerContext(TASK, 0, 2, 3, len(senders), 1, None, None, senders)
+
+
+@pytest.mark.parametrize("case", ["few", "many"])
+def test_prompts_of_a_client(case: str) -> None:
+    """Compare the prompts that enter a block, their mean weights and the gradients.
+
+    Rows here are of tasks that have begun only. The recorded gradient is that of the prompts' sum
+    of squares, and reaches only the client's task.
+    """
+    g, method = golden("powder_prompt"), create_method("powder", blocks=(4,))
+    begun, own = g[f"in.{case}.trained"], int(g[f"in.{case}.own"])
+    pool = {f"pool.{k}": g[f"in.{name}"][begun][:, None] for k, name in NAMES.items()}
+    leaves = {f"own.{k}": torch.zeros_like(pool[f"pool.{k}"][0]) for k in NAMES}
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    width = 4 * 5
+    tree = {
+        **pool,
+        **leaves,
+        "client": begun,  # a client for each task
+        "weight": g["in.weight"][begun][:, begun],
+        "head.weight": torch.eye(width),
+        "head.bias": torch.zeros(width),
+    }
+    y, numbers = torch.zeros(4, dtype=torch.int64), torch.full((4,), own)
+    batch = Batch(g["in.query"], y, torch.ones(4), g["in.query"], client=numbers)
+    tokens = method.client_logits(Tokens(), tree, batch).view(4, 4, 5)
+    assert error(tokens[:, :2], g[f"out.{case}.key_prefix"]) < F32
+    assert error(tokens[:, 2:], g[f"out.{case}.value_prefix"]) < F32
+    gradients = torch.autograd.grad(tokens.square().sum(), list(leaves.values()))
+    for gradient, name in zip(gradients, NAMES.values(), strict=True):
+        recorded = g[f"out.{case}.grad.{name}"]
+        assert error(gradient[0], recorded[own]) < F32
+        assert not recorded[torch.arange(6) != own].any()
+    chosen = tree["weight"][begun == own][0].argsort(descending=True)[:3]
+    mixture = mix({k: pool[f"pool.{k}"] for k in NAMES}, tree["weight"][chosen])
+    alpha = block_weights(g["in.query"], mixture, 0)
+    assert error(alpha.mean(0), g[f"out.{case}.mean_alpha"]) < F32
+
+
+def test_prompts_of_the_server_mix_all_tasks() -> None:
+    g, method = golden("powder_prompt"), create_method("powder", blocks=(4,))
+    begun = g["in.few.trained"]
+    state = {f"pool.{k}": g[f"in.{name}"][begun][:, None] for k, name in NAMES.items()}
+    state["weight"] = g["in.weight"][begun][:, begun]
+    batch = whole_batch(g["in.query"], torch.zeros(4, dtype=torch.int64), g["in.query"])
+    tokens = method.features(Tokens(), state, batch).view(4, 4, 5)
+    assert error(tokens[:, :2], g["out.server.key_prefix"]) < F32
+    assert error(tokens[:, 2:], g["out.server.value_prefix"]) < F32
+
+
+def test_distillation_without_the_true_class() -> None:
+    """Compare the term, times 9, and its gradient; classes 4 to 7 are the task's."""
+    g, method = golden("powder_ntd"), create_method("powder")
+    logits = g["in.logits"].clone().requires_grad_()
+    mask = torch.zeros(10, dtype=torch.bool)
+    mask[g["in.current"]] = True
+    batch = whole_batch(g["in.logits"], g["in.y"])
+    share = g["in.fc_weight"].amax(1)[g["in.y"]]
+    tau = float(g["in.tau"])
+    assert method.temperature == tau
+    term = not_true_divergence(logits / tau, g["in.logits_last_round"] / tau, share, mask, batch)
+    assert error(method.distil * term, g["out.ntd"]) < F32
+    (gradient,) = torch.autograd.grad(method.distil * term, logits)
+    assert error(gradient, g["out.ntd_grad"]) < F32
+    everything = not_true_divergence(
+        logits / tau, g["in.logits_last_round"] / tau, share, mask | True, batch
+    )
+    assert error(method.distil * everything, g["out.ntd"]) > 0.1
+
+
+def test_distillation_of_two_classes_is_nothing() -> None:
+    """Without the true class one is left, whose probability is 1; so is padding's part."""
+    z, r = torch.tensor([[0.0, 3.0, 9.0]]), torch.tensor([[1.0, -2.0, 5.0]])
+    mask = torch.tensor([True, True, False])
+    batch = whole_batch(z, torch.tensor([1]))
+    assert float(not_true_divergence(z, r, torch.zeros(1), mask, batch)) == 0.0
+
+
+def test_current_tasks_and_the_row_of_a_client() -> None:
+    client = torch.tensor([0, 1, 0, 2])
+    assert is_current(client).tolist() == [False, True, True, True]
+    batch = Batch(*4 * [torch.ones(2)], client=torch.tensor([0, 0]))
+    assert own_row({"client": client}, batch).tolist() == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_similarities_by_hand() -> None:
+    """Profiles are compared over the tasks of the shorter one: (3, 4) and (3, 4, 12), cosine 1."""
+    a = torch.tensor([[3.0, 4.0, 0.0], [0.0, 5.0, 0.0]]).view(2, 1, 3, 1)
+    b = torch.tensor([3.0, 4.0, 12.0]).view(1, 1, 3, 1)
+    values = similarities(a, b, torch.tensor([2, 3]), torch.tensor([3]))
+    assert values[:, 0].tolist() == pytest.approx([1.0, 4 / 13])
+
+
+def tasks_of_two_clients() -> Tree:
+    """Return the state in which two clients have begun a task, with profiles of one prompt."""
+    method = create_method("powder", blocks=(4,), components=1, length=1)
+
+    class Small(Tokens):
+        dim = token_dim = 2
+
+    state = method.begin_task({}, TASK, Small(), torch.Generator().manual_seed(0))
+    count = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
+    sums = {"class.count": count, "class.sum": torch.tensor([[[1.0], [0.0]], [[0.5], [-0.5]]])}
+    return begin_client_tasks(state, sums, context(1, 0))
+
+
+def test_tasks_begin_with_the_same_prompts() -> None:
+    """Clients 1 and 0 begin; all columns of their profiles are of the prompts at the start."""
+    state = tasks_of_two_clients()
+    assert state["client"].tolist() == [1, 0]
+    assert torch.equal(state["pool.key"], state["start.key"].expand(2, -1, -1, -1))
+    assert torch.equal(state["weight"], torch.eye(2))
+    assert state["holds"].tolist() == [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+    assert state["profile.mean"][:, :2, 0, :, 0].tolist() == [
+        [[0.5, 0.5], [0.0, 0.0]],
+        [[0.5, 0.5], [-0.5, -0.5]],
+    ]
+    assert state["profile.length"].tolist() == [2, 2]
+
+
+def test_correlations_by_hand() -> None:
+    """Task means are (0.5, 0.5) and (0, 0): W has 1 on its diagonal, and no weight of the second.
+
+    Class 0 of both tasks and class 1 of the second have cosines of 1: of class 0, two count; of
+    class 1, three, of which the one of its own task does not.
+    """
+    state = correlate(tasks_of_two_clients(), 2)
+    assert state["weight"].tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert state["share"].tolist() == [
+        pytest.approx([1 / 3, 0.0, 0.0]),
+        pytest.approx([1 / 2, 1 / 2, 0.0]),
+    ]
+
+
+def test_identical_profiles_have_equal_weights() -> None:
+    state = tasks_of_two_clients()
+    state["profile.mean"] = state["profile.mean"].abs()
+    assert correlate(state, 30)["weight"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_server_moves_prompts_and_averages_rows_over_holders() -> None:
+    """Class 0 is of both clients, class 1 of client 0 only, class 2 of nobody."""
+    method, state = create_method("powder", blocks=(4,), components=1), tasks_of_two_clients()
+    state |= {"head.weight": torch.full((3, 2), 9.0), "head.bias": torch.full((3,), 9.0)}
+    own = torch.tensor([[1.0], [2.0]]).view(2, 1, 1, 1)
+    rows = torch.tensor([[2.0, 2.0, 2.0], [4.0, 4.0, 4.0]])
+    merged = {
+        "clients": torch.tensor([0, 1]),
+        "own.key": own.expand(2, 1, 1, 2),
+        "own.attention": own.expand(2, 1, 1, 2),
+        "own.prompt": own[..., None].expand(2, 1, 1, 1, 2),
+        "head.weight": rows[..., None].expand(2, 3, 2),
+        "head.bias": rows,
+    }
+    after = method.server_update(state, merged, context(0, 1))
+    moved = after["pool.key"] - state["pool.key"]
+    torch.testing.assert_close(moved[:, 0, 0], torch.tensor([[2.0, 2.0], [1.0, 1.0]]))
+    assert not after["own.key"].any()
+    assert after["head.bias"].tolist() == [3.0, 2.0, 9.0]
+    assert after["head.weight"][:, 0].tolist() == [3.0, 2.0, 9.0]
+
+
+def test_uniform_shares_of_a_batch() -> None:
+    """With equal V the divergences are averaged: KL of (1/2, 1/2) and (3/4, 1/4) is log(2/3^.5)."""
+    received = torch.zeros(2, 3)
+    logits = torch.tensor([[0.0, math.log(3), 0.0], [0.0, math.log(3), 0.0]])
+    batch = whole_batch(logits, torch.tensor([0, 0]))
+    mask = torch.ones(3, dtype=torch.bool)
+    term = not_true_divergence(logits, received, torch.zeros(2), mask, batch)
+    assert float(term) == pytest.approx(math.log(2 / 3**0.5))

@@ -1,0 +1,84 @@
+"""Inversion of uploads: errors and class means by hand, and what is attacked of each method."""
+
+import pytest
+import torch
+
+from fczoo.core.payload import Payload, per_class, rows, whole_tensors
+from fczoo.core.types import Task
+from fczoo.runner import inversion
+from fczoo.runner.inversion import (
+    class_means,
+    descend,
+    inversion_grid,
+    inversion_rows,
+    invert_uploads,
+    mean_squared_errors,
+    signal_to_noise,
+)
+
+SECOND = Task(1, 3, 5, 7, 3)  # classes 3 and 4
+
+
+def test_errors_by_hand():
+    """Pixels that are all 0.1 off have an error of 0.01, 20 dB; half of them 0.2 off: 0.02."""
+    image = torch.full((1, 3, 2, 2), 0.5)
+    half = image.clone()
+    half[..., 0] += 0.2
+    errors = mean_squared_errors(image, torch.cat([image + 0.1, half]))
+    assert errors.tolist() == [pytest.approx([0.01, 0.02])]
+    assert signal_to_noise(0.01) == pytest.approx(20)
+    assert signal_to_noise(0.02) == pytest.approx(16.9897, abs=1e-4)
+    assert signal_to_noise(0.0) == float("inf")
+
+
+def test_class_means_by_hand():
+    means = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    sums = Payload({"class.sum": means * 2, "class.count": torch.tensor([2, 0])})
+    found = class_means(sums, {"class.": per_class("count", "sum")}, SECOND)
+    assert {c: mean.tolist() for c, mean in found.items()} == {3: [1, 2]}  # no image of class 4
+    listed = Payload({"gauss.mean": means, "gauss.label": torch.tensor([4, 0])})
+    found = class_means(listed, {"gauss.": rows("mean")}, SECOND)
+    assert {c: mean.tolist() for c, mean in found.items()} == {4: [1, 2], 0: [3, 4]}
+    assert class_means(listed, {"gauss.": rows("mean", projected=True)}, SECOND) == {}
+    gram = Payload({"gram": torch.eye(2)})
+    assert class_means(gram, {"gram": whole_tensors("second moments")}, SECOND) == {}
+
+
+def test_a_descent_finds_an_image_that_its_feature_determines():
+    """The feature is the image itself: two flat images, which are as smooth as can be."""
+    target = torch.tensor([0.2, 0.9]).view(2, 1, 1, 1).expand(2, 3, 4, 4)
+    images = descend(lambda x: (x - target).square().mean(), target[:1], 2, 200)
+    assert (images - target).abs().max() < 0.06  # grey images are 0.4 away
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("hgp", ["feature", "prototype", "update"]),
+        ("pilora", ["feature", "prototype", "update"]),
+        ("fcilpt", ["feature", "update"]),
+        ("fedncm", ["feature", "prototype"]),
+    ],
+)
+def test_what_a_method_sends_is_attacked(name, targets, make_bench, small_method):
+    bench, method = make_bench(), small_method(name)
+    inversions = invert_uploads(bench, method, steps=2)
+    assert [i.target for i in inversions] == targets
+    for i in inversions:
+        assert len(i.images) == len(i.nearest) == len(i.classes) > 0
+        assert 0 < i.error < 1 and 0 < i.mean_image_error < 1 and i.distance > 0
+    grid = inversion_grid("AppD", name, inversions)
+    assert grid.rows[0] == "image" and len(grid.pixels) == len(grid.rows) == 2 * len(targets)
+    assert [row[:2] for row in inversion_rows({name: inversions})] == [(name, t) for t in targets]
+
+
+def test_the_images_themselves_have_no_error(make_bench, small_method, monkeypatch):
+    """An attack that finds the client's own images is reported as such."""
+    bench, method = make_bench(), small_method("fedncm")
+    attack = inversion._Attack(bench, method, 1)
+    own = attack.pixels(attack.examples)
+    monkeypatch.setattr(inversion, "descend", lambda *_: own)
+    feature, prototype = invert_uploads(bench, method)
+    assert feature.error == prototype.error == 0 < feature.mean_image_error
+    assert torch.equal(feature.nearest, own) and torch.equal(prototype.nearest, own)
+    assert feature.distance < 1e-6
