@@ -163,7 +163,7 @@ class Powder(PromptedHead):
             pool[part] = tree[f"pool.{part}"] + row.view(shape) * tree[f"own.{part}"]
         # S: the tasks with the largest weights; without correlation its own.
         number = 1 if self.correlation == "none" else min(self.chosen, len(row))
-        chosen = top_positions(row.to(tree["weight"]) @ tree["weight"], number)
+        chosen = top_positions(row.to(tree["weight"])[None] @ tree["weight"], number)[0]
         weight = F.embedding(chosen, tree["weight"])
         return head_logits(tree, self.prompted(backbone, mix(pool, weight), batch))
 
@@ -223,7 +223,7 @@ class Powder(PromptedHead):
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         clients = torch.tensor([payload.client for payload in payloads])
         return {
-            "clients": clients,
+            "clients": clients.to(payloads[0]["own.key"].device),
             **{k: torch.stack([p[k] for p in payloads]) for k in payloads[0]},
         }
 

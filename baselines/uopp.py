@@ -132,12 +132,12 @@ class UOPP(PIP):
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: prototypes of finished tasks are fixed.
         old = {"old_mean": torch.empty(0, backbone.dim), "old_held": torch.empty(0)}
-        if state:
+        if state:  # task boundary: prototypes of finished tasks are fixed
             old = {k: torch.cat([state[k], state[k.replace("old_", "")]]) for k in old}
-        ends = torch.cat([state.get("task_ends", torch.empty(0)), torch.tensor([task.stop])])
-        new = {"taken_part": torch.empty(0), "task_ends": ends.long()}
+        ends = state.get("task_ends", torch.empty(0, dtype=torch.int64))
+        ends = torch.cat([ends, torch.tensor([task.stop], device=ends.device)])
+        new = {"taken_part": torch.empty(0), "task_ends": ends}
         if self.rectify == "ode":
             new |= start_rectifier(backbone.dim, task.size, self.head_width, rng)
         return {**super().begin_task(state, task, backbone, rng), **old, **new}
@@ -177,7 +177,7 @@ class UOPP(PIP):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # Prototypes of a client: before the first round and after its training in each round.
+        # Prototypes of a client: before the first round and after training in each round.
         sums = super().collect("after_training", backbone, tree, batch, ctx)
         if self.rectify == "ode" and ctx.task.index:
             features = self.trained_features(backbone, tree, batch)
@@ -197,7 +197,7 @@ class UOPP(PIP):
             return super().aggregate(payloads, average)
         clients = torch.tensor([payload.client for payload in payloads])
         return {
-            "clients": clients,
+            "clients": clients.to(payloads[0]["expert.key"].device),
             **{k: torch.stack([p[k] for p in payloads]) for k in payloads[0]},
         }
 

@@ -287,6 +287,8 @@ TENSOR_KINDS = {
     "adapter": "adapters",
     "head": "head",
     "classifier": "head",
+    "own": "prompts",
+    "projection": "head",
     "flow": "flow",
     "proxy": "head",
     "eta": "head",

@@ -21,6 +21,7 @@ from fczoo.testing.method_under_test import Call, MethodUnderTest, Record, recor
 from fczoo.testing.world import small_method, toy_bench
 
 TWO_ROUNDS = {"rounds": 2}
+TWO_STEPS = {"rounds": 2, "epochs": 2}
 NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     # (method, option) -> other options, settings: without these it changes nothing in the toy world
     ("pilora", "schedule"): ({}, TWO_ROUNDS),  # the first round has the full rate
@@ -32,6 +33,8 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("uopp", "squared_variance"): ({}, TWO_ROUNDS),
     ("uopp", "reset_prompt"): ({}, TWO_ROUNDS),
     ("fppl", "temperature"): ({}, TWO_ROUNDS),
+    ("powder", "distil"): ({}, TWO_STEPS),  # the first step starts from the model that teaches
+    ("powder", "temperature"): ({}, TWO_STEPS),
     ("fppl", "view"): ({}, {"augment": "flip"}),  # without it training and test view are one
     ("regmean", "view"): ({}, {"augment": "flip"}),
     ("lorm", "view"): ({}, {"augment": "flip"}),
