@@ -115,8 +115,19 @@ def run(
 @suite.command(cls=GroupedCommand)
 @click.argument("name")
 @_with_paths
-def status(name: str, results: Path, data_root: str | None, backbone: str | None) -> None:
-    """List the rows of suite NAME: current, stale, missing or failed, and the time they take."""
+@click.option(
+    "--estimate",
+    is_flag=True,
+    help="Estimate the time of rows that never ran, which takes some seconds each.",
+)
+def status(
+    name: str, results: Path, data_root: str | None, backbone: str | None, estimate: bool
+) -> None:
+    """List the rows of suite NAME: current, stale, missing or failed, and the time they take.
+
+    Times are those of the rows' earlier runs.
+    """
+    from fczoo.runner.dry_run import training_seconds
     from fczoo.reports.suites import RUNS, archived_runs
     from fczoo.reports.text_format import word_table
     from fczoo.runner.suite import failed_seeds
@@ -133,7 +144,10 @@ def status(name: str, results: Path, data_root: str | None, backbone: str | None
             for seed, state in by_seed.items()
         }
         count = sum(state != "current" for state in by_seed.values())
-        seconds = count * _seconds_of_run(cell, records) if count else 0.0
+        each = _seconds_of_run(cell, records) if count else 0.0
+        if count and not each and estimate:
+            each = training_seconds(cell.configs[0]) or 0.0
+        seconds = count * each
         left += seconds
         counts = ", ".join(f"{n} {state}" for state, n in Counter(shown.values()).items())
         time = duration_text(seconds) if seconds else ("unknown" if count else "")
@@ -143,7 +157,11 @@ def status(name: str, results: Path, data_root: str | None, backbone: str | None
     total = Counter(state for by_seed in states for state in by_seed.values())
     click.echo(
         f"\n{', '.join(f'{n} {state}' for state, n in total.items())}"
-        + (f"; about {duration_text(left)} of one core's runs, without searches" if left else "")
+        + (
+            f"; about {duration_text(left)} of runs one after another, without searches"
+            if left
+            else ""
+        )
     )
 
 

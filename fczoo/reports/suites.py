@@ -178,7 +178,8 @@ def _comparable(settings: Settings) -> dict[str, Any]:
         f.name: f.default for f in fields(Settings) if f.name in WITHOUT_EFFECT
     }
     values: dict[str, Any] = through_json(replace(settings, **usual).portable())
-    return values
+    file = str(values["backbone"]).partition(":")[0]  # a file of the suite's backbone has its name
+    return {**values, "backbone": file.removesuffix(".safetensors")}
 
 
 def enter_runs(archive: Path, found: Mapping[str, Runs]) -> None:

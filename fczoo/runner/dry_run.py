@@ -198,6 +198,23 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
     )
 
 
+def training_seconds(config: RunConfig) -> float | None:
+    """Estimate the seconds that a run trains; None without its data.
+
+    Args:
+        config: Configuration of the run.
+    """
+    settings = resolve_precision(config.settings)
+    _, data = _data(settings)
+    if data is None:
+        return None
+    backbone = configuration(settings.backbone, settings.image_size, settings.pool)
+    classes, method = len(data[0].classes), config.create_method()
+    timer = StepTimer(settings, classes, backbone)
+    cost = first_round(method, settings, classes, backbone)
+    return timer.seconds(method, cost, sum(image_steps(settings, *data)), len(data[0].train.labels))
+
+
 def image_steps(settings: Settings, stream: Stream, partition: Partition) -> list[float]:
     """Return the images that pass through training per task.
 
