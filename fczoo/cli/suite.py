@@ -127,9 +127,9 @@ def status(
 
     Times are those of the rows' earlier runs.
     """
-    from fczoo.runner.dry_run import training_seconds
     from fczoo.reports.suites import RUNS, archived_runs
     from fczoo.reports.text_format import word_table
+    from fczoo.runner.dry_run import training_seconds
     from fczoo.runner.suite import failed_seeds
     from fczoo.runner.timing import duration_text
 
