@@ -20,7 +20,7 @@ COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "Use a model": ("predict", "evaluate", "export", "cite"),
     "Data and splits": ("data", "partition"),
     "Papers": ("papers", "reproduce", "compare", "claims"),
-    "Tune and publish": ("tune", "leaderboard", "submit"),
+    "Tune and publish": ("tune", "suite", "leaderboard", "submit"),
     "Extend and deploy": ("new", "site"),
 }
 """Heading -> commands below it, in the order of ``fczoo --help``."""
@@ -61,14 +61,18 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fczoo export results/run-1/hgp/seed0 --format torch --out hgp.pt2", "a program of torch"),
     ),
     "cite": (("fczoo cite hgp,pilora", "BibTeX of two methods and of fczoo"),),
+    "suite": (("fczoo suite run digits --jobs 2", "search and run what is missing"),),
+    "suite run": (("fczoo suite run digits --jobs 2", "search and run what is missing"),),
+    "suite status": (("fczoo suite status digits", "which rows are current, and the time left"),),
+    "suite report": (("fczoo suite report digits", "the page of a suite, from its archive"),),
     "leaderboard": (("fczoo leaderboard results --out site", "a site of all runs below results"),),
     "submit": (("fczoo submit results/run-1 --dry-run", "check a run folder"),),
     "partition": (
         ("fczoo partition --dataset digits --partition dirichlet:0.1", "images per client"),
     ),
     "data": (("fczoo data fetch cifar100", "download CIFAR-100"),),
-    "fetch": (("fczoo data fetch cifar100 --data-root DIR", "download CIFAR-100 into DIR"),),
-    "check": (("fczoo data check cifar100", "compare a copy with the official numbers"),),
+    "data fetch": (("fczoo data fetch cifar100 --data-root DIR", "download CIFAR-100 into DIR"),),
+    "data check": (("fczoo data check cifar100", "compare a copy with the official numbers"),),
     "papers": (("fczoo papers hgp T1", "one printed table"),),
     "compare": (("fczoo compare results/run-1 --paper hgp", "a run next to the paper's numbers"),),
     "reproduce": (("fczoo reproduce hgp/cifar100/dirichlet:0.05", "run and judge a printed row"),),
@@ -78,10 +82,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "doctor": (("fczoo doctor", "what this machine has, and what is missing"),),
     "new": (("fczoo new method mine", "a package fczoo-mine with a method to edit"),),
     "site": (("fczoo site init OUT --agreed DIR --address HOST:9092", "folders for all sites"),),
-    "init": (("fczoo site init OUT --agreed DIR --address HOST:9092", "folders for all sites"),),
-    "job": (("fczoo site job OUT --agreed DIR", "a job for NVIDIA FLARE"),),
-    "start": (("fczoo site start FOLDER --images DIR", "take part as the site of FOLDER"),),
-    "status": (("fczoo site status FOLDER", "the state of the server's run"),),
+    "site init": (
+        ("fczoo site init OUT --agreed DIR --address HOST:9092", "folders for all sites"),
+    ),
+    "site job": (("fczoo site job OUT --agreed DIR", "a job for NVIDIA FLARE"),),
+    "site start": (("fczoo site start FOLDER --images DIR", "take part as the site of FOLDER"),),
+    "site status": (("fczoo site status FOLDER", "the state of the server's run"),),
 }
 """Command -> example commands, each with its effect."""
 
@@ -175,7 +181,7 @@ class WithExamples(click.Command):
                 )
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if examples := EXAMPLES.get(self.name or ""):
+        if examples := EXAMPLES.get(ctx.command_path.removeprefix("fczoo ")):
             with formatter.section("Examples"):
                 for command, meaning in examples:
                     formatter.write(f"  {command}\n      {meaning}\n")

@@ -175,6 +175,8 @@ def _prototype_distance(
     classes, divided by the mean length of a prototype.
     """
     index = torch.from_numpy(world.stream.positions(world.stream.test, task))
+    if len(local) < 2 or not len(index):
+        return None
     prototypes = []
     for tree in local:
         sums, counts = torch.zeros(()), torch.zeros(())
@@ -183,7 +185,7 @@ def _prototype_distance(
             features = method.features(world.backbone, tree, batch).double()
             sums, counts = sums + (hot.mT @ features).cpu(), counts + hot.sum(0).cpu()
         prototypes.append(sums / counts.clamp(min=1)[:, None])
-    return pair_distance(torch.stack(prototypes)) if len(prototypes) > 1 else None
+    return pair_distance(torch.stack(prototypes))
 
 
 def pair_distance(prototypes: Tensor) -> float:

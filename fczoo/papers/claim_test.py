@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fczoo.core.files import through_json
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.papers.tables import plain_split
@@ -123,7 +124,10 @@ class Claim(ABC):
         method = usual_method(side.method, result.settings["dataset"])
         side_options = {**side.options, **{name: getattr(method, name) for name in side.usual}}
         alternatives = side_options, {**side_options, **side.printed}
-        return any(has_options(result.options, options) for options in alternatives)
+        # a run from before an option existed did what its default does
+        defaults = through_json({k: v.default for k, v in METHODS.options(side.method).items()})
+        recorded = {**defaults, **result.options}
+        return any(has_options(recorded, options) for options in alternatives)
 
     def _verdict(self, experiment: Experiment, ours: Line, theirs: Line) -> tuple[Verdict, str]:
         values_by_side = [

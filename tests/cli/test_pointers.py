@@ -45,7 +45,7 @@ def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
             ["tune", "--LR-LoRA", "1"],
             "option of dolfin, fedlora, l2p, pilora: --set METHOD.lr_lora=VALUE",
         ),
-        (["bench", "--momentum", "1"], "and 37 more: --set METHOD.momentum=VALUE"),
+        (["bench", "--momentum", "1"], "and 41 more: --set METHOD.momentum=VALUE"),
         (["tune", "--lr", "1"], "--set METHOD.lr=VALUE"),
         (["bench", "--non-iid", "1"], "--partition dirichlet:0.1"),
         (["bench", "--pretrained", "x"], "--backbone FILE"),

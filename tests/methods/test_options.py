@@ -124,6 +124,7 @@ ANCHORS = str(Path(__file__).with_name("anchors.safetensors"))  # seven classes,
 OTHER = {  # where neither half, double, one more nor one less makes a difference
     ("lander", "anchor_file"): ANCHORS,
     ("lander", "images"): 50,  # fewer than are made
+    **{(name, "gram_rank"): 2 for name in ("fedridge", "afcl", "ranpac")},
     ("codap", "components"): 12,  # three tasks share them: 10 and 11 are three for each
     ("fedcprompt", "components"): 12,
     ("bic", "validation"): 0.5,  # of four exemplars per class at least one is held out

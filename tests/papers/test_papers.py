@@ -127,12 +127,13 @@ def test_the_published_reduced_run_is_compared_and_never_called_comparable(tmp_p
     assert "66.8" in row
     assert "90.4 ± 0.1" in row
     assert "-23.6" in row
-    assert "no: 15 settings differ" in row
+    assert "no: 16 settings differ" in row
     for excerpt in (
         "rounds 2 (paper: 5)",
         f"(paper: {B16})",
         "train_per_class 20 (paper: all)",
         "precision bf16",
+        "resize crop (paper: squash)",
         "hgp.logit_norm 0.1 (paper: none)",
         "seeds 1 (paper: 3)",
     ):
