@@ -182,7 +182,7 @@ def layer_distance(
     Args:
         moments: Moments of the batch, by layer.
         prior: Moments that it should have.
-        averages: Moments of earlier rounds, of which nine tenths count; empty in the first round.
+        averages: Moments of earlier rounds, with a weight of 0.9; empty in the first round.
     """
     total: Tensor | float = 0.0
     for batch, target in zip(mix_moments(moments, averages), prior, strict=True):

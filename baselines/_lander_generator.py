@@ -1,8 +1,8 @@
 """The generator of LANDER (Tran et al., CVPR 2024): images of the classes of some anchors.
 
 Its input is the anchor of the wanted class, without noise. A few rows of a batch share an input
-layer, and these layers are drawn again in each round of synthesis: nothing but the position in the
-batch tells images of a class apart. Behind them it is TARGET's generator.
+layer, and these layers are drawn again in each round of synthesis: images of a class differ only
+by their position in the batch. Behind them it is TARGET's generator.
 """
 
 import torch
@@ -67,10 +67,10 @@ def lander_images(generator: Tree, anchors: Tensor, rows: int, side: int) -> Ten
 
 
 def balanced_labels(count: int, classes: int, rng: torch.Generator) -> Tensor:
-    """Return labels [count]: all classes in turn, and random ones for the rest of the batch."""
+    """Return labels [count]: whole cycles of all classes, then random ones up to the count."""
     cycles = torch.arange(classes, device=rng.device).repeat(count // classes)
-    rest = torch.randint(classes, (count % classes,), generator=rng, device=rng.device)
-    return torch.cat([cycles, rest])
+    others = torch.randint(classes, (count % classes,), generator=rng, device=rng.device)
+    return torch.cat([cycles, others])
 
 
 def crop_and_flip(images: Tensor, rng: torch.Generator) -> Tensor:

@@ -1,6 +1,6 @@
 """Correlated tasks of Powder: prompts mixed by W, profiles of tasks, and W and V from them.
 
-Piao et al., ICML 2024. A task is one of a client; T tasks have begun, in the order of their begin.
+Piao et al., ICML 2024. Each task belongs to one client; T tasks have begun, and are in this order.
 Sizes are C classes of the run, M prompts of a task in a block, and D dimensions.
 """
 

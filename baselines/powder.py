@@ -41,7 +41,7 @@ from fczoo.functional.prompts import top_positions
 class Powder(PromptedHead):
     """Each task of each client has prompts, mixed with those of correlated tasks of all clients.
 
-    A task here is one of a client: clients in different tasks (``--moving``) share prompts. Tasks
+    A task here belongs to one client: clients in different tasks (``--moving``) share prompts. Tasks
     correlate as the mean weights of prompts on their images do. Trained and sent: the prompts of
     the client's task (prompt, key, attention) and the linear head; as a task begins and in its last
     round counts of images and sums of the prompts' weights by class. Text of the paper not read.

@@ -202,7 +202,7 @@ class UOPP(PIP):
         }
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        """Update prompts and prototypes, from ``clients`` [K] and uploads [K, ...] if these are set.
+        """Update prompts and prototypes, from ``clients`` [K] and uploads [K, ...] if set.
 
         Args:
             state: Current state.

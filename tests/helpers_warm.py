@@ -179,6 +179,7 @@ def run_words(words: list[str], folder: str, environment: dict[str, str]) -> NoR
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # a library may have looked it up in the server's environment
     sys.executable = str(Path(sys.argv[1]).with_name("python"))
     code = 0
     try:

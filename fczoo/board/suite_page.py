@@ -1,4 +1,4 @@
-"""The page of a suite: tables, tested differences and searched values, from its archive alone."""
+"""The page of a suite: tables, tested differences and searched values, from its archive only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,16 +45,16 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
     archive = results / f"{name}.csv"
     if not archive.is_file():
         raise FczooError(f"{archive} is missing; write it with `fczoo suite run {name}`")
-    experiments = [_labelled(e) for e in experiments_of(read_archive(archive), str(archive))]
-    shown = []
+    experiments = [_label_rows(e) for e in experiments_of(read_archive(archive), str(archive))]
+    pictures = []
     for number, experiment in enumerate(experiments, 1):
         picture = f"pictures/{name}-{number}.png"
         (results / picture).parent.mkdir(exist_ok=True)
         draw(accuracy_curves(experiment)).savefig(results / picture, dpi=DPI)
-        shown.append(picture)
+        pictures.append(picture)
     write_safely(
         results / f"{name}.md",
-        page_text(name, suite, experiments, _notes(name, results), shown).encode(),
+        page_text(name, suite, experiments, _notes(name, results), pictures).encode(),
     )
     return results / f"{name}.md"
 
@@ -91,7 +91,7 @@ def page_text(
     return "\n\n".join(parts) + "\n"
 
 
-def _labelled(experiment: Experiment) -> Experiment:
+def _label_rows(experiment: Experiment) -> Experiment:
     """Return an experiment whose rows have the labels of the suite, which names their folders."""
     lines = []
     for line in experiment.lines:
@@ -150,16 +150,15 @@ def _differences(experiment: Experiment, compare: Sequence[tuple[str, str]]) -> 
         difference = first.mean - second.mean
         higher, lower = (a, b) if difference >= 0 else (b, a)
         points = f"{abs(difference):.1f} points"
-        if i not in corrected:
+        p = corrected.get(i)
+        if p is None:
             sentences.append(f"- {higher} is {points} above {lower}; this was not tested.")
-        elif corrected[i] < LEVEL:
+        elif p < LEVEL:
             sentences.append(
-                f"- {higher} is significantly better than {lower}: {points}, p = {corrected[i]:.2g}."
+                f"- {higher} is significantly better than {lower}: {points}, p = {p:.2g}."
             )
         else:
-            sentences.append(
-                f"- {a} and {b} do not differ significantly: {points}, p = {corrected[i]:.2g}."
-            )
+            sentences.append(f"- {a} and {b} do not differ significantly: {points}, p = {p:.2g}.")
     if not sentences:
         return []
     count = plural(len(tested), "comparison")
@@ -176,12 +175,12 @@ def _values(experiments: Sequence[Experiment]) -> str:
             effort = (
                 f"{search['trials']} trials, {search['tasks']} tasks" if search else "no search"
             )
-            rows.append([line.label, _heading(experiment), effort, _changed(line)])
+            rows.append([line.label, _heading(experiment), effort, _changed_options(line)])
     head = ["row", "setting", "search", "values other than the method's own"]
     return tabulate(rows, head, tablefmt="github", disable_numparse=True)
 
 
-def _changed(line: Line) -> str:
+def _changed_options(line: Line) -> str:
     config = recorded_config(line.records[0])
     if config.method not in METHODS.names():
         return "unknown, as the method is not installed"
@@ -192,7 +191,7 @@ def _changed(line: Line) -> str:
 
 def _origin(experiments: Sequence[Experiment]) -> str:
     """Return one line per hash of the code: version, processor, and the rows that it made."""
-    made: dict[tuple[str, ...], list[str]] = {}
+    labels_by_origin: dict[tuple[str, ...], list[str]] = {}
     for experiment in experiments:
         for line in experiment.lines:
             for record in line.records:
@@ -204,6 +203,6 @@ def _origin(experiments: Sequence[Experiment]) -> str:
                     f"torch {result.versions.get('torch', '?')}",
                     str(record.about.hardware.get("cpu", "unknown processor")),
                 )
-                made.setdefault(key, []).append(line.label)
-    rows = [[*key, ", ".join(dict.fromkeys(labels))] for key, labels in made.items()]
+                labels_by_origin.setdefault(key, []).append(line.label)
+    rows = [[*key, ", ".join(dict.fromkeys(labels))] for key, labels in labels_by_origin.items()]
     return tabulate(rows, ["code", "version", "torch", "processor", "rows"], tablefmt="github")

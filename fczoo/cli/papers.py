@@ -213,7 +213,7 @@ def _run_file(folder: Path, text: str, count: int, extra: tuple[str, ...], dry_r
 
 
 def _reproduce_figure(figure: "PaperFigure", extra: tuple[str, ...], dry_run: bool) -> None:
-    """Run the cells of a figure and draw them; a figure from shapes alone needs no run."""
+    """Run the cells of a figure and draw them; a figure from shapes needs no run."""
     from fczoo.papers.paper_figures import grid, grid_file, inference_costs, pictures
     from fczoo.reports.drawing import save_figures
     from fczoo.runner.timing import inference_operations

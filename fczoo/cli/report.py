@@ -39,8 +39,8 @@ ARCHIVE = Path("results") / "results.csv"
     "--columns",
     metavar="SETTING,...",
     help=(
-        "Print one table over several data sets or settings, as papers have it, with these settings "
-        "in the header: data,partition.  [default metrics: A_N,Avg]"
+        "Print one table over several data sets or settings, as papers have it, with these "
+        "settings in the header: data,partition.  [default metrics: A_N,Avg]"
     ),
 )
 @click.option(

@@ -129,40 +129,33 @@ def status(
     """
     from fczoo.reports.suites import RUNS, archived_runs
     from fczoo.reports.text_format import word_table
-    from fczoo.runner.dry_run import training_seconds
     from fczoo.runner.suite import failed_seeds
     from fczoo.runner.timing import duration_text
 
     chosen_suite, cells = _read(name, results, data_root, backbone, None)
     records = archived_runs(results / f"{name}.csv")
     states = _states(chosen_suite, cells, records)
-    rows, left = [], 0.0
+    rows, remaining_seconds = [], 0.0
     for cell, by_seed in zip(cells, states, strict=True):
-        failed = failed_seeds(cell, chosen_suite, results / RUNS / name)
-        shown = {
-            seed: "failed" if state != "current" and seed in failed else state
+        pending = [seed for seed, state in by_seed.items() if state != "current"]
+        failures = failed_seeds(cell, chosen_suite, results / RUNS / name) if pending else set()
+        states_of_row = Counter(
+            "failed" if seed in pending and seed in failures else state
             for seed, state in by_seed.items()
-        }
-        count = sum(state != "current" for state in by_seed.values())
-        each = _seconds_of_run(cell, records) if count else 0.0
-        if count and not each and estimate:
-            each = training_seconds(cell.configs[0]) or 0.0
-        seconds = count * each
-        left += seconds
-        counts = ", ".join(f"{n} {state}" for state, n in Counter(shown.values()).items())
-        time = duration_text(seconds) if seconds else ("unknown" if count else "")
+        )
+        counts = ", ".join(f"{n} {state}" for state, n in states_of_row.items())
+        seconds = len(pending) * _seconds_of_run(cell, records, estimate) if pending else 0.0
+        remaining_seconds += seconds
+        time = duration_text(seconds) if seconds else ("unknown" if pending else "")
         rows.append((cell.row.label, cell.row.role, cell.setting or "-", counts, time))
     click.echo(f"{name}: {chosen_suite.question}\n")
     click.echo(word_table(rows, ["row", "role", "setting", "runs", "time of what is left"]))
     total = Counter(state for by_seed in states for state in by_seed.values())
-    click.echo(
-        f"\n{', '.join(f'{n} {state}' for state, n in total.items())}"
-        + (
-            f"; about {duration_text(left)} of runs one after another, without searches"
-            if left
-            else ""
-        )
-    )
+    counts = ", ".join(f"{n} {state}" for state, n in total.items())
+    if remaining_seconds:
+        time = duration_text(remaining_seconds)
+        counts += f"; about {time} of runs one after another, without searches"
+    click.echo(f"\n{counts}")
 
 
 @suite.command(cls=GroupedCommand)
@@ -205,19 +198,17 @@ def _cells(
     chosen_suite: "Suite", row: Any, given: Mapping[str, Any], place: str
 ) -> "list[SuiteCell]":
     """Return the cells of a row: one for each data set and partition."""
-    import re
-
     from fczoo.cli.config import merge_requests, request
     from fczoo.cli.sweep import SETTINGS, sweep_of_request
     from fczoo.reports.suites import SuiteCell
+    from fczoo.runner.sweep import without_seed
 
     common = request(chosen_suite.bench, {*SETTINGS, "seeds"}, place)
     own = {"methods": [row.method], "set": {row.method: row.set}}
     sweep = sweep_of_request(merge_requests(common, {"set": {}, **given}, own))
     by_setting: dict[str, list[Any]] = {}
     for folder, configs in sweep.items():
-        parts = [part for part in folder.parts if not re.fullmatch(r"seed\d+", part)]
-        by_setting.setdefault("/".join(parts), []).extend(configs)
+        by_setting.setdefault(without_seed(folder), []).extend(configs)
     return [SuiteCell(row, setting, tuple(configs)) for setting, configs in by_setting.items()]
 
 
@@ -245,12 +236,21 @@ def _states(
     return states
 
 
-def _seconds_of_run(cell: "SuiteCell", records: "Mapping[str, RunRecord]") -> float:
-    """Return the mean seconds of the cell's archived runs, stale ones too; 0 without any."""
+def _seconds_of_run(cell: "SuiteCell", records: "Mapping[str, RunRecord]", estimate: bool) -> float:
+    """Return the mean seconds of the cell's archived runs, stale ones too.
+
+    Without any it is estimated on request; 0: unknown.
+    """
     results = [
         record.result
         for config in cell.configs
         if (record := records.get(cell.archived_as(config.seed)))
     ]
     seconds = [result.seconds for result in results if result]
-    return sum(seconds) / len(seconds) if seconds else 0.0
+    if seconds:
+        return sum(seconds) / len(seconds)
+    if not estimate:
+        return 0.0
+    from fczoo.runner.dry_run import training_seconds
+
+    return training_seconds(cell.configs[0]) or 0.0

@@ -44,7 +44,7 @@ class Augment:
             draws: Numbers [B, more_draws], uniform in [0, 1), one row per image.
 
         Returns:
-            Values in [0, 1], [B, 3, S, S]; image i depends on row i alone.
+            Values in [0, 1], [B, 3, S, S]; image i depends only on row i.
         """
         return images
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
@@ -22,6 +21,7 @@ from fczoo.core.types import Batch, Context, Diagnoses, Evidence, Task
 from fczoo.federation.batches import view_batches
 from fczoo.federation.evaluate import predictions
 from fczoo.federation.world import World
+from fczoo.functional.gaussians import class_sums
 
 FILE = "diagnostics.jsonl"
 BATCH = 64  # test images that are looked at together
@@ -29,8 +29,9 @@ KINDS = {
     "clients": "client, accuracy on the task's test images and evenness of its answers: 1 = "
     "as spread over its classes as can be, 0 = one class",
     "confusion": "matrix[i][j]: share of task i's test images that are taken for a class of task j",
-    "first round": "clients, as above, before anything is merged in a task; distance: of two clients' "
-    "class prototypes on the test images, mean over pairs and classes, relative to their length",
+    "first round": "clients, as above, before anything is merged in a task; distance: of two "
+    "clients' class prototypes on the test images, mean over pairs and classes, relative to their "
+    "length",
     "client drift": "by trained prefix, mean over clients of |theirs - server's| / |server's| "
     "after local training",
     "task drift": "by trained prefix, |end of the task - its beginning| / |beginning|; prototypes "
@@ -179,12 +180,12 @@ def _prototype_distance(
         return None
     prototypes = []
     for tree in local:
-        sums, counts = torch.zeros(()), torch.zeros(())
+        count, total = torch.zeros(()), torch.zeros(())
         for batch in view_batches(method, world.test, index, BATCH):
-            hot = F.one_hot(batch.y - task.start, task.size).double()
             features = method.features(world.backbone, tree, batch).double()
-            sums, counts = sums + (hot.mT @ features).cpu(), counts + hot.sum(0).cpu()
-        prototypes.append(sums / counts.clamp(min=1)[:, None])
+            sums = class_sums(features, batch, task)
+            count, total = count + sums["class.count"].cpu(), total + sums["class.sum"].cpu()
+        prototypes.append(total / count.clamp(min=1)[:, None])
     return pair_distance(torch.stack(prototypes))
 
 

@@ -335,7 +335,7 @@ def papers() -> dict[str, Paper]:
 
 @cache
 def papers_left_out() -> dict[str, PaperLeftOut]:
-    """Return the papers of which no table is here, by method."""
+    """Return the papers whose tables are not here, by method."""
     path = files("fczoo.assets") / "papers_left_out.toml"
     return read_toml(path, "list of papers", dict[str, PaperLeftOut])
 

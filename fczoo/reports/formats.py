@@ -15,6 +15,15 @@ from fczoo.reports.significance import Entry
 from fczoo.reports.tables import GROUPS, Column, Table, all_columns, column_of, make_table
 from fczoo.reports.text_format import columns
 
+VALUE_MARKS = {
+    "text": {"best": "*{}", "second": "°{}", "": "{}"},
+    "markdown": {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"},
+    "latex": {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"},
+}
+"""Format of a value by style and mark."""
+ARROWS = {"high": r" $\uparrow$", "low": r" $\downarrow$", "": ""}
+"""Which values of a column are better, after its name in LaTeX."""
+
 
 def number(entry: Entry | None, column: Column) -> str:
     """Format ``72.2``, ``72.2 ± 0.4``, or a dash if it was not recorded.
@@ -49,7 +58,7 @@ def to_text(table: Table) -> str:
     Args:
         table: Table to format.
     """
-    return _format_table(table, "simple", {"best": "*{}", "second": "°{}", "": "{}"}, ("~", "?"))
+    return _format_table(table, "simple", VALUE_MARKS["text"], ("~", "?"))
 
 
 def to_markdown(table: Table) -> str:
@@ -61,8 +70,7 @@ def to_markdown(table: Table) -> str:
     Args:
         table: Table to format.
     """
-    marks = {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}
-    return _format_table(table, "github", marks, ("≈", "†"))
+    return _format_table(table, "github", VALUE_MARKS["markdown"], ("≈", "†"))
 
 
 def _format_table(
@@ -93,8 +101,7 @@ def to_latex(table: Table, caption: str) -> str:
         table: Table to format.
         caption: Its caption, without escapes.
     """
-    marks = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
-    arrows = {"high": r" $\uparrow$", "low": r" $\downarrow$", "": ""}
+    marks = VALUE_MARKS["latex"]
 
     def cell(entry: Entry | None, column: Column) -> str:
         text = number(entry, column).replace("±", r"$\pm$").replace("–", "--").replace("<", "$<$")
@@ -102,7 +109,7 @@ def to_latex(table: Table, caption: str) -> str:
             return text
         return marks[entry.mark].format(text) + sign(entry, r"$^{\approx}$", r"$^{\dagger}$")
 
-    head = ["Method", *(escape(c.name) + arrows[c.better] for c in table.columns), "Seeds"]
+    head = ["Method", *(escape(c.name) + ARROWS[c.better] for c in table.columns), "Seeds"]
     body = [
         [escape(label), *map(cell, row, table.columns), str(seeds)]
         for label, seeds, row in zip(table.labels, table.seeds, table.rows, strict=True)

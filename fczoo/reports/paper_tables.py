@@ -11,19 +11,13 @@ from fczoo.core.names import fold
 from fczoo.core.options import nearest, plural
 from fczoo.core.registry import METHODS
 from fczoo.reports.captions import conditions, schedule_sources
+from fczoo.reports.formats import ARROWS, TEST, VALUE_MARKS, escape, sign
 from fczoo.reports.formats import MARKS as LEGENDS
-from fczoo.reports.formats import TEST, escape, sign
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.significance import Entry
 from fczoo.reports.tables import Column, column_of, entry_of, mark_entries
 from fczoo.reports.text_format import setting_word
 
-ARROWS = {"high": r"$\uparrow$", "low": r"$\downarrow$", "": ""}
-MARKS = {
-    "text": {"best": "*{}", "second": "°{}", "": "{}"},
-    "markdown": {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"},
-    "latex": {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"},
-}
 LIKE_BEST = {"text": " ~", "markdown": " ≈", "latex": r"$^{\approx}$"}
 
 
@@ -204,7 +198,9 @@ def _cell(entry: Entry | None, column: Column, style: str) -> str:
     if entry is None:
         return "--" if style == "latex" else "–"
     mean = column.show(entry.mean)
-    text = MARKS[style][entry.mark].format(mean.replace("<", "$<$") if style == "latex" else mean)
+    text = VALUE_MARKS[style][entry.mark].format(
+        mean.replace("<", "$<$") if style == "latex" else mean
+    )
     if entry.std is None or not column.better:
         return text
     spread = column.show(entry.std)
@@ -245,7 +241,7 @@ def _to_latex(table: PaperTable, label: str) -> str:
         cells = [rf"\multicolumn{{{n}}}{{c}}{{{escape(key[-1])}}}" for key, _, n in spans]
         rules = [rf"\cmidrule(lr){{{start + 2}-{start + n + 1}}}" for _, start, n in spans]
         head += [" & ".join(["", *cells]) + r" \\", " ".join(rules)]
-    names = [" ".join(filter(None, (escape(c.name), ARROWS[c.better]))) for c in columns]
+    names = [escape(c.name) + ARROWS[c.better] for c in columns]
     head.append(" & ".join(["Method", *names]) + r" \\")
     body = []
     for number, (name, *cells) in enumerate(_body(table, "latex")):

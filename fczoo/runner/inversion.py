@@ -1,7 +1,7 @@
 """Inversion of uploads: images whose features or gradients are what a client sends.
 
 The attacker is a server that follows the protocol and looks at one client's upload of the first
-task: the client with the fewest images, of which an upload says most. It knows method, weights and
+task: the client with the fewest images, whose upload says most about each. It knows method, weights and
 broadcast. From grey images it descends to those that give
 
 - ``feature``: the feature of one image, which no method sends: the upper bound of what follows;
@@ -53,7 +53,7 @@ Target = Literal["feature", "prototype", "update"]
 
 @dataclass(frozen=True)
 class Inversion:
-    """Images [n, 3, S, S] from one kind of target, beside the client's nearest ones."""
+    """Images [n, 3, S, S] from one kind of target, next to the client's nearest ones."""
 
     target: Target
     classes: list[int]
@@ -259,7 +259,7 @@ def descend(distance: Callable[[Tensor], Tensor], like: Tensor, number: int, ste
 
 
 def inversion_rows(by_method: Mapping[str, list[Inversion]]) -> list[tuple[str, ...]]:
-    """Return rows of a table: method, target, and errors beside those of the mean image.
+    """Return rows of a table: method, target, and errors next to those of the mean image.
 
     Args:
         by_method: Label of a method -> its inversions.

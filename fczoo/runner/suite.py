@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from loky import ProcessPoolExecutor
-
 from fczoo.core.errors import InterruptedCommandError
 from fczoo.core.files import content_sha256, through_json
 from fczoo.reports.run_config import RunConfig, configure_run
@@ -20,7 +18,7 @@ from fczoo.runner.configs import ExecutionConfig, RunSpec, folder_name
 from fczoo.runner.progress import say
 from fczoo.runner.resume import only_process
 from fczoo.runner.sweep import run_sweep
-from fczoo.runner.tune import StopWithCommand, prepare_worker, tune
+from fczoo.runner.tune import StopWithCommand, search_workers, tune
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, read_tuned_values
 
 SEARCH = "search"  # folder of the searches
@@ -55,7 +53,7 @@ def run_suite(
     """Search and run the pending seeds of some cells, and enter finished runs in the archive.
 
     A command that was interrupted resumes: searches after their last trial, runs after their last
-    round. The archive is written as the searches have ended, and at the end.
+    round. The archive is written at the end, also of a command that stops.
 
     Args:
         suite: The suite.
@@ -110,15 +108,9 @@ def _search(suite: Suite, cells: Mapping[str, SuiteCell], folder: Path, jobs: in
         return
     effort = Effort(trials=suite.trials, tasks=suite.first_tasks, held_out=suite.held_out, seed=0)
     search = partial(_search_cell, effort=effort, command=os.getpid())
-    with ProcessPoolExecutor(
-        jobs, env={"OMP_NUM_THREADS": "1"}, initializer=prepare_worker
-    ) as workers:
-        try:
-            for number, name in enumerate(workers.map(search, remaining), 1):
-                say(f"search {number} of {len(remaining)} ended: {name}")
-        except BaseException:
-            workers.shutdown(kill_workers=True)
-            raise
+    with search_workers(jobs) as workers:
+        for number, name in enumerate(workers.map(search, remaining), 1):
+            say(f"search {number} of {len(remaining)} ended: {name}")
 
 
 def _search_cell(place: tuple[Path, SuiteCell], effort: Effort, command: int) -> str:

@@ -165,7 +165,7 @@ def _specify_runs(
     sweep: Sweep, out: Path, shared_benchmarks: Mapping[Path, SharedBenchmark]
 ) -> list[RunSpec]:
     """Return the runs of a sweep with their folders, numbers and names in messages."""
-    names = {folder: _without_seed(folder.relative_to(out)) for folder in sweep}
+    names = {folder: without_seed(folder.relative_to(out)) for folder in sweep}
     has_several = len(set(names.values())) > 1
     runs = [(folder, config) for folder, configs in sweep.items() for config in configs]
     return [
@@ -181,8 +181,12 @@ def _specify_runs(
     ]
 
 
-def _without_seed(folder: Path) -> str:
-    """Return a setting's folder without the seed, which a run names in any case."""
+def without_seed(folder: Path) -> str:
+    """Return a setting's folder without the seed, which a run names in any case.
+
+    Args:
+        folder: Run folder of the setting, below that of the command.
+    """
     parts = [part for part in folder.parts if not re.fullmatch(r"seed\d+", part)]
     return "/".join(parts)
 

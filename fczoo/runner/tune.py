@@ -9,7 +9,8 @@ al., Efficient Lifelong Learning with A-GEM, ICLR 2019).
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -197,20 +198,30 @@ def _all(
     """Run every method's search, here or in workers; the first error ends all."""
     if jobs == 1:
         return dict(map(partial(search, callback=callback), methods))
+    with search_workers(jobs) as workers:
+        return dict(workers.map(partial(search, callback=StopWithCommand(os.getpid())), methods))
+
+
+@contextmanager
+def search_workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Open processes for searches; an error ends all of them.
+
+    Args:
+        jobs: Number of processes.
+
+    Yields:
+        The pool.
+    """
     open_trial_benchmark.cache_clear()  # every worker opens its own
-    with ProcessPoolExecutor(
-        jobs, env={"OMP_NUM_THREADS": "1"}, initializer=prepare_worker
-    ) as workers:
+    with ProcessPoolExecutor(jobs, env={"OMP_NUM_THREADS": "1"}, initializer=_prepare) as workers:
         try:
-            return dict(
-                workers.map(partial(search, callback=StopWithCommand(os.getpid())), methods)
-            )
+            yield workers
         except BaseException:
             workers.shutdown(kill_workers=True)
             raise
 
 
-def prepare_worker() -> None:
+def _prepare() -> None:
     """Ignore signals in a new worker; its command kills it when it stops."""
     for number in (signal.SIGINT, *HANGUP):
         signal.signal(number, signal.SIG_IGN)

@@ -33,7 +33,8 @@ def check_backbone(name: str) -> None:
     """Raise AssertionError, in one sentence, where a registered backbone breaks a rule.
 
     Its docstring, configuration and weights are there and fit each other; weights are finite and
-    the same at every load; it tells images apart; licence and pre-training data are declared.
+    the same at every load; different images get different features; licence and pre-training data
+    are declared.
 
     Args:
         name: Registered name.
@@ -67,8 +68,8 @@ def check_backbone(name: str) -> None:
 def check_augmentation(spec: str) -> None:
     """Raise AssertionError, in one sentence, where an augmentation breaks a rule.
 
-    Its views have the shape of images and values in [0, 1]; a view depends on the image and its
-    own random numbers alone. Class and options have descriptions.
+    Its views have the shape of images and values in [0, 1]; a view depends only on the image
+    and its random numbers. Class and options have descriptions.
 
     Args:
         spec: Registered name with its options, such as ``grey:0.5``.
@@ -104,7 +105,7 @@ def check_augmentation(spec: str) -> None:
 def check_metric(name: str) -> None:
     """Raise AssertionError, in one sentence, where a registered metric breaks a rule.
 
-    It has a description and a name of its own, gives a number for one task, several tasks, and a
+    It has a description and a unique name, gives a number for one task, several tasks, and a
     task without test images, the same every time, and does not change what it gets.
 
     Args:
