@@ -218,7 +218,9 @@ def draw_anchors(
         )
     basis = torch.linalg.qr(torch.randn(width, classes, generator=rng)).Q  # orthonormal columns
     rows = basis.mT - basis.mean(1)
-    return SPREAD * width**0.5 * rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    anchors: Tensor = SPREAD * width**0.5 * rows / lengths
+    return anchors
 
 
 def mean_square_difference(table: Tensor) -> Tensor:

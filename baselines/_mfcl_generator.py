@@ -179,7 +179,8 @@ def imbalance(logits: Tensor) -> Tensor:
     if classes == 1:
         return logits.new_zeros(())
     p = logits.softmax(1).mean(0)
-    return 1 + torch.special.xlogy(p, p).sum() / math.log(classes)
+    entropy: Tensor = -torch.special.xlogy(p, p).sum()
+    return 1 - entropy / math.log(classes)
 
 
 def divergence_of(batch: Moments, prior: Moments) -> Tensor:

@@ -146,7 +146,8 @@ def own_row(tree: Tree, batch: Batch) -> Tensor:
 def extended(weight: Tensor, new: int) -> Tensor:
     """Return W [T + new, T + new]; the row of a new task is that of the identity."""
     identity = torch.eye(new, dtype=weight.dtype, device=weight.device)
-    return torch.block_diag(weight, identity)
+    joined: Tensor = torch.block_diag(weight, identity)  # without types in torch
+    return joined
 
 
 def mix(pool: Tree, weight: Tensor) -> Tree:

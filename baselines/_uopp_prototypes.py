@@ -77,7 +77,8 @@ def rectify(tree: Tree, means: Tensor, present: Tensor, samples: Samples, steps:
     """
 
     def slope(time: float, p: Tensor) -> Tensor:
-        return 0.1 * 0.1 ** (time / DECAY) * _derivative(tree, p, present, samples)
+        factor: float = 0.1 * 0.1 ** (time / DECAY)
+        return factor * _derivative(tree, p, present, samples)
 
     p, h = means, END / steps
     for step in range(steps):

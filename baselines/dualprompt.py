@@ -5,6 +5,7 @@ Wang et al., ECCV 2022.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class DualPrompt(PromptedHead):
     A test image takes the expert $E_i$ of the task whose key $k_i$ is nearest to its frozen feature
     $q$.
     """
-    append_only = ("past.",)
+    append_only: ClassVar[tuple[str, ...]] = ("past.",)
     server_only = ("next.",)
     dataset_options = {"digits": {"lr": 3e-2}}
 

@@ -52,6 +52,6 @@ class EMNIST(Dataset):
 def _images(folder: Path, split: str, part: str) -> Images:
     files = (folder / f"emnist-{split}-{part}-{k}-ubyte.gz" for k in ("images-idx3", "labels-idx1"))
     pixels, labels = (np.frombuffer(gzip.decompress(f.read_bytes()), np.uint8) for f in files)
-    labels = labels[8:].astype(np.int64) - (split == "letters")  # after the header; letters from 1
-    upright = pixels[16:].reshape(len(labels), 28, 28, 1).swapaxes(1, 2)  # stored transposed
-    return Images(np.repeat(upright, 3, -1), labels)
+    classes = labels[8:].astype(np.int64) - (split == "letters")  # after the header; letters from 1
+    upright = pixels[16:].reshape(len(classes), 28, 28, 1).swapaxes(1, 2)  # stored transposed
+    return Images(np.repeat(upright, 3, -1), classes)
