@@ -59,7 +59,7 @@ class MFCL(DataFreeReplay):
 
     The server trains the generator for
 
-    $$L_G = L_{ce}(z / T, \arg\max z) + 1 - H(\bar p) / \log C
+    $$L_G = L_{ce}(z / T, \operatorname{argmax} z) + 1 - H(\bar p) / \log C
     + w_{smooth} \, \overline{(\tilde x - blur(\tilde x))^2}
     + w_{prior} \, \overline{KL(layer)}$$
     """

@@ -64,7 +64,8 @@ def _copy_results(folder: Path) -> None:
     for page in (*RESULTS.glob("*.md"), *RESULTS.glob("tables/*.md")):
         copy = folder / page.relative_to(RESULTS)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(page, copy)
+        text = page.read_text(encoding="utf-8").replace("](../docs/", "](../../")
+        copy.write_text(text, encoding="utf-8")
 
 
 def _ours(registry: Any) -> list[str]:
@@ -195,7 +196,7 @@ def _readings(name: str) -> list[list[str]]:
     rows = [
         line.strip("| \n").split(" | ")
         for line in READINGS.read_text().splitlines()
-        if ": " in line
+        if line.startswith("|") and ": " in line
     ]
     return [
         cells[:3]
