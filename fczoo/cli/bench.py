@@ -180,7 +180,7 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.reports.tables import SHORT
     from fczoo.runner.configs import ExecutionConfig, store_paths
     from fczoo.runner.resume import last_run
-    from fczoo.runner.sweep import check_sweep, run_sweep
+    from fczoo.runner.sweep import check_sweep, check_unique, run_sweep
     from fczoo.runner.trackers import LOGGERS, check_loggers
 
     option_values = {name: value for name, value in given.items() if value not in (None, ())}
@@ -211,6 +211,7 @@ def bench(config: Path | None, **given: Any) -> None:
         from fczoo.runner.progress import say
 
         check_loggers(loggers)
+        check_unique(sweep)
         for number, (folder, runs) in enumerate(sweep.items(), 1):
             if len(sweep) > 1:
                 say(f"setting {number} of {len(sweep)}: {folder}")

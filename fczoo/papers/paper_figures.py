@@ -134,14 +134,17 @@ def grid(figure: PaperFigure) -> dict[str, Cell]:
     if not figure.axes:
         return {card.folder(): card.cell() for card in figure.cards}
     return {
-        _cell_name(card, axis, value): _changed_cell(figure, card, axis, value)
+        _cell_name(figure, card, axis, value): _changed_cell(figure, card, axis, value)
         for card in figure.cards
         for axis, values in figure.axes.items()
         for value in values
     }
 
 
-def _cell_name(card: Target, axis: str, value: Any) -> str:
+def _cell_name(figure: PaperFigure, card: Target, axis: str, value: Any) -> str:
+    """Return the name of a cell; the values that all axes start from are one cell."""
+    if {**figure.settings, **figure.options}.get(axis) == value:
+        return f"{card.row.method}-centre"
     return f"{card.row.method}-{axis.partition('.')[2] or axis}-{option_word(value)}"
 
 
@@ -224,7 +227,7 @@ def _label(card: Target) -> str:
 def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Line]) -> Curves:
     curves = {}
     for card in figure.cards:
-        lines = [runs[_cell_name(card, axis, value)] for value in figure.axes[axis]]
+        lines = [runs[_cell_name(figure, card, axis, value)] for value in figure.axes[axis]]
         values = [[result.metrics[figure.metric] for result in line.results] for line in lines]
         curves[_label(card)] = np.array(values).T
     name = axis.partition(".")[2] or axis

@@ -52,13 +52,38 @@ def check_sweep(sweep: Sweep, out: Path, execution: ExecutionConfig) -> Sweep:
         out / folder: _with_precision(out / folder, configs, execution)
         for folder, configs in sweep.items()
     }
-    _check_unique(runs_by_folder)
+    check_unique(runs_by_folder)
     if execution.resume and not any((folder / ABOUT).is_file() for folder in runs_by_folder):
         raise FczooError(f"no run to resume in {out}; leave --resume out to begin one there")
     for folder in {out, *runs_by_folder}:
         _check_free(folder, runs_by_folder)
     check_executor(execution)
     return runs_by_folder
+
+
+def check_unique(sweep: Sweep) -> None:
+    """Check that no two folders get the same run: their tables could not be shown together.
+
+    Args:
+        sweep: Runs by folder.
+
+    Raises:
+        FczooError: Two folders would get the same run.
+    """
+    first_folders: dict[tuple[Settings, str, str, int], Path] = {}
+    usual: dict[str, Any] = {
+        f.name: f.default for f in fields(Settings) if f.name in WITHOUT_EFFECT
+    }
+    for folder, configs in sweep.items():
+        for config in configs:
+            settings = replace(config.settings, **usual)
+            run = settings, config.method, repr(config.options), config.seed
+            first_folder = first_folders.setdefault(run, folder)
+            if first_folder != folder:
+                raise FczooError(
+                    f"{config.method} with seed {config.seed} would run in {first_folder} and in "
+                    f"{folder}; leave one out"
+                )
 
 
 def run_sweep(
@@ -204,27 +229,6 @@ def _remaining_runs(
         else:
             remaining.append(run)
     return remaining
-
-
-def _check_unique(sweep: Sweep) -> None:
-    """Raise FczooError where two folders would get the same run.
-
-    Their tables could not be shown together.
-    """
-    first_folders: dict[tuple[Settings, str, str, int], Path] = {}
-    usual: dict[str, Any] = {
-        f.name: f.default for f in fields(Settings) if f.name in WITHOUT_EFFECT
-    }
-    for folder, configs in sweep.items():
-        for config in configs:
-            settings = replace(config.settings, **usual)
-            run = settings, config.method, repr(config.options), config.seed
-            first_folder = first_folders.setdefault(run, folder)
-            if first_folder != folder:
-                raise FczooError(
-                    f"{config.method} with seed {config.seed} would run in {first_folder} and in "
-                    f"{folder}; leave one out"
-                )
 
 
 def _check_free(folder: Path, run_folders: Iterable[Path]) -> None:

@@ -26,18 +26,41 @@ def test_every_figure_is_listed_and_its_cells_have_names_of_their_own():
 
 
 def test_a_sweep_changes_one_value_at_a_time(monkeypatch, tmp_path):
+    """The values that the four axes start from are one cell."""
     monkeypatch.chdir(tmp_path)
     output_of("reproduce", "fcilpt/fig8", "--methods", "nosuch", "--dry-run", code=1)
     cells = tomllib.loads((tmp_path / "results/fcilpt-Fig8.toml").read_text())["cells"]
     by_name = {cell["name"]: cell for cell in cells}
-    assert len(cells) == 4 + 3 + 3 + 3
-    printed, best = "fcilpt.query=embed_cls", ["fcilpt.chosen=5", "fcilpt.length=5"]
-    assert by_name["fcilpt-size-10"]["set"] == [printed, "fcilpt.size=10", *best]
-    words = [printed, "fcilpt.size=20", *best, "fcilpt.common_length=1"]
+    assert len(cells) == 3 + 2 + 2 + 2 + 1
+    printed = "fcilpt.query=embed_cls"
+    values = ["fcilpt.size=20", "fcilpt.chosen=5", "fcilpt.length=5", "fcilpt.common_length=5"]
+    assert by_name["fcilpt-centre"]["set"] == [printed, *values]
+    assert by_name["fcilpt-size-10"]["set"] == [printed, "fcilpt.size=10", *values[1:]]
+    words = [printed, *values[:3], "fcilpt.common_length=1"]
     assert by_name["fcilpt-common_length-1"]["set"] == words
-    assert {(cell["clients"], cell["partition"]) for cell in cells} == {("1", "iid")}
+    shared = [{cell[name] for cell in cells} for name in ("clients", "participation", "partition")]
+    assert shared == [{"1"}, {"1"}, {"iid"}]
     message = output_of("reproduce", "fcilpt/fig8", "--reading", "print", code=1)
     assert "--reading does not go with a figure; leave it or fcilpt/Fig8 out" in message
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, figure in paper_figures().items() if figure.draw != "inference"]
+)
+def test_runs_of_a_figure_are_valid_and_differ(name, monkeypatch, tmp_path):
+    """``bench`` accepts the settings of each cell, and no two cells are the same run."""
+    monkeypatch.chdir(tmp_path)
+    planned = []
+    monkeypatch.setattr("fczoo.runner.dry_run.dry_run", lambda runs, _: planned.append(runs) or "")
+    output_of("reproduce", name, "--dry-run")
+    assert len(planned) == len(grid(find_figure(name)))
+
+
+def test_a_dry_run_refuses_two_cells_of_one_run(tmp_path):
+    file = tmp_path / "same.toml"
+    file.write_text('[[cells]]\nname = "a"\n[[cells]]\nname = "b"\nprotocol = "quick"\n')
+    message = output_of("bench", "--config", str(file), "--methods", "fedncm", "--dry-run", code=1)
+    assert "fedncm with seed 0 would run in a and in b; leave one out" in message
 
 
 def test_pair_distance_by_hand():
