@@ -96,7 +96,7 @@ class UOPP(PIP):
     )
     squared_variance: bool = option(
         False,
-        "copies of prototypes lie up to u times the squared variance away, not the deviation; "
+        "copies of prototypes differ by up to u times the squared variance, not the deviation; "
         "released code's variance is never summed as well (code_variance)",
         quirk="anwarmaxsum/FFSCIL",
     )

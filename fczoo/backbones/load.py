@@ -316,8 +316,8 @@ def _timm_entry(name: str) -> Any:
     import timm
 
     architecture = name.partition(".")[0]
-    known = timm.models.is_model(architecture)
-    return timm.models.get_pretrained_cfg(full_name(name)) if known else None
+    has_entry = timm.models.is_model(architecture)
+    return timm.models.get_pretrained_cfg(full_name(name)) if has_entry else None
 
 
 def _licence(name: str, entry: Any) -> str:

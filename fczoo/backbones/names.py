@@ -162,8 +162,8 @@ def _name_of_hub_model(spec: str) -> str:
     if name.startswith("timm/") and not Path(spec).exists():
         return name.removeprefix("timm/").replace("timm/", "")
     for pattern, timm_name in _HUB_PATTERNS:
-        if found := re.fullmatch(pattern, name, re.IGNORECASE):
-            words = [_LETTERS.get(word.lower(), word.lower()) for word in found.groups()]
+        if hub_match := re.fullmatch(pattern, name, re.IGNORECASE):
+            words = [_LETTERS.get(word.lower(), word.lower()) for word in hub_match.groups()]
             return timm_name.format(*words)
     is_model = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.endswith(SUFFIXES)
     if name != spec or (is_model and not Path(spec).exists()):

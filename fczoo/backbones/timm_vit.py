@@ -215,8 +215,8 @@ def _mlp_kind(mlp: Any) -> tuple[bool, Activation]:
     from timm.layers.mlp import GluMlp, Mlp, SwiGLU
 
     activation = mlp.act
-    packed = type(mlp) is GluMlp and not mlp.gate_last
-    if (packed or type(mlp) is SwiGLU) and isinstance(activation, torch.nn.SiLU):
+    gate_first = type(mlp) is GluMlp and not mlp.gate_last
+    if (gate_first or type(mlp) is SwiGLU) and isinstance(activation, torch.nn.SiLU):
         return True, "gelu"
     if type(mlp) is not Mlp:
         _refuse(f"its MLP is a {type(mlp).__name__}")

@@ -323,22 +323,22 @@ def tags_of(line: Line) -> dict[str, tuple[str, ...]]:
     tuning = tuple(f"{effort or 'no'} trials" for effort in efforts)
     method = _method(line)
     family = exemplars = UNKNOWN
-    trained: tuple[str, ...] = (UNKNOWN,)
+    trained_kinds: tuple[str, ...] = (UNKNOWN,)
     if method is not None:
         training = method.training()
-        trained = words_of(training.trained_prefixes) or ("nothing",)
+        trained_kinds = words_of(training.trained_prefixes) or ("nothing",)
         exemplars = "kept" if training.exemplars else "none"
         if not line.competes:
             family = "upper bound"
         elif training.exemplars:
             family = "exemplars"
         else:
-            family = next((name for name in FAMILIES if name in trained), "statistics only")
+            family = next((name for name in FAMILIES if name in trained_kinds), "statistics only")
     return {
         "family": (family,),
         "exemplars": (exemplars,),
         "sent": upload_kinds,
-        "trained": trained,
+        "trained": trained_kinds,
         "tuning": tuning,
     }
 

@@ -249,15 +249,17 @@ def _own_evaluation(
     from fczoo.models.predict import own_accuracy
 
     accuracy, row = own_accuracy(model, own_benchmark(folder, model, backbone, device))
-    kept = model.record.metrics["A_N"]
+    run_accuracy = model.record.metrics["A_N"]
     if style == "json":
-        return encode_json({"A_N": accuracy, "A_N of the run": kept, "accuracy": row}, indent=1)
+        return encode_json(
+            {"A_N": accuracy, "A_N of the run": run_accuracy, "accuracy": row}, indent=1
+        )
     counts = model.record.test_counts
     rows = [(f"task {i + 1}", a, n) for i, (a, n) in enumerate(zip(row, counts, strict=True))]
     table = _rows(rows, ["task", "accuracy", "images"], style, ".1f")
     if style == "csv":
         return table
-    same = "as in the run" if accuracy == kept else f"in the run {kept}"
+    same = "as in the run" if accuracy == run_accuracy else f"in the run {run_accuracy}"
     return f"A_N {accuracy} ({same})\n\n{table}"
 
 

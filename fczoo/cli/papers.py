@@ -173,8 +173,8 @@ def reproduce(
 
 def _refuse_options(name: str, kind: str, options: Mapping[str, object]) -> None:
     """Raise FczooError if an option is given that does not fit what a command reproduces."""
-    if given := [option for option, value in options.items() if value]:
-        raise FczooError(f"{given[0]} does not go with {kind}; leave it or {name} out")
+    if chosen_options := [option for option, value in options.items() if value]:
+        raise FczooError(f"{chosen_options[0]} does not go with {kind}; leave it or {name} out")
 
 
 def _reproduce_table(
@@ -227,14 +227,14 @@ def _reproduce_figure(figure: "PaperFigure", extra: tuple[str, ...], dry_run: bo
         bars = inference_costs(figure, inference_operations)
         for label, flops in zip(bars.labels, bars.parts["forward"], strict=True):
             click.echo(f"{label}: {flops:.2f} {bars.x}")
-        drawn: Sequence[Figure] = [bars]
+        figures: Sequence[Figure] = [bars]
     else:
         out = _run_file(out, grid_file(figure), len(grid(figure)), extra, dry_run)
         draw = _invert_uploads if figure.draw == "inversion" else pictures
-        drawn = [] if dry_run else draw(figure, out)
+        figures = [] if dry_run else draw(figure, out)
     if not dry_run:
         out.mkdir(parents=True, exist_ok=True)
-        click.echo("\n".join(str(path) for path in save_figures(drawn, out)))
+        click.echo("\n".join(str(path) for path in save_figures(figures, out)))
 
 
 def _invert_uploads(figure: "PaperFigure", out: Path) -> "list[Figure]":

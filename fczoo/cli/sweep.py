@@ -170,12 +170,12 @@ def add_stored_keep(out: Path, options: Request) -> Request:
         out: The run folder.
         options: Options by name, which take precedence.
     """
-    stored = next((read_about(p.parent).keep for p in sorted(out.glob(f"**/{ABOUT}"))), {})
-    if not stored:
+    keep_settings = next((read_about(p.parent).keep for p in sorted(out.glob(f"**/{ABOUT}"))), {})
+    if not keep_settings:
         return options
     has_choice = options.keys() & {"keep_model", "no_keep_model"}
-    keep = {} if has_choice else {"keep_model": stored["model"]}
-    return {"keep_server_state": stored["server_state"], **keep, **options}
+    keep = {} if has_choice else {"keep_model": keep_settings["model"]}
+    return {"keep_server_state": keep_settings["server_state"], **keep, **options}
 
 
 def _on_other_machines(request: Request) -> bool:

@@ -93,9 +93,9 @@ def client_accuracies(
         K accuracies in percent; None for a client without images of a tested class.
     """
     accuracy = np.asarray(class_accuracy, float)[labels]
-    tested = ~np.isnan(accuracy)
-    counts = np.bincount(owners[tested], minlength=clients)
-    sums = np.bincount(owners[tested], accuracy[tested], minlength=clients)
+    has_accuracy = ~np.isnan(accuracy)
+    counts = np.bincount(owners[has_accuracy], minlength=clients)
+    sums = np.bincount(owners[has_accuracy], accuracy[has_accuracy], minlength=clients)
     return [
         min(float(value / count), 100.0) if count else None
         for value, count in zip(sums, counts, strict=True)

@@ -130,7 +130,7 @@ def restore_nan(content: Mapping[str, Any], names: Collection[str]) -> dict[str,
 
 
 NUMBERS = re.compile(r"\[\n([-+.\deEnul,\s]*)\]")
-"""List of numbers or null in indented JSON; in a text a line break is escaped."""
+"""List of numbers or null in indented JSON. Line breaks inside strings are escaped."""
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -236,15 +236,15 @@ def pack_symmetric(tree: Tree, uploads: Uploads) -> Tree:
         tree: Sums of a client.
         uploads: Groups that the method declares.
     """
-    packed = dict(tree)
+    tensors = dict(tree)
     for name in _symmetric_names(tree, uploads):
         if rank := _rank(name, uploads):
             values, vectors = torch.linalg.eigh(tree[name])  # ascending
-            packed[name] = (vectors * values.clamp(min=0).sqrt()).mT[-rank:].contiguous()
+            tensors[name] = (vectors * values.clamp(min=0).sqrt()).mT[-rank:].contiguous()
             continue
         i, j = torch.tril_indices(*tree[name].shape, device=tree[name].device)
-        packed[name] = tree[name][i, j]
-    return packed
+        tensors[name] = tree[name][i, j]
+    return tensors
 
 
 def unpack_factors(upload: Payload, uploads: Uploads, form: Payload) -> Payload:
@@ -257,8 +257,8 @@ def unpack_factors(upload: Payload, uploads: Uploads, form: Payload) -> Payload:
     """
     triangles = dict(upload)
     for name in _symmetric_names(upload, uploads):
-        factor, expected = upload[name], form.get(name)
-        if _rank(name, uploads) and expected is not None and factor.shape == expected.shape:
+        factor, template = upload[name], form.get(name)
+        if _rank(name, uploads) and template is not None and factor.shape == template.shape:
             i, j = torch.tril_indices(factor.shape[1], factor.shape[1], device=factor.device)
             triangles[name] = (factor.mT @ factor)[i, j]
     return upload.holding(triangles)
@@ -283,13 +283,13 @@ def unpack_symmetric(tree: Tree, uploads: Uploads) -> Tree:
 
 
 def _rank(name: str, uploads: Uploads) -> int:
-    declared = group_of(name, uploads)
-    return declared[1].rank if declared else 0
+    group = group_of(name, uploads)
+    return group[1].rank if group else 0
 
 
 def _symmetric_names(tree: Mapping[str, Tensor], uploads: Uploads) -> list[str]:
     declarations = {name: group_of(name, uploads) for name in tree}
-    return [name for name, declared in declarations.items() if declared and declared[1].symmetric]
+    return [name for name, group in declarations.items() if group and group[1].symmetric]
 
 
 def content_of(name: str, trained: Sequence[str], uploads: Uploads) -> Content | None:

@@ -306,8 +306,8 @@ class DatasetRegistry(Registry[Any]):
         return name in self.names() or self._select(name) is not None
 
     def find(self, word: str) -> str | None:
-        selected = self._select(word)
-        return selected.name if selected else super().find(word)
+        entry = self._select(word)
+        return entry.name if entry else super().find(word)
 
     def canonical(self, spec: str) -> str:
         return self.find(spec) or spec

@@ -125,7 +125,7 @@ def get_augment(spec: str) -> Augment:
     """
     augment = AUGMENTATIONS.create(spec)
     if not isinstance(augment, Augment):
-        problem = f"augmentation {spec} is no subclass of fczoo.data.views.Augment"
+        problem = f"augmentation {spec} is not a subclass of fczoo.data.views.Augment"
         raise FczooError(f"{problem}; derive it and write @dataclass(frozen=True) above")
     return augment
 

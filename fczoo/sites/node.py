@@ -253,7 +253,7 @@ def _take_part(
     if outcome.get("status") != RUN_COMPLETED:
         raise FczooError(f"the run has failed at the server: {reason}")
     if reason:
-        raise FczooError(f"the run is completed, but there is no model to fetch: {reason}")
+        raise FczooError(f"the run is complete, but the server has no model to fetch: {reason}")
     store_weights_path(agreement.settings.backbone, site.world.backbone.sha256)
     return _fetch_model(link, folder / MODEL)
 

@@ -164,7 +164,7 @@ class SiteListener(ThreadingTCPServer):
 
         Args:
             status: ``completed`` or ``failed``.
-            reason: Reason of a failure, or why there is no model.
+            reason: Reason of a failure, or of a missing model.
             model: Folder of the final model.
         """
         with self._changed:

@@ -185,7 +185,7 @@ def test_tokens_stand_in_front_and_pool_to_their_mean(backbone, images, noise):
 
 
 def test_tokens_of_a_block_stay(backbone, images, noise):
-    """Those of block 0 are prompts in front; later ones are there from their block on."""
+    """Tokens of block 0 equal prompts in front; tokens of a later block stay from that block on."""
     prompts = noise(3, 32)
     for plug, same in (("tokens.0", "tokens"), ("tokens.5", "deep.5")):
         torch.testing.assert_close(

@@ -39,7 +39,7 @@ def test_fp16_by_hand():
 
 
 def test_topk_by_hand():
-    """Of ten entries three; of the equal ones, -2, the first is taken."""
+    """Keep three of ten entries; of the equal ones, -2, keep the first."""
     value = torch.tensor([1.0, -2, 0, 5, -2, 0, 0, 3, 0, -2])
     code = make_compression("topk:0.3").encode(value)
     assert code["positions"].tolist() == [1, 3, 7] and code["values"].tolist() == [-2, 5, 3]

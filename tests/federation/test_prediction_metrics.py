@@ -29,7 +29,7 @@ def random_logits(seed: int, images: int = 40, classes: int = 7) -> tuple[torch.
 
 
 def test_answers_within_a_task_by_hand() -> None:
-    """Choose among the classes of each image's task; without any of them there is no answer."""
+    """Choose among the classes of each image's task; without any of them an image has no answer."""
     logits = torch.tensor(
         [
             [9.0, 0.0, 1.0, 2.0],

@@ -120,7 +120,7 @@ def test_covariances_are_factorised_by_hand():
     """Compare factors with values worked out by hand.
 
     [[4, 2], [2, 5]] = A A^T with A = [[2, 0], [1, 2]]. [[1, 2], [2, 1]] has the eigenvalues 3 and
-    -1, of which 3 remains, with the direction (1, 1): all entries of A A^T are 1.5.
+    -1. Only 3 remains, with the direction (1, 1): all entries of A A^T are 1.5.
     """
     cov = torch.tensor([[[4.0, 2.0], [2.0, 5.0]], [[1.0, 2.0], [2.0, 1.0]]], dtype=torch.float64)
     roots = factorise({"gauss.mean": torch.zeros(2, 2).double(), "gauss.cov": cov})["gauss.root"]

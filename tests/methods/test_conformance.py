@@ -15,7 +15,7 @@ from helpers_methods import quick_method
 
 @pytest.fixture(scope="module", params=METHODS.names())
 def subject(request: pytest.FixtureRequest) -> MethodUnderTest:
-    """Return a method with its runs, each of which is made once."""
+    """Return a method with its runs; make each run once."""
     return MethodUnderTest(quick_method(request.param))
 
 

@@ -241,7 +241,7 @@ def test_clients_with_old_images_alone_do_not_move_the_start_of_new_rows(make_be
 def test_fcilpt_takes_one_task_specific_prompt_and_the_nearest_task_similar_ones(
     backbone, images_batch, noise
 ):
-    """Of 2 task-specific and 3 task-similar prompts an image takes 1 and 2.
+    """Choose 1 of 2 task-specific and 2 of 3 task-similar prompts for an image.
 
     Cosines with the query are 0.9 and 0.8 for the former, 0.1, 0.3 and 0.2 for the latter. An
     undivided pool takes the two task-specific prompts.

@@ -86,7 +86,7 @@ class ClientImages:
 
 @pytest.mark.parametrize("sampling", ["leverage", "uniform"])
 def test_clients_together_draw_the_same_number_of_each_class(sampling: str) -> None:
-    """Of 40 images of class 2 and 8 of class 3, five each are kept by both clients together.
+    """Keep five images of each class over both clients, of 40 of class 2 and 8 of class 3.
 
     The server's last place is the one that counts: a client first keeps up to five of each class.
     """

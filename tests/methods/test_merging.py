@@ -69,9 +69,9 @@ def test_fisher_weights_by_hand():
 def test_fisher_information_of_all_classes_by_hand():
     """Compare the Fisher information of a head with values worked out by hand.
 
-    The logits of two classes are 0 and log 3, so p = 1/4 and 3/4. Of all classes it is
-    p_j (1 - p_j) = 3/16 in either bias; of label 1 alone p_1 (1 - p_1)^2 = 3/64 in its bias and
-    p_1 p_0^2 = 3/64 in the other. Weights have it times the feature's square, here 4.
+    The logits of two classes are 0 and log 3, so p = 1/4 and 3/4. For all classes it is
+    p_j (1 - p_j) = 3/16 in either bias. For label 1 only it is p_1 (1 - p_1)^2 = 3/64 in its bias
+    and p_1 p_0^2 = 3/64 in the other. Weights have it times the feature's square, here 4.
     """
     head = {
         "head.weight": torch.tensor([[0.0], [0.5 * math.log(3)]]).double(),

@@ -177,7 +177,7 @@ def test_noise_of_clients_is_standard_normal() -> None:
 
 
 def test_one_generator_for_the_run_and_moments_of_activations() -> None:
-    """The generator goes on from task to task; with a survey clients send moments of two blocks."""
+    """One generator serves all tasks; with a survey clients send moments of two blocks."""
     record = record_run(toy_bench(rounds=1, epochs=1), small_method("mfcl"))
     generators = [strip_prefix(call.state, "generator.") for call in record.rounds]
     assert not generators[0]

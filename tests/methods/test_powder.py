@@ -162,8 +162,8 @@ def test_tasks_begin_with_the_same_prompts() -> None:
 def test_correlations_by_hand() -> None:
     """Task means are (0.5, 0.5) and (0, 0): W has 1 on its diagonal, and no weight of the second.
 
-    Class 0 of both tasks and class 1 of the second have cosines of 1: of class 0, two count; of
-    class 1, three, of which the one of its own task does not.
+    Class 0 of both tasks and class 1 of the second have cosines of 1. Class 0 counts two of them.
+    Class 1 has three, and the one with its own task does not count.
     """
     state = correlate(tasks_of_two_clients(), 2)
     assert state["weight"].tolist() == [[1.0, 0.0], [0.0, 0.0]]
@@ -180,7 +180,7 @@ def test_identical_profiles_have_equal_weights() -> None:
 
 
 def test_server_moves_prompts_and_averages_rows_over_holders() -> None:
-    """Class 0 is of both clients, class 1 of client 0 only, class 2 of nobody."""
+    """Both clients have class 0, client 0 has class 1, and no client has class 2."""
     method, state = create_method("powder", blocks=(4,), components=1), tasks_of_two_clients()
     state |= {"head.weight": torch.full((3, 2), 9.0), "head.bias": torch.full((3,), 9.0)}
     own = torch.tensor([[1.0], [2.0]]).view(2, 1, 1, 1)

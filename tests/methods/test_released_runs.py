@@ -18,7 +18,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 def test_l2p_adds_position_rows_in_order_after_the_prompts_have_entered(
     backbone, tasks, images_batch
 ):
-    """Rows r1..rn of n prompts and p0, p1.. of class token and patches lie in one list.
+    """One table has rows r1..rn of n prompts and p0, p1.. of class token and patches.
 
     The class token comes first and takes r1, the prompts take r2..rn and p0, patches their own.
     """

@@ -32,8 +32,8 @@ ONE_BLOCK = {"general_blocks": (0,), "expert_blocks": (0,)}
 def test_base_step() -> None:
     """Compare cross-entropy, gradients and their norm of real images and prototypes.
 
-    The recorded copies lie u V away. The table of spreads is chosen such that this method's own u
-    gives the same.
+    The recorded copies are u V away from the prototype. The table of spreads is chosen such that
+    this method's own u gives the same.
     """
     g, method = golden("uopp_base_step"), create_method("uopp", **ONE_BLOCK)
     leaves = {k: g[f"in.{k}"].clone().requires_grad_() for k in ("head.weight", "head.bias", "key")}

@@ -77,7 +77,7 @@ def test_verdicts_over_two_splits(tmp_path):
 
 
 def test_verdict_without_a_competitor(tmp_path):
-    """Of the 3 points that may be lost 8, 9 and 10 halves are."""
+    """Subtract half of the 8, 9 and 10 points that are lost from the 3 that may be lost."""
     for name, clients, by_seed in (
         ("a", 10, {0: 80.0, 1: 80.0, 2: 80.0}),
         ("b", 40, {0: 72.0, 1: 71.0, 2: 70.0}),

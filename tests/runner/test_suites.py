@@ -1,4 +1,4 @@
-"""Suites: what is run again, what the archive holds, and the page that comes from it alone."""
+"""Suites: runs to repeat, rows of the archive, and the page that its rows rebuild."""
 
 from pathlib import Path
 

@@ -193,7 +193,9 @@ def test_sites_learn_that_the_server_kept_no_model(federation, data, monkeypatch
     monkeypatch.setattr(node, "open_server", lambda *_: WithoutModel())
     with sites_in_threads(federation, data, *NAMES) as outcomes:
         node.start(federation / "server", data / "test", 60.0)
-    message = "the run is completed, but there is no model to fetch: the server has kept no model"
+    message = (
+        "the run is complete, but the server has no model to fetch: the server has kept no model"
+    )
     assert all(str(error).startswith(message) for error in outcomes.values()), outcomes
 
 

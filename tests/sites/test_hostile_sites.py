@@ -267,7 +267,7 @@ def test_refusals_are_one_short_line():
 
 
 def test_a_message_has_a_header_of_limited_size():
-    """What becomes Python objects is limited, whatever an answer may have in tensors."""
+    """Limit the part of an answer that becomes Python objects, however many tensors it has."""
     answer = serialize(REFUSAL_FORM, Refusal("x" * (LARGEST_HEADER + 1)))
     reason = rf"its header has \d+ bytes, at most {LARGEST_HEADER} are read"
     for read in (refusal_reason, is_call, lambda content: deserialize(UPLOAD, content, About)):

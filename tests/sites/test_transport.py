@@ -345,7 +345,7 @@ def test_a_site_with_an_expired_certificate_is_refused(
 def test_a_large_answer_that_comes_too_late_does_not_stop_a_site(
     federation, listener, tmp_path, monkeypatch
 ):
-    """The server closes the connection unread; the site goes on with what is asked next."""
+    """The server closes the connection unread; the site answers the next question."""
     folder, port = federation
     thread, answers = question_in_background(listener, (0,), limit=10**8)
 

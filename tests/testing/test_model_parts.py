@@ -135,7 +135,7 @@ def test_a_broken_augmentation_is_one_line(monkeypatch, change: Callable, error:
 def test_another_class_is_no_augmentation(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(AUGMENTATIONS._entries, "odd", lambda images: images)
     error = bench_error("--augment", "odd", out=tmp_path / "run")
-    assert "augmentation odd is no subclass of fczoo.data.views.Augment; derive it" in error
+    assert "augmentation odd is not a subclass of fczoo.data.views.Augment; derive it" in error
 
 
 @pytest.fixture
