@@ -181,6 +181,13 @@ def _new_picture(figsize: tuple[float, float]) -> Any:
     return picture, picture.subplots()
 
 
+def _start_at_zero(axes: Any) -> None:
+    """Let the y axis start at 0, with the usual margin above the highest mark."""
+    axes.update_datalim([(axes.dataLim.x0, 0.0)])
+    axes.autoscale_view()
+    axes.set_ylim(bottom=0)
+
+
 @singledispatch
 def _draw(figure: Figure, order: Mapping[str, int]) -> Any:
     raise TypeError(f"cannot draw a {type(figure).__name__}: it is not a known kind of figure")
@@ -203,7 +210,7 @@ def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
     whole = all((figure.x_of(label) % 1 == 0).all() for label in figure.curves)
     axes.xaxis.get_major_locator().set_params(integer=whole)
     if figure.marks and not figure.log:
-        axes.set_ylim(bottom=0)
+        _start_at_zero(axes)
     return _with_legend(picture, axes)
 
 
@@ -217,7 +224,7 @@ def _points(figure: Points, order: Mapping[str, int]) -> Any:
     for label, values, colour, turn in _with_colours(figure.points, order):
         axes.scatter(*values.T, label=label, color=colour, marker=MARKERS[turn], s=18, zorder=3)
     axes.set(xlabel=figure.x, ylabel=figure.y)
-    axes.set_ylim(bottom=0)
+    _start_at_zero(axes)
     if figure.log:
         _logarithmic(axes)
     return _with_legend(picture, axes)

@@ -18,6 +18,7 @@ from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
 from fczoo.reports.drawing import draw
+from fczoo.reports.figure import Curves
 from fczoo.reports.figures import accuracy_curves, colour_order
 from fczoo.reports.formats import legend, report, to_latex, to_markdown, to_text
 from fczoo.reports.runs import read_experiments
@@ -372,3 +373,12 @@ def test_a_figure_of_its_own_takes_the_colours_in_order(make_run, tmp_path):
     (experiment,) = load_results(make_run(tmp_path / "run", THREE)).experiments
     figure = draw(accuracy_curves(experiment))
     assert [line.get_color() for line in figure.axes[0].lines] == ["#0072b2", "#d55e00", "#00875f"]
+
+
+def test_a_flat_curve_has_a_margin_above_it():
+    """The y axis starts at 0; its margin is 5 % of the distance from 0 to the highest point, 16."""
+    pytest.importorskip("matplotlib")
+    figure = Curves(
+        name="a", caption="", x="x", y="y", curves={"m": np.array([[15.0, 15.0, 16.0]])}
+    )
+    assert draw(figure).axes[0].get_ylim() == pytest.approx((0, 16.8))
