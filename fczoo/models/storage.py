@@ -222,7 +222,10 @@ def _method(place: Path, record: ModelRecord) -> Method:
             f"the model in {place} is of method {record.method!r}, which is not installed; install "
             "the package that defines it"
         )
-    method: Method = build(METHODS.get(record.method), record.method, record.options)
+    try:
+        method: Method = build(METHODS.get(record.method), record.method, record.options)
+    except FczooError as error:
+        raise FczooError(f"{place / RECORD}: {error}") from error
     return method
 
 

@@ -182,7 +182,9 @@ def _new_picture(figsize: tuple[float, float]) -> Any:
 
 
 def _start_at_zero(axes: Any) -> None:
-    """Let the y axis start at 0, with the usual margin above the highest mark."""
+    """Let the y axis of values that are not negative start at 0, with a margin above them."""
+    if axes.dataLim.y0 < 0:
+        return
     axes.update_datalim([(axes.dataLim.x0, 0.0)])
     axes.autoscale_view()
     axes.set_ylim(bottom=0)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -242,6 +243,11 @@ def test_another_backbone_is_refused(run, folder):
 def test_a_method_that_is_not_installed_is_refused(folder):
     change(folder, method="wonder")
     assert "'wonder', which is not installed" in refusal(folder)
+
+
+def test_an_unknown_option_is_named_with_its_file(folder):
+    change(folder, options={"nosuch": 1})
+    assert re.search(r"model/model\.json: hgp has no option 'nosuch'", refusal(folder))
 
 
 def test_a_backbone_from_a_file_is_found_again_by_its_hash(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
 from fczoo.reports.drawing import draw
-from fczoo.reports.figure import Curves
+from fczoo.reports.figure import Curves, Points
 from fczoo.reports.figures import accuracy_curves, colour_order
 from fczoo.reports.formats import legend, report, to_latex, to_markdown, to_text
 from fczoo.reports.runs import read_experiments
@@ -382,3 +382,13 @@ def test_a_flat_curve_has_a_margin_above_it():
         name="a", caption="", x="x", y="y", curves={"m": np.array([[15.0, 15.0, 16.0]])}
     )
     assert draw(figure).axes[0].get_ylim() == pytest.approx((0, 16.8))
+
+
+def test_negative_values_are_not_cut_off():
+    """A map of features has points on both sides of 0, and so has forgetting."""
+    pytest.importorskip("matplotlib")
+    values = np.array([[0.0, -10.0], [1.0, 10.0]])
+    points = Points(name="a", caption="", x="x", y="y", points={"m": values})
+    curves = Curves(name="a", caption="", x="x", y="y", curves={"m": values[:, 1:].T})
+    for figure in (points, curves):
+        assert draw(figure).axes[0].get_ylim() == pytest.approx((-11, 11))
