@@ -51,7 +51,7 @@ def feature_maps(
                 break
     if not figures:
         raise FczooError(
-            "--tsne needs the kept model of a run, and no folder has one; run `fczoo bench` "
+            "t-SNE needs the kept model of a run, and no folder has one; run `fczoo bench` "
             "without --no-keep-model"
         )
     return figures
@@ -63,9 +63,9 @@ def _figure(
     names = [*model.classes] if colour_by == "class" else _tasks_of_classes(model)
     count = len(set(names))
     if count > MOST_LABELS:
-        advice = "take --tsne task" if colour_by == "class" else "leave out --tsne"
+        advice = "take --tsne task" if colour_by == "class" else "leave it out"
         raise FczooError(
-            f"--tsne {colour_by} has {count} labels, more than the {MOST_LABELS} that a figure "
+            f"t-SNE by {colour_by} has {count} labels, more than the {MOST_LABELS} that a figure "
             f"shows; {advice}"
         )
     index = _some_of_each_class(np.asarray(bench.stream.test.labels), len(names))

@@ -17,6 +17,7 @@ from fczoo.cli.models import cite, evaluate, export, predict
 from fczoo.cli.new import new
 from fczoo.cli.options import CONTEXT, ExampleGroup
 from fczoo.cli.papers import claims, compare, papers, reproduce
+from fczoo.cli.plot import plot
 from fczoo.cli.pointers import command_pointer, option_pointer
 from fczoo.cli.report import leaderboard, report, submit
 from fczoo.cli.site import site
@@ -112,6 +113,7 @@ for command in (
     bench,
     tune,
     report,
+    plot,
     leaderboard,
     submit,
     partition,

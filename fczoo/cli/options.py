@@ -16,7 +16,7 @@ from fczoo.protocols.registry import REGISTRY_OF_SETTING
 from fczoo.reports.text_format import option_word
 
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
-    "Start here": ("doctor", "bench", "report", "list", "show"),
+    "Start here": ("doctor", "bench", "report", "plot", "list", "show"),
     "Use a model": ("predict", "evaluate", "export", "cite"),
     "Data and splits": ("data", "partition"),
     "Papers": ("papers", "reproduce", "compare", "claims"),
@@ -43,6 +43,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "tune": (
         ("fczoo tune --methods hgp --dataset cifar100 --out tuned", "search the options of HGP"),
+    ),
+    "plot": (
+        ("fczoo plot results/run-1 --kind curves --out curves.pdf", "accuracy after each task"),
+        (
+            "fczoo plot results/run-1 --kind tsne --method hgp --out features.svg",
+            "features of test images under the kept model",
+        ),
     ),
     "report": (
         ("fczoo report results/run-1", "the tables of a run folder"),

@@ -224,7 +224,8 @@ def _points(figure: Points, order: Mapping[str, int]) -> Any:
     front_points = np.array([figure.points[label].mean(0) for label in figure.front]).reshape(-1, 2)
     axes.plot(*front_points.T, color="grey", linewidth=0.8)
     for label, values, colour, turn in _with_colours(figure.points, order):
-        axes.scatter(*values.T, label=label, color=colour, marker=MARKERS[turn], s=18, zorder=3)
+        if len(values):
+            axes.scatter(*values.T, label=label, color=colour, marker=MARKERS[turn], s=18, zorder=3)
     axes.set(xlabel=figure.x, ylabel=figure.y)
     _start_at_zero(axes)
     if figure.log:

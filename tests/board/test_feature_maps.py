@@ -68,6 +68,6 @@ def test_what_is_refused(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     page = str(tmp_path / "page.html")
     assert "--tsne needs --html FILE; add it" in refuse("--tsne", "class")
     monkeypatch.setattr(feature_maps, "MOST_LABELS", 9)
-    assert "--tsne class has 10 labels" in refuse("--html", page, "--tsne", "class")
+    assert "t-SNE by class has 10 labels" in refuse("--html", page, "--tsne", "class")
     monkeypatch.setattr(feature_maps, "RECORD", "none.json")
-    assert "--tsne needs the kept model of a run" in refuse("--html", page, "--tsne", "task")
+    assert "t-SNE needs the kept model of a run" in refuse("--html", page, "--tsne", "task")

@@ -1,0 +1,214 @@
+"""Single figures of runs for a paper: narrow, small print, one colour per method."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fczoo.board.feature_maps import MOST_LABELS, OpenBenchmark, feature_maps
+from fczoo.core.errors import FczooError
+from fczoo.core.names import fold
+from fczoo.core.registry import METHODS
+from fczoo.reports.detail_figures import class_confusion_map, client_map, confusion_map
+from fczoo.reports.drawing import (
+    COLOURS,
+    MARKERS,
+    draw,
+    import_matplotlib,
+    picture_class,
+)
+from fczoo.reports.figure import Curves, Figure, Heat, Points
+from fczoo.reports.figures import accuracy_against_bytes, accuracy_curves, accuracy_matrix
+from fczoo.reports.learning_curves import accuracy_over_bytes, accuracy_over_rounds
+from fczoo.reports.paper_tables import display_label
+from fczoo.reports.runs import Experiment, Line
+
+Kind = Literal["curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients", "tsne"]
+"""``curves``: accuracy after each task. ``rounds``, ``bytes``: over rounds, over bytes sent.
+``cost``: final accuracy against all bytes. ``heatmap``: accuracy on each task after each task of
+one method. ``confusion``: tasks or classes that one method confuses. ``clients``: accuracy for
+each client. ``tsne``: features of test images under the kept model of one method.
+"""
+OF_EXPERIMENT: Mapping[Kind, Callable[[Experiment], Figure | None]] = {
+    "curves": accuracy_curves,
+    "rounds": accuracy_over_rounds,
+    "bytes": accuracy_over_bytes,
+    "cost": accuracy_against_bytes,
+    "clients": client_map,
+}
+SUFFIXES = (".pdf", ".svg", ".png")
+WIDTH = 3.3  # inches: a column of a paper in two columns
+FONT_SIZE = 8.0  # points
+POINTS = 72.0  # per inch
+LETTER, LINE, MARK = 0.6, 1.4, 3.6  # width of a letter, height of a line, width of a legend's mark
+SHAPE = 0.62  # height of curves and points by their width, without the legend
+LOOKS = len(COLOURS) * len(MARKERS)  # colours with marks that differ
+
+
+def make_plot(
+    experiment: Experiment,
+    kind: Kind,
+    method: str | None = None,
+    open_benchmark: OpenBenchmark | None = None,
+) -> Figure:
+    """Return a figure of an experiment, with methods named as their papers write them.
+
+    Args:
+        experiment: Runs that share one table.
+        kind: Kind of figure.
+        method: Method, or label of its row, of a figure that shows one.
+        open_benchmark: Function that opens the benchmark of a kept model; ``tsne`` needs it.
+
+    Raises:
+        FczooError: The figure shows one method and there are several, the method has no run, or
+            the runs have not recorded what the figure shows.
+    """
+    if kind in OF_EXPERIMENT:
+        figure = OF_EXPERIMENT[kind](experiment)
+        if figure is None or _is_empty(figure):
+            raise FczooError(f"no run has recorded what --kind {kind} shows, or it is too large")
+        if isinstance(figure, Curves):
+            figure = replace(figure, y="accuracy, %")  # the caption says of what
+        return _rename(figure, {line.label: display_label(line) for line in experiment.lines})
+    line = _choose_line(experiment, kind, method)
+    if kind == "heatmap":
+        return accuracy_matrix(line)
+    if kind == "tsne":
+        if open_benchmark is None:
+            raise TypeError("tsne needs open_benchmark")
+        only = replace(experiment, lines=(line,))
+        many = sum(line.results[0].task_sizes) > MOST_LABELS
+        return feature_maps(only, "task" if many else "class", open_benchmark)[0]
+    figure = class_confusion_map(line) or confusion_map(line)
+    if figure is None:
+        raise FczooError(f"the runs of {line.label} have not recorded their confusion")
+    return figure
+
+
+def _choose_line(experiment: Experiment, kind: Kind, method: str | None) -> Line:
+    """Return the row that a figure of one method shows."""
+    lines = experiment.lines
+    if method is not None:
+        lines = tuple(
+            x for x in lines if fold(method) in (fold(x.label), fold(x.results[0].method))
+        )
+    if len(lines) == 1:
+        return lines[0]
+    labels = ", ".join(line.label for line in lines or experiment.lines)
+    if method is not None and not lines:
+        raise FczooError(f"no row has method {method!r}; take --method from: {labels}")
+    raise FczooError(f"--kind {kind} shows one row; take --method from: {labels}")
+
+
+def _is_empty(figure: Figure) -> bool:
+    contents = {Curves: "curves", Points: "points", Heat: "rows"}
+    return not getattr(figure, contents[type(figure)])
+
+
+def _rename(figure: Figure, names: Mapping[str, str]) -> Figure:
+    """Return a figure with other labels; labels without a name stay."""
+
+    def renamed(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {names.get(label, label): value for label, value in values.items()}
+
+    if isinstance(figure, Curves):
+        curves, positions = renamed(figure.curves), renamed(figure.positions)
+        return replace(figure, curves=curves, positions=positions)
+    if isinstance(figure, Points):
+        front = [names.get(label, label) for label in figure.front]
+        return replace(figure, points=renamed(figure.points), front=front)
+    if isinstance(figure, Heat):
+        return replace(figure, rows=[names.get(label, label) for label in figure.rows])
+    return figure
+
+
+def colour_numbers(experiment: Experiment) -> dict[str, int]:
+    """Return the number of each row's colour: that of its method in every figure.
+
+    Several rows of one method cannot share its colour, nor can two methods whose colours, marks
+    and strokes are the same. Then the result is empty, and rows are numbered in their order.
+
+    Args:
+        experiment: Runs that share one table.
+    """
+    known = {name: number for number, name in enumerate(sorted(METHODS.names(), key=_is_baseline))}
+    numbers = [known.get(line.results[0].method) for line in experiment.lines]
+    places = [number % LOOKS for number in numbers if number is not None]
+    if len(set(places)) < len(numbers):
+        return {}
+    return {
+        display_label(line): place for line, place in zip(experiment.lines, places, strict=True)
+    }
+
+
+def _is_baseline(name: str) -> bool:
+    return not METHODS.get(name).__module__.startswith("fczoo.methods.")
+
+
+def check_plot_file(path: Path) -> None:
+    """Check that a figure can be written to a file.
+
+    Args:
+        path: File of the figure.
+
+    Raises:
+        FczooError: The suffix is not one of ``SUFFIXES``, its folder does not exist, or matplotlib
+            is not installed.
+    """
+    if path.suffix not in SUFFIXES:
+        raise FczooError(f"--out {path} must end with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    if not path.absolute().parent.is_dir():
+        raise FczooError(f"--out {path}: no folder {path.parent}; create it first")
+    picture_class()
+
+
+def write_plot(
+    figure: Figure, path: Path, width: float = WIDTH, colours: Mapping[str, int] | None = None
+) -> None:
+    """Write a figure without a title, with letters of 8 points and texts that stay text.
+
+    Args:
+        figure: Figure to draw.
+        path: File that ends with ``.pdf``, ``.svg`` or ``.png``.
+        width: Width of the figure in inches.
+        colours: Row label -> number of its colour; None: rows are numbered in their order.
+    """
+    picture = draw(figure, colours)
+    _fit(picture, width)
+    dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    fonts = {"svg.fonttype": "none", "svg.hashsalt": "fczoo", "pdf.fonttype": 42}
+    with import_matplotlib().rc_context(fonts):
+        picture.savefig(path, dpi=300, metadata=dates.get(path.suffix))
+
+
+def _fit(picture: Any, width: float) -> None:
+    """Scale a drawn figure to a width, with letters of one size; numbers in cells fit these."""
+    old_width, height = picture.get_size_inches()
+    (axes,) = picture.axes
+    has_cells = bool(axes.texts)
+    picture.set_size_inches(width, height * width / old_width if has_cells else width * SHAPE)
+    axes.tick_params(labelsize=FONT_SIZE)
+    for text in (axes.xaxis.label, axes.yaxis.label):
+        text.set_fontsize(FONT_SIZE)
+    cell = POINTS * (width - 1) / max(1.0, abs(np.subtract(*axes.get_xlim())))
+    for text in axes.texts:
+        text.set_fontsize(min(FONT_SIZE, cell / (LETTER * len(text.get_text()))))
+    for legend in picture.legends:
+        handles, labels = axes.get_legend_handles_labels()
+        legend.remove()
+        entry = FONT_SIZE * (LETTER * max(map(len, labels)) + MARK) / POINTS
+        columns = max(1, min(len(labels), int(width / entry)))
+        rows = -(-len(labels) // columns)
+        picture.set_figheight(picture.get_figheight() + LINE * FONT_SIZE / POINTS * rows)
+        picture.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=FONT_SIZE,
+            columnspacing=1.0,
+            handlelength=1.8,
+        )

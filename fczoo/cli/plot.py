@@ -1,0 +1,68 @@
+"""``fczoo plot``: one figure of runs for a paper."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fczoo.cli.options import GroupedCommand, Name
+from fczoo.core.errors import FczooError
+
+if TYPE_CHECKING:
+    from fczoo.board.plots import Kind
+
+KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients", "tsne")
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--kind",
+    type=Name(KINDS),
+    required=True,
+    help=(
+        "Accuracy after each task (curves), over rounds or over bytes sent, or at the end against "
+        "all bytes (cost); on each task after each task (heatmap) or for each client (clients); "
+        "what is taken for what (confusion); features of test images (tsne)."
+    ),
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="File of the figure; it ends with .pdf, .svg or .png.",
+)
+@click.option(
+    "--method",
+    metavar="NAME",
+    help="Method, or row, of a heatmap, confusion or tsne.  [default: the only one]",
+)
+@click.option(
+    "--width",
+    type=click.FloatRange(1.5, 20),
+    default=3.3,
+    show_default=True,
+    metavar="INCHES",
+    help="Width of the figure; 3.3 is a column of a paper in two columns.",
+)
+def plot(
+    folders: tuple[Path, ...], kind: "Kind", out: Path, method: str | None, width: float
+) -> None:
+    """Draw one figure of run folders or archives for a paper."""
+    from fczoo.board.plots import check_plot_file, colour_numbers, make_plot, write_plot
+    from fczoo.cli.models import own_benchmark
+    from fczoo.reports.runs import read_experiments
+
+    check_plot_file(out)
+    experiments = read_experiments(folders)
+    if len(experiments) > 1:
+        places = ", ".join(e.runs[0].place for e in experiments)
+        raise FczooError(
+            f"these runs belong to {len(experiments)} tables, and a figure shows one; give the "
+            f"folders of one table: {places}"
+        )
+    (experiment,) = experiments
+    figure = make_plot(experiment, kind, method, own_benchmark)
+    write_plot(figure, out, width, colour_numbers(experiment))
+    click.echo(f"Written to {out}: {figure.caption}")
