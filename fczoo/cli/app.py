@@ -4,7 +4,7 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -24,6 +24,7 @@ from fczoo.cli.site import site
 from fczoo.cli.suite import suite
 from fczoo.cli.tune import tune
 from fczoo.core.errors import OUT_OF_MEMORY, FczooError, lacks_memory, options_in_messages
+from fczoo.core.messages import MessageStyle, has_colours, message_line, use_message_style
 from fczoo.core.terminal import lossy_output
 from fczoo.runner.warnings import gather_warnings
 
@@ -68,7 +69,7 @@ class Commands(ExampleGroup):
                 stream.reconfigure(errors="replace")
         if not more.get("prog_name"):  # click would show the file's name for python -m fczoo
             more["prog_name"] = "fczoo"
-        with lossy_output(), options_in_messages():
+        with lossy_output(), options_in_messages(), use_message_style(MessageStyle()):
             return super().main(*arguments, **more)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -85,18 +86,22 @@ class Commands(ExampleGroup):
             with usage_in_one_line(), gather_warnings():
                 return super().invoke(ctx)
         except FczooError as error:
-            click.ClickException(str(error)).show()
-            ctx.exit(error.exit_code)
+            _fail(ctx, str(error), error.exit_code)
         except KeyboardInterrupt:
-            click.ClickException("interrupted; no run was under way").show()
-            ctx.exit(130)
+            _fail(ctx, "interrupted; no run was under way", 130)
         except OSError as error:
             file_note = f": {error.filename}" if error.filename else ""
-            raise click.ClickException(f"{error.strerror or error}{file_note}") from error
+            _fail(ctx, f"{error.strerror or error}{file_note}")
         except (RuntimeError, MemoryError) as error:
-            if lacks_memory(error):
-                raise click.ClickException(OUT_OF_MEMORY) from error
-            raise
+            if not lacks_memory(error):
+                raise
+            _fail(ctx, OUT_OF_MEMORY)
+
+
+def _fail(ctx: click.Context, text: str, code: int = 1) -> NoReturn:
+    """Print an error in the style of messages and end the command."""
+    click.echo(message_line("ERROR", text), err=True, color=has_colours())
+    ctx.exit(code)
 
 
 @click.group(

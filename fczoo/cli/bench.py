@@ -8,6 +8,7 @@ import click
 
 from fczoo.cli.arguments import EXECUTORS, KEEP_MODEL
 from fczoo.cli.downloads import download_options
+from fczoo.cli.message_options import message_options
 from fczoo.cli.options import (
     COMMON,
     OUTPUT,
@@ -154,6 +155,7 @@ from fczoo.core.registry import METHODS
     "timeout_min; with Ray address, gpus, or spread=clients, which distributes clients over --jobs "
     "workers. Repeat it for more",
 )
+@message_options()
 @download_options()
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods on one data stream, or on each of a grid of them, and print their tables.
@@ -179,6 +181,7 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.reports.runs import read_experiments
     from fczoo.reports.tables import SHORT
     from fczoo.runner.configs import ExecutionConfig, store_paths
+    from fczoo.runner.progress import say
     from fczoo.runner.resume import last_run
     from fczoo.runner.sweep import check_sweep, check_unique, run_sweep
     from fczoo.runner.trackers import LOGGERS, check_loggers
@@ -187,7 +190,7 @@ def bench(config: Path | None, **given: Any) -> None:
     option_values |= {name: list(given[name]) for name in ("set", "cluster") if given[name]}
     command = request(option_values, given, "fczoo bench")
     if note := one_seed(command.get("seeds", "")):
-        click.echo(note, err=True)
+        say(note)
     common_options, cells = read_config(config, SETTINGS, given) if config else ({}, [])
     options = merge_requests(common_options, command)
     loggers = [match(name, LOGGERS) or name for name in parse_words(options.get("log"), "--log")]
@@ -208,7 +211,6 @@ def bench(config: Path | None, **given: Any) -> None:
     keep = parse_keep_model(options)
     if options.get("dry_run"):
         from fczoo.runner.dry_run import dry_run
-        from fczoo.runner.progress import say
 
         check_loggers(loggers)
         check_unique(sweep)

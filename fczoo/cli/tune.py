@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fczoo.cli.downloads import download_options
+from fczoo.cli.message_options import message_options
 from fczoo.cli.options import (
     COMMON,
     OUTPUT,
@@ -100,6 +101,7 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
     help="Number of methods at the same time; auto: one per GPU, or per core without a GPU  "
     "[default: 1]",
 )
+@message_options()
 @download_options()
 def tune(
     methods: str,

@@ -3,13 +3,14 @@
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
+from fczoo.core.messages import Level, message_line, message_style
 from fczoo.core.method import Method
 from fczoo.core.metrics import all_metrics
 from fczoo.core.terminal import is_terminal
@@ -24,11 +25,18 @@ log.setLevel(logging.INFO)
 BAR = "{desc} {percentage:3.0f} % |{bar}| {elapsed} gone, {remaining} to go{postfix}"
 
 
-def say(text: str) -> None:
-    """Print a line on stderr, above the bar if there is one, and log it."""
-    tqdm.write(text, file=sys.stderr)
-    sys.stderr.flush()
-    log.info(text)
+def say(text: str, level: Level = "INFO") -> None:
+    """Print a line on stderr, above the bar if there is one, and log it.
+
+    Args:
+        text: Line to print in the style that the command has chosen.
+        level: DEBUG for lines of ``--verbose``, which are not logged.
+    """
+    if line := message_line(level, text):
+        tqdm.write(line, file=sys.stderr)
+        sys.stderr.flush()
+    if level != "DEBUG":
+        log.info(text)
 
 
 @contextmanager
@@ -71,7 +79,7 @@ class Progress:
             " (--protocol none: the data set's own schedule)" if "quick" in protocols else ""
         )
         say(f"{self.total} run{'s' * (self.total > 1)}{protocol_note}; log: {log_place}")
-        visible = is_terminal(sys.stderr) or in_notebook()
+        visible = message_style().has_bars and (is_terminal(sys.stderr) or in_notebook())
         self.bar = tqdm(
             total=self.total, disable=not visible, leave=False, smoothing=0, bar_format=BAR
         )
@@ -174,6 +182,7 @@ class ProgressCallback(Callback):
     def round(self, record: dict[str, Any]) -> None:
         self.done += 1
         if self.progress:
+            say(after_round(self.run, record), "DEBUG")
             self.progress.move(self.done / self.rounds)
 
     def task(self, result: Result) -> None:
@@ -193,6 +202,16 @@ def after_task(run: RunSpec, result: Result, done: int) -> str:
     return (
         f"{run.numbered_label}: {tasks}, {a_t:.1f} % over the classes seen, {result.seconds:.0f} s"
     )
+
+
+def after_round(run: RunSpec, record: Mapping[str, Any]) -> str:
+    """Describe the loss and accuracy of a round, as ``rounds.jsonl`` has them."""
+    parts = [f"{run.numbered_label}: task {record['task'] + 1}, round {record['round'] + 1}"]
+    if record["loss"] is not None:
+        parts.append(f"loss {record['loss']:.3f}")
+    if record.get("accuracy") is not None:
+        parts.append(f"{record['accuracy']:.1f} % over the classes seen")
+    return ", ".join(parts)
 
 
 def _tell_warnings() -> None:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from fczoo.core.errors import current_place
 from fczoo.core.files import encode_json
+from fczoo.core.messages import message_line
 
 MAX_PLACES = 3  # places that a line names
 
@@ -112,7 +113,9 @@ class WarningCollector(logging.Handler):
         pending, self.pending = self.pending, {}
         for level, warnings in pending.items():
             for line in warning_lines(warnings):
-                tqdm.write(f"{level}: {line}", file=sys.stderr)  # above a progress bar, if any
+                text = message_line("ERROR" if level == "ERROR" else "WARNING", line)
+                if text:
+                    tqdm.write(text, file=sys.stderr)  # above a progress bar, if any
 
 
 @contextmanager
