@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fczoo.aggregators.averaging import mean_dtype
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import TooFewUploadsError
 from fczoo.core.options import check_options, option
 from fczoo.core.payload import Payload
 from fczoo.core.registry import register_aggregator
@@ -163,4 +163,6 @@ def _by_score(payloads: Sequence[Payload], hostile: int, name: str) -> list[Payl
 def _need(payloads: Sequence[Payload], count: int, name: str) -> None:
     if len(payloads) < count:
         advice = "expect fewer hostile clients, or let more clients take part"
-        raise FczooError(f"{name} needs {count} uploads, this round has {len(payloads)}; {advice}")
+        raise TooFewUploadsError(
+            f"{name} needs {count} uploads, this round has {len(payloads)}; {advice}"
+        )

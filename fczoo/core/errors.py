@@ -69,6 +69,14 @@ class FczooError(Exception):
         super().__init__(printable(str(message), MAX_ERROR_CHARACTERS))
 
 
+class TooFewUploadsError(FczooError):
+    """An aggregator withstands hostile clients only with more uploads than a round has."""
+
+
+class DivergedError(FczooError):
+    """A value of the server's state is not finite."""
+
+
 class InterruptedCommandError(FczooError):
     """A signal stopped the command; what it has finished is on disk."""
 
