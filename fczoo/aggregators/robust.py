@@ -25,7 +25,7 @@ from fczoo.core.tree import Tree
 def median(payloads: Sequence[Payload]) -> Tree:
     """Return the median of every coordinate; robust while more than half of the clients are honest.
 
-    Source: Yin et al., ICML 2018.
+    The median of two uploads is their mean, which withstands no one. Source: Yin et al., ICML 2018.
 
     Args:
         payloads: Uploads with the same names and shapes.
