@@ -93,7 +93,7 @@ class Commands(ExampleGroup):
         except OSError as error:
             file_note = f": {error.filename}" if error.filename else ""
             raise click.ClickException(f"{error.strerror or error}{file_note}") from error
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, ImportError) as error:
             if lacks_memory(error):
                 raise click.ClickException(OUT_OF_MEMORY) from error
             raise
