@@ -262,6 +262,9 @@ def main():
     parser.add_argument(
         "--again", type=float, default=0.0, help="share of runs whose second attempt is hit, too"
     )
+    parser.add_argument(
+        "--within", type=float, default=1.0, help="part of an unhurt run's time in which faults hit"
+    )
     parser.add_argument("--rounds", type=int, default=SIZE["rounds"], help="of every task")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -288,7 +291,7 @@ def main():
         for i in range(options.trials):
             run = runs[i % len(runs)]
             hits = 2 if rng.random() < options.again else 1
-            delays = [rng.uniform(0, length[run]) for _ in range(hits)]
+            delays = [rng.uniform(0, options.within * length[run]) for _ in range(hits)]
             if fault == FILE_OPERATION:
                 delays = [rng.randint(1, operations[run]) for _ in range(hits)]
             first, tries, problems = try_fault(run, fault, delays, expected[run])
