@@ -5,9 +5,10 @@
 
 Every trial is one command in a separate process (forked, so that it starts at once): ``fczoo
 bench`` with a method, or one of ``COMMANDS``. A fault hits it at a moment drawn over the length of
-an unhurt run; then the same command runs again until it ends well. A trial survives when no
-process prints a traceback and every file equals the unhurt run's byte by byte, with times, memory
-and the command line left out. Linux only.
+an unhurt run; then the same command runs again until it ends well. ``file operation`` is SIGKILL just
+before the run opens, renames or removes one of its files, drawn from all such moments. A trial
+survives when no process prints a traceback and every file equals the unhurt run's byte by byte,
+with times, memory and the command line left out. Linux only.
 """
 
 import argparse
@@ -57,12 +58,27 @@ ASIDE = {
 }
 # the log has the time of every line, the database of a search that of every trial
 IGNORED_FILES = (".lock", "filler", "log.txt", "fedavg.db")
-CONCURRENT = "the same command meanwhile"
+CONCURRENT, FILE_OPERATION = "the same command meanwhile", "file operation"
+FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
 DISK = 64_000_000  # bytes of the small file system
 
 
-def command(run, out, log):
+def count_operations(folder, operations, last):
+    """Count the operations on files of a folder; SIGKILL hits before number ``last``."""
+
+    def count(event, arguments):
+        if event in FILE_EVENTS and os.fsdecode(str(arguments[0])).startswith(str(folder)):
+            operations.value += 1
+            if operations.value == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+
+
+def command(run, out, log, operations, last):
     """Execute the command of a run in the child process."""
+    if operations:
+        count_operations(out, operations, last)
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from fczoo.cli.app import main
@@ -72,9 +88,10 @@ def command(run, out, log):
     main([*words, *size, "--device", "cpu", "--out", str(out)])
 
 
-def start(run, out, log):
+def start(run, out, log, operations=None, last=0):
     """Start a run in a child process."""
-    process = multiprocessing.get_context("fork").Process(target=command, args=(run, out, log))
+    arguments = (run, out, log, operations, last)
+    process = multiprocessing.get_context("fork").Process(target=command, args=arguments)
     process.start()
     return process
 
@@ -147,6 +164,7 @@ FAULTS = {
     "folder moved": lambda pid, folder: move(folder, replace=False),
     "folder replaced": lambda pid, folder: move(folder, replace=True),
     CONCURRENT: lambda pid, folder: None,
+    FILE_OPERATION: lambda pid, folder: None,  # the child process hits itself
 }
 
 
@@ -168,16 +186,31 @@ def open_folder(small):
         shutil.rmtree(folder)
 
 
-def try_fault(run, fault, delay, expected):
-    """Return the first attempt's exit code, the number of attempts, and what is wrong."""
-    with open_folder(small=fault == "full disk") as folder:
-        out, log = folder / "run", Path(tempfile.gettempdir()) / f"crashes-{os.getpid()}.log"
-        process, other = start(run, out, log), None
-        time.sleep(delay)
+def counter():
+    """Return an integer that child processes share."""
+    return multiprocessing.get_context("fork").Value("i", 0)
+
+
+def try_fault(run, fault, delays, expected):
+    """Return the first attempt's exit code, the number of attempts, and what is wrong.
+
+    The fault hits the first attempt after the first delay, the next one after the next, and so on.
+    Delays of ``file operation`` are numbers of operations.
+    """
+    at_file = fault == FILE_OPERATION
+
+    def attempt(delay):
+        process = start(run, out, log, counter() if at_file else None, int(delay))
+        process.join(None if at_file else delay)
         if process.is_alive():
             with suppress(ProcessLookupError, FileNotFoundError):  # it may end this very moment
                 FAULTS[fault](process.pid, folder)
-            other = start(run, out, log) if fault == CONCURRENT else None
+        return process
+
+    with open_folder(small=fault == "full disk") as folder:
+        out, log = folder / "run", Path(tempfile.gettempdir()) / f"crashes-{os.getpid()}.log"
+        process = attempt(delays[0])
+        other = start(run, out, log) if fault == CONCURRENT and process.is_alive() else None
         process.join()
         if other:
             other.join()
@@ -187,8 +220,9 @@ def try_fault(run, fault, delay, expected):
         if (folder / "moved").is_dir() and not in_place:
             shutil.rmtree(out, ignore_errors=True)
             (folder / "moved").rename(out)
-        while process.exitcode != 0 and attempts < 4:
-            process = start(run, out, log)
+        while process.exitcode != 0 and attempts < 3 + len(delays):
+            hit = attempts < len(delays)
+            process = attempt(delays[attempts]) if hit else start(run, out, log)
             process.join()
             attempts += 1
         problems = []
@@ -225,6 +259,12 @@ def main():
     parser.add_argument(
         "--trials", type=int, default=10, help="of every fault, spread over the runs"
     )
+    parser.add_argument(
+        "--again", type=float, default=0.0, help="share of runs whose second attempt is hit, too"
+    )
+    parser.add_argument(
+        "--within", type=float, default=1.0, help="part of an unhurt run's time in which faults hit"
+    )
     parser.add_argument("--rounds", type=int, default=SIZE["rounds"], help="of every task")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -236,25 +276,30 @@ def main():
         registry.names()
 
     rng, runs, rows = random.Random(options.seed), options.runs.split(","), []
-    expected, length = {}, {}
+    expected, length, operations = {}, {}, {}
     for run in runs:
         with open_folder(small=False) as folder:
-            begin = time.perf_counter()
-            process = start(run, folder / "run", folder / "log")
+            begin, count = time.perf_counter(), counter()
+            process = start(run, folder / "run", folder / "log", count)
             process.join()
             assert process.exitcode == 0, (folder / "log").read_text()
-            length[run] = time.perf_counter() - begin
+            length[run], operations[run] = time.perf_counter() - begin, count.value
             expected[run] = read_contents(folder / "run")
     faults = [f for f in options.faults.split(",") if f != "full disk" or can_mount()]
     for fault in faults:
         codes, failures, attempts = Counter(), [], 0
         for i in range(options.trials):
             run = runs[i % len(runs)]
-            delay = rng.uniform(0, length[run])
-            first, tries, problems = try_fault(run, fault, delay, expected[run])
+            hits = 2 if rng.random() < options.again else 1
+            delays = [rng.uniform(0, options.within * length[run]) for _ in range(hits)]
+            if fault == FILE_OPERATION:
+                delays = [rng.randint(1, operations[run]) for _ in range(hits)]
+            first, tries, problems = try_fault(run, fault, delays, expected[run])
             codes[first] += 1
             attempts = max(attempts, tries)
-            print(f"{fault}: {run} after {delay:.1f} s: {first}", file=sys.stderr, flush=True)
+            moments = " and ".join(f"{delay:.1f}" for delay in delays)
+            unit = "operations" if fault == FILE_OPERATION else "s"
+            print(f"{fault}: {run} after {moments} {unit}: {first}", file=sys.stderr, flush=True)
             if problems:
                 failures.append((run, problems))
         hit = options.trials - codes[0]

@@ -5,8 +5,9 @@
 ``uploads``: changed uploads of every method reach the server of a simulation. ``sites``: the same
 changes reach the server of a federation over TLS with certificates at both ends. ``clients``:
 attacks of ``--attack`` in whole runs, with and without a defence. ``files``: mutated files and
-checkpoints, archives, odd images and names, by the tests that draw them. A trial fails when a run
-ends, or a file ends in another error than one line. All runs are of the toy world.
+checkpoints, by the tests that draw them. ``cases``: archives, odd images, weight files with code
+and names with markup, by the tests that name them. A trial fails when a run ends, or a file ends in
+another error than one line. All runs are of the toy world.
 """
 
 import argparse
@@ -38,22 +39,24 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 from helpers_sites import NAMES, free_port, server_of, sites_of  # noqa: E402
 
-ATTACKS = ("sign-flip:5", "scale:1000", "gaussian:1e6", "scale:1e38", "label-flip")
+ATTACKS = ("sign-flip:5", "scale:300", "scale:1000", "gaussian:1e6", "scale:1e38", "label-flip")
 DEFENCES = {
     "none": {},
     "median": {"aggregator": "median"},
     "norm_clip": {"aggregator": "norm_clip"},
+    "trimmed_mean": {"aggregator": "trimmed_mean:1"},
     "outliers": {"outliers": 3.0},
 }
-FILES = (
-    "end_to_end/test_hostile_files.py",
-    "data/test_image_files.py",
+FILES = ("end_to_end/test_hostile_files.py", "core/test_json_files.py")
+"""Tests that draw files."""
+CASES = (
     "data/test_unpack.py",
+    "data/test_image_files.py",
     "backbones/test_refused_weights.py",
-    "core/test_json_files.py",
     "core/test_csv_text.py",
+    "reports/test_odd_folders.py",
 )
-"""Tests that draw hostile files, or name them."""
+"""Tests of archives, odd images, weight files with code, and names with markup."""
 
 
 def try_uploads(methods, trials, seed):
@@ -188,14 +191,14 @@ def try_clients(methods, trials, seed):
     return count, failures
 
 
-def try_files(trials):
+def try_files(files, trials):
     """Return the files that tests have drawn, and the failed tests.
 
     ``trials`` are of each drawing test; each other test is one.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-rpfE", "-p", "no:cacheprovider"]
     output = subprocess.run(
-        [*command, *(str(TESTS / name) for name in FILES)],
+        [*command, *(str(TESTS / name) for name in files)],
         cwd=TESTS.parent,
         env={**os.environ, "FCZOO_FUZZ": str(trials)},
         capture_output=True,
@@ -212,7 +215,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kinds", default="uploads,sites,clients,files")
+    parser.add_argument("--kinds", default="uploads,sites,clients,files,cases")
     parser.add_argument("--methods", default=",".join(METHODS.names()))
     parser.add_argument("--uploads", type=int, default=100, help="changed uploads per method")
     parser.add_argument("--sites", type=int, default=120, help="hostile answers over TLS")
@@ -226,7 +229,8 @@ def main():
         "uploads": lambda: try_uploads(methods, options.uploads, options.seed),
         "sites": lambda: try_sites(methods, options.sites, options.seed),
         "clients": lambda: try_clients(methods, options.clients, options.seed),
-        "files": lambda: try_files(options.files),
+        "files": lambda: try_files(FILES, options.files),
+        "cases": lambda: try_files(CASES, 1),
     }
     for kind in options.kinds.split(","):
         trials, failures = tries[kind]()

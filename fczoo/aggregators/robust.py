@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fczoo.aggregators.averaging import mean_dtype
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import TooFewUploadsError
 from fczoo.core.options import check_options, option
 from fczoo.core.payload import Payload
 from fczoo.core.registry import register_aggregator
@@ -25,7 +25,7 @@ from fczoo.core.tree import Tree
 def median(payloads: Sequence[Payload]) -> Tree:
     """Return the median of every coordinate; robust while more than half of the clients are honest.
 
-    Source: Yin et al., ICML 2018.
+    The median of two uploads is their mean, which withstands no one. Source: Yin et al., ICML 2018.
 
     Args:
         payloads: Uploads with the same names and shapes.
@@ -163,4 +163,6 @@ def _by_score(payloads: Sequence[Payload], hostile: int, name: str) -> list[Payl
 def _need(payloads: Sequence[Payload], count: int, name: str) -> None:
     if len(payloads) < count:
         advice = "expect fewer hostile clients, or let more clients take part"
-        raise FczooError(f"{name} needs {count} uploads, this round has {len(payloads)}; {advice}")
+        raise TooFewUploadsError(
+            f"{name} needs {count} uploads, this round has {len(payloads)}; {advice}"
+        )

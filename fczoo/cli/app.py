@@ -92,7 +92,7 @@ class Commands(ExampleGroup):
         except OSError as error:
             file_note = f": {error.filename}" if error.filename else ""
             _fail(ctx, f"{error.strerror or error}{file_note}")
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, ImportError) as error:
             if not lacks_memory(error):
                 raise
             _fail(ctx, OUT_OF_MEMORY)

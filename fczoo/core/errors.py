@@ -2,8 +2,9 @@
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -22,12 +23,15 @@ MEMORY_SIGNS = (
     *("out of memory", "can't allocate memory", "cannot allocate memory"),
     "could not create a primitive",  # all that oneDNN says when an allocation fails
 )
+NOT_LOADED = "failed to map segment from shared object"  # of a library that memory is too small for
 OUT_OF_MEMORY = "out of memory; lower --together, --batch-size or --precision"
 
 
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error of Python or torch means that memory is used up."""
     message = str(error).lower()
+    if isinstance(error, ImportError):
+        return NOT_LOADED in message
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in message for sign in MEMORY_SIGNS)
     )
@@ -57,6 +61,20 @@ def _printable_character(character: str) -> str:
     return "\ufffd" if "\ud800" <= character <= "\udfff" else ""
 
 
+class LogFile(logging.FileHandler):
+    """A log file without the lines that a full disk does not take; a run's own files report it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leave a line out that the disk does not take."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            super().close()
+
+
 class FczooError(Exception):
     """An error that the user can correct.
 
@@ -67,6 +85,14 @@ class FczooError(Exception):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message), MAX_ERROR_CHARACTERS))
+
+
+class TooFewUploadsError(FczooError):
+    """An aggregator withstands hostile clients only with more uploads than a round has."""
+
+
+class DivergedError(FczooError):
+    """A value of the server's state is not finite."""
 
 
 class InterruptedCommandError(FczooError):

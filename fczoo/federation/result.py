@@ -3,6 +3,7 @@
 import html
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,6 +28,7 @@ from fczoo.core.metrics import (
     novel_accuracy,
     seen_accuracy,
 )
+from fczoo.core.options import plural
 from fczoo.core.tasks import Task
 
 FORMAT = "fczoo-result-1"
@@ -104,7 +106,8 @@ class Result:
     uploaded: dict[str, Count] = field(default_factory=dict)
     # uploads turned away, in whole or part, or lost: task, moment, client, reason
     rejected: list[dict[str, Any]] = field(default_factory=list)
-    # exchanges between sites with too few valid uploads, in which the state stayed: task, moment
+    # exchanges with too few valid uploads, in which the state stayed: task, moment, reason. They
+    # end runs of honest clients, not those between sites or under attack
     skipped: list[dict[str, Any]] = field(default_factory=list)
     # client -> uploads whose class statistics were far from the other clients' and were used all
     # the same
@@ -179,6 +182,15 @@ class Result:
         self.curve.append([task.index, rounds, accuracy, self.bytes_up + self.bytes_down])
         if self.settings.get("client_devices"):
             self.curve_seconds.append(self.virtual_seconds)
+
+    def note_skipped(self) -> None:
+        """Add to the remark how many exchanges had too few valid uploads, and why."""
+        counts = Counter(entry["reason"] for entry in self.skipped)
+        notes = [
+            f"{plural(count, 'exchange')} with {reason}: the state stayed"
+            for reason, count in counts.items()
+        ]
+        self.remark = "; ".join(filter(None, [self.remark, *notes]))
 
     @property
     def is_finished(self) -> bool:

@@ -116,6 +116,8 @@ class FederatedRun:
                 batch = self._plan().pass_size
                 self.result.add(evaluate(self.method, self.world, self.models, task, batch))
                 self.result.add_to_curve(task, self.server.rounds[task.index])
+            if self.result.is_finished:
+                self.result.note_skipped()
             if self.settings.personal_epochs and task.index + 1 == len(self.stream.tasks):
                 self._personalise(task)
             self.result.seconds = time.perf_counter() - self.begin
@@ -345,7 +347,7 @@ class FederatedRun:
 
     def _receive(self, arrival: Arrival, exchange: Exchange) -> list[Payload]:
         """Record an arrival and return the uploads to merge; without any, the state stays."""
-        return self.server.receive(arrival)
+        return self.server.receive(arrival, exchange)
 
     def _engine(self, plan: Plan) -> ClientEngine:
         """Create the engine of a task's clients."""

@@ -1,7 +1,10 @@
 """Server of one run: the global state, and all that it sends, receives, merges and counts."""
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -10,8 +13,9 @@ from torch import Tensor
 
 from fczoo.aggregators.merge import check_stateless, sound
 from fczoo.core.backbone import Backbone
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import DivergedError, TooFewUploadsError
 from fczoo.core.method import Method, table_note, task_exchanges
+from fczoo.core.options import plural
 from fczoo.core.payload import Payload, unpack_symmetric
 from fczoo.core.registry import make_aggregator
 from fczoo.core.seeds import PHASE_KEYS, torch_stream
@@ -26,6 +30,8 @@ from fczoo.federation.result import Result
 from fczoo.federation.server_optimizers import make_server_optimizer, step_server
 from fczoo.federation.uplink import Arrival, sum_or_stack
 from fczoo.federation.world import World
+
+log = logging.getLogger("fczoo")
 
 
 class BroadcastTracker:
@@ -192,17 +198,48 @@ class Server:
         self.result.bytes_down += sum(sizes.values())
         return shared, sizes
 
-    def receive(self, arrival: Arrival) -> list[Payload]:
-        """Record an arrival and return its valid uploads."""
+    def receive(self, arrival: Arrival, exchange: Exchange) -> list[Payload]:
+        """Record an arrival and return its valid uploads, none if they are too few."""
         self.result.bytes_up += arrival.total_bytes
         self.result.uploaded = dict(Counter(self.result.uploaded) + Counter(arrival.bytes))
         self.result.client_rounds += arrival.uploads
         self.result.rejected += arrival.rejected
         self.result.far = dict(Counter(self.result.far) + Counter(map(str, arrival.far)))
-        return arrival.payloads
+        uploads, least = arrival.payloads, self.settings.min_clients
+        if self.uplink.ends_run or len(uploads) >= least:
+            return uploads
+        self.skip(exchange, f"less than {plural(least, 'valid upload')}")
+        return []
+
+    def skip(self, exchange: Exchange, reason: str) -> None:
+        """Record an exchange with too few valid uploads, in which the state stays."""
+        about = {"task": exchange.task.index, "moment": exchange.label}
+        self.result.skipped.append({**about, "reason": reason})
+        log.warning("%s in %s; the state stays", reason, exchange)
+
+    @contextmanager
+    def _state_stays(self, exchange: Exchange) -> Iterator[None]:
+        """Take a failed change of the state back where clients can be hostile, and record it."""
+        if self.uplink.ends_run:
+            yield
+            return
+        notes, result = deepcopy(self.tracker.notes()), self.result
+        before = self.state, self.moments, self.controls.server, result.server_storage
+        try:
+            yield
+        except (TooFewUploadsError, DivergedError) as error:
+            self.state, self.moments, self.controls.server, result.server_storage = before
+            self.tracker.restore(notes)
+            few = isinstance(error, TooFewUploadsError)
+            few_uploads = f"too few uploads for {self.settings.aggregator}"
+            self.skip(exchange, few_uploads if few else "a merge that is not finite")
 
     def merge(self, uploads: Sequence[Payload], exchange: Exchange) -> None:
         """Merge the valid uploads of a round into the state."""
+        with self._state_stays(exchange):
+            self._merge(uploads, exchange)
+
+    def _merge(self, uploads: Sequence[Payload], exchange: Exchange) -> None:
         broadcast_before = self.controls.broadcast
         clients, rule = self.world.partition.clients, self.controls.rule
         optims = self.training.active_optims(exchange.task, exchange.round, exchange.balanced)
@@ -234,7 +271,8 @@ class Server:
         sums = unpack_symmetric(sums, self.training.uploads)
         number = 0 if boundary == "task_start" else self.rounds[task.index]
         ctx = self._context(f"absorb {PHASE_KEYS[boundary]}", task, number, uploads)
-        self.replace_state(self.method.update_from(boundary, self.state, sums, ctx))
+        with self._state_stays(Exchange(task, boundary=boundary)):
+            self.replace_state(self.method.update_from(boundary, self.state, sums, ctx))
 
     def _context(
         self, purpose: str, task: Task, number: int, payloads: Sequence[Payload]
@@ -269,12 +307,12 @@ class Server:
     def replace_state(self, new: Tree) -> None:
         """Replace the state, on the device and in at least float32, and track what has changed.
 
-        Sums in float64 stay in float64. Raises FczooError if a value is not finite.
+        Sums in float64 stay in float64. Raises DivergedError if a value is not finite.
         """
         tensors = on_device(new, self.backbone)
         for name, value in tensors.items():
             if not value.isfinite().all():
-                raise FczooError(
+                raise DivergedError(
                     f"{self.method.name} diverged: {name} is not finite on the server; "
                     f"lower its learning rates with --set"
                 )

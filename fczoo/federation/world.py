@@ -179,8 +179,9 @@ class World:
         return read_devices(spec, self.partition.seed) if spec else None
 
     def uplink(self, method: Method, seed: int) -> Uplink:
-        """Create the uplink of one run."""
-        return Uplink(method, self.settings, seed, self.partition.clients, self.backbone)
+        """Create the uplink of one run; attacks do not end it."""
+        s, trusts = self.settings, not self.settings.attack
+        return Uplink(method, s, seed, self.partition.clients, self.backbone, ends_run=trusts)
 
 
 def _together(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from fczoo.core.errors import LogFile
 from fczoo.core.messages import Level, message_line, message_style
 from fczoo.core.method import Method
 from fczoo.core.metrics import all_metrics
@@ -42,7 +43,7 @@ def say(text: str, level: Level = "INFO") -> None:
 @contextmanager
 def log_to_file(file: Path) -> Iterator[logging.Handler]:
     """Add messages and warnings inside it to a file, with the time."""
-    handler = logging.FileHandler(file, encoding="utf-8", delay=True, errors="replace")
+    handler = LogFile(file, encoding="utf-8", delay=True, errors="replace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     try:

@@ -169,8 +169,8 @@ def validate_uploads(
     A trained tensor keeps its shape and type. The rows of declared groups are those that the
     group's layout allows. Properties that the declaration leaves open (a dimension, a type) are as
     in ``form``, or without it as in most uploads. ``backbone`` bounds the norm of statistics, and
-    ``counts`` bounds counts. Norms of updates are compared if there are at least three clients, see
-    ``LARGEST_NORM``.
+    ``counts`` bounds counts. Norms of updates are compared with their median, of two clients with
+    the shorter one, see ``LARGEST_NORM``.
     """
     uploads = training.uploads
     classes = _allowed_classes(training, task)
@@ -186,8 +186,8 @@ def validate_uploads(
         if statistics and payload:
             fault = fault or statistics.fault(payload)
         reasons[client] = fault
-    norms = {c: _distance(p, trained) for c, p in payloads.items() if not reasons[c]}
-    if len(norms) >= 3:
+    norms = {c: update_norm(p, trained) for c, p in payloads.items() if not reasons[c]}
+    if len(norms) >= 2:
         middle = sorted(norms.values())[(len(norms) - 1) // 2]
         longest = max(LARGEST_NORM * middle, LARGEST_GROWTH * _norm(trained.values()))
         for client, norm in norms.items():
@@ -257,7 +257,8 @@ def _forms(
     return forms
 
 
-def _distance(payload: Payload, trained: Tree) -> float:
+def update_norm(payload: Payload, trained: Tree) -> float:
+    """Return the length of the change of the trained tensors."""
     return _norm(
         payload[name].to(start.device).double() - start.double() for name, start in trained.items()
     )

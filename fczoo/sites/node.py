@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fczoo.core.errors import FczooError, first_line, printable
+from fczoo.core.errors import FczooError, LogFile, first_line, printable
 from fczoo.core.files import convert_json, read_json, write_json, write_safely
 from fczoo.federation.model_record import read_checked, read_model_record
 from fczoo.models.storage import store_weights_path
@@ -83,6 +83,10 @@ def start(folder: Path, images: Path, patience: float, ledger: PrivacyLedger | N
         return _serve(*arguments) if name == SERVER else _take_part(*arguments, ledger)
 
 
+class RotatingLog(LogFile, RotatingFileHandler):
+    """A log of limited size."""
+
+
 @contextmanager
 def _only_process(folder: Path) -> Iterator[None]:
     """Hold a folder; the files written inside are private, and messages go to its log."""
@@ -91,7 +95,7 @@ def _only_process(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise FczooError(f"another process is running in {folder}; stop it first") from None
-    handler = RotatingFileHandler(folder / LOG, maxBytes=LOG_BYTES, backupCount=1)
+    handler = RotatingLog(folder / LOG, maxBytes=LOG_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     old_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     old_level = log.level

@@ -1,6 +1,7 @@
 """The server's side of a run between sites: the rounds of a simulation with remote clients."""
 
 import logging
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,6 @@ import torch
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, first_line, printable
 from fczoo.core.method import Method
-from fczoo.core.options import plural
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
 from fczoo.core.types import Boundary, Context, Exchange, Task
@@ -218,7 +218,10 @@ class SitesEngine(ClientEngine):
                 continue
             about, tensors = upload
             payload = Payload(move_to_device(tensors, self.backbone.device), number, about.images)
-            losses = {} if about.loss is None else {number: (about.loss, torch.empty(0))}
+            # JSON has no NaN, and who has trained sends nothing only if its training diverged
+            diverged = asked.boundary is None and not tensors
+            loss = math.nan if diverged else about.loss
+            losses = {} if loss is None else {number: (loss, torch.empty(0))}
             yield ClientResponse(
                 [payload],
                 ClientState({number: self._blank_memory(number, about)}, {}, {}, {}),
@@ -252,6 +255,7 @@ class SitesRun(FederatedRun):
         super().__init__(world, method, seed, Callback(), checkpoint, None)
         self.known, self.sites = world, sites
         self.failing: dict[int, str] = {}  # site -> reason, if its latest upload was not valid
+        self.merged = False  # whether uploads of a round were merged
 
     def run(self) -> Result:
         """Run all remaining tasks.
@@ -263,27 +267,25 @@ class SitesRun(FederatedRun):
             FczooError: The latest upload of no site is valid.
         """
         with reproducible(self.settings.deterministic):
-            result = super().run()
-        if number := len(result.skipped):
-            least = plural(self.settings.min_clients, "valid upload")
-            note = f"{plural(number, 'exchange')} with less than {least}: the state stayed"
-            result.remark = "; ".join(filter(None, [result.remark, note]))
-        return result
+            return super().run()
 
     def _receive(self, arrival: Arrival, exchange: Exchange) -> list[Payload]:
         """Return the uploads to merge: none if too few are valid, as one site must not end a run.
 
-        Raises FczooError when the latest upload of no site is valid.
+        Raises FczooError when the latest upload of no site is valid, unless at least half of them
+        answer as asked after a merge: their training may diverge by the work of one site.
         """
         failures = self.sites.failures
         rejected = [
             {**r, "reason": failures.get(r["client"], r["reason"])} for r in arrival.rejected
         ]
         uploads = super()._receive(arrival._replace(rejected=rejected), exchange)
-        valid = {upload.client for upload in uploads}
+        valid = {upload.client for upload in arrival.payloads}
         self.failing |= {r["client"]: r["reason"] for r in rejected}
         self.failing = {k: reason for k, reason in self.failing.items() if k not in valid}
-        if len(self.failing) == len(self.sites.names):
+        self.merged = self.merged or (exchange.is_training_round and bool(uploads))
+        spoilt = self.merged and 2 * len(self.failing.keys() - failures) >= len(self.failing)
+        if len(self.failing) == len(self.sites.names) and not spoilt:
             advice = "start the sites, then the server to resume"
             if have_diverged(self.failing.values()):
                 advice = "begin again with lower learning rates"
@@ -291,11 +293,12 @@ class SitesRun(FederatedRun):
             raise FczooError(
                 f"no site sends valid uploads in {exchange}; {'; '.join(reasons[:3])}; {advice}"
             )
-        if len(uploads) >= self.settings.min_clients:
-            return uploads
-        self.result.skipped.append({"task": exchange.task.index, "moment": exchange.label})
-        log.warning("%d valid uploads in %s; the state stays", len(uploads), exchange)
-        return []
+        return uploads
+
+    def _restore(self) -> tuple[int, int]:
+        finished = super()._restore()
+        self.merged = any(finished)
+        return finished
 
     def _end_task(
         self, engine: ClientEngine, clients: Sequence[Client], task: Task

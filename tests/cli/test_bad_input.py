@@ -114,6 +114,7 @@ def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
         RuntimeError("unable to mmap 9 bytes from file <w>: Cannot allocate memory (12)"),
         RuntimeError("could not create a primitive"),  # oneDNN
+        ImportError("/lib/_lsprof.so: failed to map segment from shared object"),
     ],
 )
 def test_a_lack_of_memory_ends_in_one_line(error, tmp_path, monkeypatch, capsys):

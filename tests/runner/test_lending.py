@@ -1,15 +1,21 @@
 """A benchmark shared with worker processes: the same bits, from files that all of them map."""
 
 import resource
+import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from fczoo import Benchmark, FczooError, Settings, create_method
+from fczoo.core.errors import InterruptedCommandError
 from fczoo.data.dataset import Images
+from fczoo.runner import executors
+from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.shared_memory import ALIGNMENT, share
 
 SMALL = {
@@ -99,3 +105,27 @@ def test_a_disk_that_fills_is_told(bench: Benchmark, tmp_path: Path) -> None:
             share(bench, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("killed", "end"), [(True, "stopped"), (False, "failed")])
+def test_a_worker_whose_command_was_killed_says_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    killed: bool,
+    end: str,
+) -> None:
+    """Its shared files are removed with the command; without a kill that is an error of its own."""
+
+    def check_interrupt() -> None:
+        if killed:
+            raise InterruptedCommandError("stopped on request", signal.SIGTERM)
+
+    def open_missing(_: RunSpec) -> Benchmark:
+        raise FileNotFoundError("weights")
+
+    monkeypatch.setattr(executors, "open_benchmark", open_missing)
+    run = cast(RunSpec, SimpleNamespace(folder_of_run=tmp_path))
+    outcome = executors.work(run, ExecutionConfig(), check_interrupt)
+    assert outcome.end == end
+    assert ("Traceback" in capsys.readouterr().err) is not killed

@@ -1,5 +1,6 @@
 """Progress of a bench on a terminal, without one, and in its log."""
 
+import logging
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from fczoo.runner.progress import log_to_file
 from helpers_cli import TINY
 from helpers_warm import warm_python
 
@@ -143,3 +145,11 @@ def test_a_bar_is_for_a_notebook_alone(monkeypatch, shell: str, shown: bool):
         shells.get_ipython = lambda: object() if shown else None
         monkeypatch.setitem(sys.modules, "IPython", shells)
     assert in_notebook() is shown
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to a device that is full")
+def test_a_full_disk_takes_no_line_of_the_log_and_prints_no_traceback(capsys):
+    with log_to_file(Path("/dev/full")) as handler:
+        logging.getLogger("fczoo").warning("a line")
+    assert handler not in logging.getLogger().handlers
+    assert "Logging error" not in capsys.readouterr().err

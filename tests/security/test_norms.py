@@ -1,5 +1,6 @@
 """Updates much longer than others': a fault, or the only training that remains."""
 
+import pytest
 import torch
 
 from fczoo.core.payload import Payload
@@ -28,3 +29,16 @@ def test_who_still_learns_is_no_fault_where_others_have_nothing_left_to_learn():
 
     assert reasons(19.0) == {}
     assert reasons(21.0) == {0: "its update has norm 51.4, the median is 2.34e-06"}
+
+
+@pytest.mark.parametrize(("factor", "rejected"), [(900.0, set()), (1100.0, {1})])
+def test_of_two_updates_the_longer_one_is_compared_with_the_other(factor, rejected):
+    """Start [2, 3] of 0.01, norm 0.0245; the other client moves by 0.01, this one by a multiple."""
+    start = torch.full((2, 3), 0.01)
+    payloads = {
+        0: Payload({"head": start + 0.01}, 0, 5),
+        1: Payload({"head": start + factor * 0.01}, 1, 5),
+    }
+    valid, reasons = validate_uploads(payloads, {"head": start}, TRAINING, TASK, {0: 5, 1: 5})
+    assert set(reasons) == rejected
+    assert len(valid) == 2 - len(rejected)

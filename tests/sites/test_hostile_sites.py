@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fczoo import FczooError
+from fczoo.federation.remote import asked_in
 from fczoo.sites.federation_config import check_image_counts, read_agreement, write_agreement
 from fczoo.sites.messages import (
     ENROLMENT,
@@ -26,6 +27,8 @@ from fczoo.sites.messages import REFUSAL as REFUSAL_FORM
 from fczoo.sites.server import Sites
 from fczoo.sites.site_data import server_world
 from helpers_sites import LocalConnection, server_of, sites_of
+
+CPU = torch.device("cpu")
 
 
 class Hostile(LocalConnection):
@@ -276,3 +279,49 @@ def test_a_message_has_a_header_of_limited_size():
     sites = Sites(["paris"], lambda *_: {0: answer})
     assert list(sites.uploads([0], b"", 10)) == [None]
     assert re.fullmatch(f"sent no upload: {reason}", sites.failures[0])
+
+
+def test_a_site_whose_update_makes_all_others_diverge_does_not_end_a_run(
+    make_bench, small_method, tmp_path
+):
+    """AF-FCL's flow overflows in the next task, as site 1 uploads 900 times its change."""
+    bench, method = make_bench(torch.float32, rounds=1), small_method("affcl")
+
+    class Scaled(LocalConnection):
+        def __call__(self, questions, limit, /):
+            answers = dict(super().__call__(questions, limit))
+            enrols = len(self.passed) == 3
+            request = None if enrols or 1 not in answers else asked_in(questions[1], CPU)[0]
+            if request and request.boundary is None:
+                state, (about, tensors) = request.state, deserialize(UPLOAD, answers[1], About)
+                scaled = {n: state[n] + 900 * (v - state[n]) for n, v in tensors.items()}
+                answers[1] = serialize(UPLOAD, about, scaled)
+            return answers
+
+    result = server_of(bench, method, Scaled(sites_of(bench, method, tmp_path))).run()
+    assert len(result.accuracy) == 3
+    last = [r["reason"] for r in result.rejected if r["task"] == 2]
+    assert last == ["diverged, loss nan"] * 3
+    assert result.remark.endswith("with less than 1 valid upload: the state stayed")
+
+
+def test_sites_that_diverge_before_anything_is_merged_end_the_run(
+    make_bench, small_method, tmp_path
+):
+    bench, method = make_bench(torch.float32, rounds=2), small_method("affcl", lr=1e30)
+    with pytest.raises(FczooError, match=r"no site sends valid uploads in task 1, round 1.*lower"):
+        server_of(bench, method, LocalConnection(sites_of(bench, method, tmp_path))).run()
+
+
+def test_sites_that_aggregate_with_too_few_uploads_keep_the_state(
+    make_bench, small_method, tmp_path
+):
+    """Two sites have images of the second task; the median trimmed by one needs three."""
+    bench = make_bench(epochs=1, rounds=1, aggregator="trimmed_mean:1")
+    method = small_method("fedavg", tune="head")
+    connection = LocalConnection(sites_of(bench, method, tmp_path))
+    result = server_of(bench, method, connection).run()
+    assert len(result.accuracy) == 3
+    assert [entry["task"] for entry in result.skipped] == [1]
+    note = "1 exchange with too few uploads for trimmed_mean:1: the state stayed"
+    assert result.remark.endswith(note)

@@ -192,10 +192,20 @@ def work(run: RunSpec, execution: ExecutionConfig, check_interrupt: Callable[[],
     except InterruptedCommandError:
         return Outcome("stopped")
     except Exception as error:
+        if _is_interrupted(check_interrupt):  # a killed command's shared files are removed
+            return Outcome("stopped")
         if not isinstance(error, FczooError) and not lacks_memory(error):
             traceback.print_exc()
         return Outcome("failed", error_text(error))
     return Outcome("done")
+
+
+def _is_interrupted(check_interrupt: Callable[[], None]) -> bool:
+    try:
+        check_interrupt()
+    except InterruptedCommandError:
+        return True
+    return False
 
 
 @dataclass(frozen=True)

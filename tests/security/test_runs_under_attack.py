@@ -1,0 +1,81 @@
+"""A client whose valid uploads spoil the state does not end a run; honest divergence does."""
+
+import logging
+
+import pytest
+import torch
+
+from fczoo.core.errors import FczooError
+from fczoo.core.registry import METHODS
+from fczoo.testing.world import small_method, toy_bench
+
+UNDER_ATTACK = {"attackers": 0.34, "rounds": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "settings", "remark"),
+    [
+        # the flow of two uploads, whose median is their mean, makes features that overflow
+        (
+            "affcl",
+            0,
+            {"attack": "scale:1000", "aggregator": "median"},
+            "1 exchange with less than 1 valid upload: the state stayed",
+        ),
+        # the server's generator learns from a model that overflows
+        (
+            "mfcl",
+            0,
+            {"attack": "scale:1000", "aggregator": "median"},
+            "1 exchange with a merge that is not finite: the state stayed",
+        ),
+        # only two clients have images of the second task
+        (
+            "fedavg",
+            0,
+            {"attack": "sign-flip:5", "aggregator": "trimmed_mean:1"},
+            "1 exchange with too few uploads for trimmed_mean:1: the state stayed",
+        ),
+        (
+            "fedavg",
+            0,
+            {"attack": "sign-flip:5", "aggregator": "krum:0"},
+            "1 exchange with too few uploads for krum:0: the state stayed",
+        ),
+    ],
+)
+def test_an_attack_does_not_end_a_run(name, seed, settings, remark, caplog):
+    bench = toy_bench(torch.float32, **UNDER_ATTACK, **settings)
+    with caplog.at_level(logging.WARNING, "fczoo"):
+        result = bench.run(small_method(name), seed)
+    assert len(result.accuracy) == 3
+    assert result.remark.endswith(remark)
+    (skipped,) = result.skipped
+    about = f"task {skipped['task'] + 1}, round {skipped['moment'] + 1}"
+    assert f"{skipped['reason']} in {about}; the state stays" in caplog.text
+
+
+def test_all_clients_that_diverged_are_named():
+    bench = toy_bench(torch.float32, attack="scale:1000", aggregator="median", **UNDER_ATTACK)
+    result = bench.run(small_method("affcl"), 0)
+    reasons = {r["client"]: r["reason"] for r in result.rejected if r["task"] == 2}
+    assert reasons == dict.fromkeys(range(3), "diverged, loss nan")
+
+
+def test_without_an_attack_divergence_and_too_few_uploads_end_a_run():
+    with pytest.raises(FczooError, match="task 1, round 1: 0 of 3 uploads are valid"):
+        toy_bench(torch.float32, rounds=2).run(small_method("fedavg", tune="full", lr=1e30))
+    with pytest.raises(FczooError, match="trimmed_mean:1 needs 3 uploads, this round has 2"):
+        toy_bench(aggregator="trimmed_mean:1", rounds=1).run(small_method("fedavg"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["scale:1000", "gaussian:1000"])
+@pytest.mark.parametrize("name", METHODS.names())
+def test_no_method_ends_under_attack(name, attack):
+    bench, method = toy_bench(torch.float32, attack=attack, **UNDER_ATTACK), small_method(name)
+    try:
+        bench.check(method)
+    except FczooError as error:
+        pytest.skip(str(error))
+    assert len(bench.run(method, 1).accuracy) == 3
