@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fczoo.aggregators.averaging import stack_uploads
 from fczoo.baselines._uopp_prototypes import (
     ABSENT,
     merge_by_weight,
@@ -195,11 +196,7 @@ class UOPP(PIP):
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         if self.weights == "images":
             return super().aggregate(payloads, average)
-        clients = torch.tensor([payload.client for payload in payloads])
-        return {
-            "clients": clients.to(payloads[0]["expert.key"].device),
-            **{k: torch.stack([p[k] for p in payloads]) for k in payloads[0]},
-        }
+        return stack_uploads(payloads)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         """Update prompts and prototypes, from ``clients`` [K] and uploads [K, ...] if set.

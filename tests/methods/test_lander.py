@@ -213,6 +213,14 @@ def test_anchors_by_hand(tmp_path: Path) -> None:
     assert float(mean_square_difference(table[:1])) == 0
 
 
+@pytest.mark.parametrize("anchors", ["random", "etf"])
+def test_drawn_anchors_of_some_of_the_classes(anchors: str) -> None:
+    """A search learns the first tasks only; the classes there may have any number in the data set."""
+    task = Task(0, 0, 2, 3, 2, class_order=(9, 1, 4))
+    method = create_method("lander", anchors=anchors, anchor_width=4)
+    assert method.start_anchors(task, 5, torch.Generator())["anchors"].shape == (3, 4)
+
+
 def test_anchors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no table")
     save_file({"a": torch.zeros(2)}, tmp_path / "flat")

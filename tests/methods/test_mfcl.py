@@ -195,3 +195,10 @@ def test_one_generator_for_the_run_and_moments_of_activations() -> None:
     least = moments["moments.1.sum"].square() / call.payloads[0].num_samples
     assert (moments["moments.1.squares"] >= least * (1 - 1e-9)).all()
     assert strip_prefix(record.rounds[1].state, "generator.")
+
+
+def test_without_replay_there_is_no_generator() -> None:
+    """The server makes none, clients get none, and the loss has the terms of real images only."""
+    record = record_run(toy_bench(rounds=1, epochs=1), small_method("mfcl", ratio=0))
+    assert not any(strip_prefix(call.state, "generator.") for call in record.rounds)
+    assert [len(row) for row in record.result.accuracy] == [1, 2, 3]
