@@ -112,7 +112,7 @@ def _forward(tasks: ClientTasks, b: Rows, alone: Rows) -> list[float]:
     means = []
     for s, (row, reference) in enumerate(zip(b, alone, strict=False)):
         pairs = [(row[j], reference[j]) for j, (_, _, last) in enumerate(tasks) if last == s]
-        gains = [ours - theirs for ours, theirs in pairs if None not in (ours, theirs)]  # type: ignore[operator]
+        gains = [x - y for x, y in pairs if x is not None and y is not None]
         means += [_mean(gains)] if gains else []
     return means
 

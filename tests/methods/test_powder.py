@@ -24,7 +24,7 @@ from fczoo.baselines._powder_prompts import (
     task_logits,
 )
 from fczoo.core.types import ServerContext, whole_batch
-from helpers_golden import F32, error, golden
+from helpers_golden import F32, compare, error, golden
 
 NAMES = {"key": "k_share_4", "attention": "a_share_4", "prompt": "p_share_4"}
 TASK = Task(0, 0, 2, 3, 2)
@@ -71,17 +71,17 @@ def test_prompts_of_a_client(case: str) -> None:
     y, numbers = torch.zeros(4, dtype=torch.int64), torch.full((4,), own)
     batch = Batch(g["in.query"], y, torch.ones(4), g["in.query"], client=numbers)
     tokens = method.client_logits(Tokens(), tree, batch).view(4, 4, 5)
-    assert error(tokens[:, :2], g[f"out.{case}.key_prefix"]) < F32
-    assert error(tokens[:, 2:], g[f"out.{case}.value_prefix"]) < F32
+    compare("powder_prompt", tokens[:, :2], g[f"out.{case}.key_prefix"], F32)
+    compare("powder_prompt", tokens[:, 2:], g[f"out.{case}.value_prefix"], F32)
     gradients = torch.autograd.grad(tokens.square().sum(), list(leaves.values()))
     for gradient, name in zip(gradients, NAMES.values(), strict=True):
         recorded = g[f"out.{case}.grad.{name}"]
-        assert error(gradient[0], recorded[own]) < F32
+        compare("powder_prompt", gradient[0], recorded[own], F32)
         assert not recorded[torch.arange(6) != own].any()
     chosen = tree["weight"][begun == own][0].argsort(descending=True)[:3]
     mixture = mix({k: pool[f"pool.{k}"] for k in NAMES}, tree["weight"][chosen])
     alpha = block_weights(g["in.query"], mixture, 0)
-    assert error(alpha.mean(0), g[f"out.{case}.mean_alpha"]) < F32
+    compare("powder_prompt", alpha.mean(0), g[f"out.{case}.mean_alpha"], F32)
 
 
 def test_prompts_of_the_server_mix_all_tasks() -> None:
@@ -91,8 +91,8 @@ def test_prompts_of_the_server_mix_all_tasks() -> None:
     state["weight"] = g["in.weight"][begun][:, begun]
     batch = whole_batch(g["in.query"], torch.zeros(4, dtype=torch.int64), g["in.query"])
     tokens = method.features(Tokens(), state, batch).view(4, 4, 5)
-    assert error(tokens[:, :2], g["out.server.key_prefix"]) < F32
-    assert error(tokens[:, 2:], g["out.server.value_prefix"]) < F32
+    compare("powder_prompt", tokens[:, :2], g["out.server.key_prefix"], F32)
+    compare("powder_prompt", tokens[:, 2:], g["out.server.value_prefix"], F32)
 
 
 def test_distillation_without_the_true_class() -> None:
@@ -106,9 +106,9 @@ def test_distillation_without_the_true_class() -> None:
     tau = float(g["in.tau"])
     assert method.temperature == tau
     term = not_true_divergence(logits / tau, g["in.logits_last_round"] / tau, share, mask, batch)
-    assert error(method.distil * term, g["out.ntd"]) < F32
+    compare("powder_ntd", method.distil * term, g["out.ntd"], F32)
     (gradient,) = torch.autograd.grad(method.distil * term, logits)
-    assert error(gradient, g["out.ntd_grad"]) < F32
+    compare("powder_ntd", gradient, g["out.ntd_grad"], F32)
     # The slice of released code, of the classes without the true one, is all others of the task.
     assert torch.equal(g["quirk.ntd_task_incremental"], g["out.ntd"])
     everything = not_true_divergence(
