@@ -41,7 +41,8 @@ class AFFCL(TunedBackbone):
     Trained and sent: the flow, two hidden layers and the classifier and, by choice, LoRA pairs or
     all weights. Sent once, as the run begins: count, sum and squares of each class's features, for
     the scale of the features. Memory beyond the model: the last task's model and flow, and the
-    noise from which features are made. No image is kept.
+    noise from which features are made. No image is kept. Read for this: the released code and the
+    paper's abstract, not its text.
     """
 
     title = "AF-FCL"

@@ -53,7 +53,8 @@ class Powder(PromptedHead):
     A task here belongs to one client: clients in different tasks (``--moving``) share prompts. Tasks
     correlate as the mean weights of prompts on their images do. Trained and sent: the prompts of
     the client's task (prompt, key, attention) and the linear head; as a task begins and in its last
-    round counts of images and sums of the prompts' weights by class. Text of the paper not read.
+    round counts of images and sums of the prompts' weights by class. Read for this: the released
+    code, not the paper's text.
     """
 
     paper = (

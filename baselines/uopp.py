@@ -41,8 +41,8 @@ class UOPP(PIP):
     For few-shot streams (``--base-classes``, ``--ways``, ``--shots``). Trained and sent: general
     prefixes, the task's expert prefixes and key, in the first task the linear head, later by choice
     the rectifier; in each round, and before it, count, sum and squares of every local class's
-    prompted features. Released code never trains its rectifier; its server and loader are missing,
-    and the paper's main text was not read.
+    prompted features. Read for this: the released code and the supplement, not the paper's text.
+    The released main program never trains its rectifier, and its server and loader are missing.
     """
 
     paper = 'Ma\'sum et al., "Federated Few-Shot Class-Incremental Learning", ICLR 2025'
