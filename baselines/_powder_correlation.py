@@ -84,9 +84,9 @@ def merge_clients(state: Tree, merged: Tree, share: Tensor) -> Tree:
     next_state, holders = dict(state), share @ state["holds"]  # [K, C]
     of_all = {f"own.{part}": f"pool.{part}" for part in PARTS}
     of_all |= {name: name.replace("rows.", "task.") for name in select(merged, "rows.")}
-    for own, name in of_all.items():
+    for own, name in of_all.items():  # a task is one client's: its rows move by its change
         next_state[name] = state[name] + torch.tensordot(share.mT, merged[own].to(share), 1)
-    for name, value in select(merged, "head.").items():
+    for name, value in select(merged, "head.").items():  # plain mean over who has the class
         owner = holders.view(*holders.shape, *[1] * (value.dim() - 2)).to(value)
         mean = (owner * value).sum(0) / owner.sum(0).clamp(min=1)
         next_state[name] = torch.where(owner.sum(0) > 0, mean, state[name].to(value))
@@ -111,12 +111,14 @@ def correlate(state: Tree, power: int, clients: int = 0) -> Tree:
     current = is_current(state["client"])
     # A task's profile is the mean over its classes; classes without images are 0.
     of_task = means.sum(1) / holds.sum(1).clamp(min=1)[:, None, None, None]
+    # W: cosines of the profiles of two tasks, to the power rho, rows that sum to 1.
     weight = similarities(of_task, of_task, length, length)
     if clients:
         late = is_hard_coded(state["client"], clients)
         weight = torch.where(late[:, None] & late, last_similarities(of_task, length), weight)
     weight = weight**power
     weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
+    # V: the same of two classes, the three largest kept; of V only max_j V_yj enters the loss.
     share = state["share"].clone()
     pairs, pair_length = means.flatten(0, 1), length.repeat_interleave(holds.shape[1])
     for task, classes in enumerate(means):

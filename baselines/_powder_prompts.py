@@ -127,6 +127,7 @@ def not_true_divergence(
     """
     others = mask & (F.one_hot(batch.y, len(mask)) == 0)
     now, past = (torch.where(others, z, EXCLUDED).log_softmax(1) for z in (logits, received))
+    # KL of the softmaxes without y, then s: softmax over the batch of 1 - max_j V_yj.
     divergence = (past.exp() * (past - now)).sum(1)
     s = torch.where(batch.w > 0, 1 - share, EXCLUDED).softmax(0)
     return (s * batch.w * divergence).sum()

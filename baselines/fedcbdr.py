@@ -105,7 +105,7 @@ class FedCBDR(TunedLinearHead):
         """
         if not old:
             return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
-        z = torch.cat([logits[:, :old] / self.tau_old, logits[:, old:] / self.tau_new], 1)
+        z = torch.cat([logits[:, :old] / self.tau_old, logits[:, old:] / self.tau_new], 1)  # z~
         per_image = F.cross_entropy(z, batch.y, reduction="none")
         is_old = (batch.y < old).to(batch.w)
         replay_loss = batch._replace(w=batch.w * is_old).mean(per_image)
@@ -184,7 +184,7 @@ class FedCBDR(TunedLinearHead):
                 leverage_scores(self.features(backbone, ctx.shared, batch), inverse)
                 for batch in data.batches(data.index)
             ]
-            waits = waits / torch.cat(scores).double().cpu().clamp(min=1e-12)
+            waits = waits / torch.cat(scores).double().cpu().clamp(min=1e-12)  # rate tau_j
         places = places_of(waits)
         counts = torch.zeros(task.size, BINS)
         index, place = [memory["exemplar.index"]], [memory["exemplar.place"]]

@@ -140,7 +140,7 @@ class MFCL(DataFreeReplay):
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
         features = self.features(backbone, train, batch)
-        if ctx.task.index == 0:
+        if ctx.task.index == 0:  # first task: cross-entropy
             return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
         old = strip_prefix(ctx.shared, "teacher.")
         replay_features, old_replay_features = self.replay_features(backbone, train, batch, ctx)
@@ -192,15 +192,15 @@ class MFCL(DataFreeReplay):
             task: The current task.
         """
         new, old_classes = len(batch.y), task.start
-        # New images: cross-entropy over the new classes.
+        # L of the formulas, first term: cross-entropy of new images over the new classes.
         loss = task_cross_entropy(head_logits(train, features[:new]), batch, task)
-        # Generated images have the old model's answers as labels. All images train the head, over
-        # all classes seen; the gradient stops at the features.
+        # Second term: generated images have the old model's answers as labels. All images train the
+        # head, over all classes seen; the gradient stops at the features.
         answers = head_logits(old, old_features[new:])[:, :old_classes].argmax(1)
         logits = head_logits(train, features.detach())[:, : task.stop]
         labels = torch.cat([batch.y, answers])
         head_loss = joint.mean(F.cross_entropy(logits, labels, reduction="none"))
-        # Distance of the features to the old ones, weighted by the rows of the old head.
+        # Third term: distance of the features to the old ones, weighted by the old head's rows.
         difference = (features - old_features) @ old["head.weight"][:old_classes].mT
         feature_loss = joint.mean(difference.square().mean(1))
         return loss + self.weight_head * head_loss + self.weight_feature * feature_loss

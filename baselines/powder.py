@@ -146,7 +146,7 @@ class Powder(PromptedHead):
         mask = self.class_mask(batch, ctx)
         tree = {**ctx.shared, **train}
         logits = torch.where(mask, self.client_logits(backbone, tree, batch), EXCLUDED)
-        loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
+        loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))  # L_ce
         # From the second round of the run on: the received model teaches all but the true class.
         if self.distil and (ctx.round or ctx.task.index):
             with torch.no_grad():
@@ -170,7 +170,7 @@ class Powder(PromptedHead):
         # S: the tasks with the largest weights; without correlation its own.
         number = 1 if self.correlation == "none" else min(self.chosen, len(row))
         chosen = top_positions(row.to(tree["weight"])[None] @ tree["weight"], number)[0]
-        mixture = mix(pool, F.embedding(chosen, tree["weight"]))
+        mixture = mix(pool, F.embedding(chosen, tree["weight"]))  # K^i, A^i, P^i of i in S
         head = own_rows(tree, row) if self.task_rows else tree
         return head_logits(head, self.prompted(backbone, mixture, batch))
 
@@ -180,7 +180,7 @@ class Powder(PromptedHead):
         for position, block in enumerate(self.blocks_of(backbone)):
             alpha = block_weights(batch.query, mixture, position)
             prompts = mixture["prompt"][:, position].flatten(0, 1) / len(mixture["prompt"])
-            tokens[f"tokens.{block}"] = torch.einsum("bm,mld->bld", alpha, prompts)
+            tokens[f"tokens.{block}"] = torch.einsum("bm,mld->bld", alpha, prompts)  # p(x)
         return backbone(batch.x, tokens)
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:

@@ -148,14 +148,14 @@ class UOPP(PIP):
     ) -> tuple[Tensor, Tree]:
         if ctx.task.index == 0:  # base task: PIP's loss, prototypes at the head from round 2 on
             return super().loss(backbone, train, batch, ctx)
-        features = self.trained_features(backbone, train, batch)
+        features = self.trained_features(backbone, train, batch)  # later tasks: L of the formulas
         loss = self.few_shot_loss(features, batch, ctx.shared)
-        if self.rectify == "ode":
+        if self.rectify == "ode":  # gamma L_ode
             rectified = rectify_batch(train, features, batch, ctx, self.repeats, self.ode_steps)
             loss = loss + self.rectify_weight * query_loss(*rectified, ctx.shared, self.scale)
         if self.no_key_loss:
             return loss, {}
-        similarity = cosines(batch.query, train["expert.key"][None])[:, 0]
+        similarity = cosines(batch.query, train["expert.key"][None])[:, 0]  # lambda cos(q, k_t)
         return loss - self.pull * batch.mean(similarity), {}
 
     def prototype_loss(self, train: Tree, batch: Batch, ctx: Context) -> Tensor:
