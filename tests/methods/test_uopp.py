@@ -277,3 +277,19 @@ def test_only_later_tasks_train_the_rectifier() -> None:
             after = record.states[call.ctx.task.index]
             same = [torch.equal(value, after[name]) for name, value in before.items()]
             assert all(same) == (call.ctx.task.index == 0)
+
+
+def test_a_rectifier_that_has_learned_nothing_draws_prototypes_together() -> None:
+    """With weights of 0 all samples count alike: dp/dt = lambda(t) (mean of the samples - p).
+
+    The integral of lambda from 0 to 39 is 4 / ln 10 (1 - 0.1^0.975) = 1.553, so prototypes keep
+    exp(-1.553) = 0.2116 of their distance to the mean.
+    """
+    tree = start_rectifier(2, 2, 1, torch.Generator().manual_seed(0))
+    tree = {name: torch.zeros_like(value).double() for name, value in tree.items()}
+    x = torch.tensor([[4.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    samples = Samples(x, torch.eye(2).double(), torch.ones(2).double())
+    moved = rectify(tree, x, torch.ones(2), samples, 39)
+    kept = math.exp(-4 / math.log(10) * (1 - 0.1**0.975))
+    assert kept == pytest.approx(0.2116, abs=1e-4)
+    torch.testing.assert_close(moved - x.mean(0), kept * (x - x.mean(0)), rtol=1e-4, atol=1e-6)
