@@ -45,7 +45,7 @@ def begin_client_tasks(state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         rows[name] = start.expand(new, *start.shape)
     before = {**state, "profile.mean": F.pad(state["profile.mean"], (0, 0, 0, new))}
     joined = {k: torch.cat([before[k], v.to(before[k])]) for k, v in rows.items()}
-    return {**state, **joined, "weight": extended(state["weight"], new)}
+    return {**state, **joined, "weight": extend_weights(state["weight"], new)}
 
 
 def renew_profiles(state: Tree, merged: Tree, share: Tensor, task: Task) -> Tree:
@@ -152,7 +152,7 @@ def own_row(tree: Tree, batch: Batch) -> Tensor:
     return ((tree["client"] == batch.client[:1]) & is_current(tree["client"])).to(batch.w)
 
 
-def extended(weight: Tensor, new: int) -> Tensor:
+def extend_weights(weight: Tensor, new: int) -> Tensor:
     """Return W [T + new, T + new]; the row of a new task is that of the identity."""
     identity = torch.eye(new, dtype=weight.dtype, device=weight.device)
     joined: Tensor = torch.block_diag(weight, identity)  # without types in torch

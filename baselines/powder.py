@@ -16,7 +16,7 @@ from fczoo.baselines._powder_correlation import (
     begin_client_tasks,
     client_rows,
     correlate,
-    extended,
+    extend_weights,
     merge_clients,
     own_row,
     renew_profiles,
@@ -50,7 +50,7 @@ from fczoo.functional.prompts import top_positions
 class Powder(PromptedHead):
     """Each task of each client has prompts, mixed with those of correlated tasks of all clients.
 
-    A task here belongs to one client: clients in different tasks (``--moving``) share prompts. Tasks
+    A task belongs to one client: clients in different tasks (``--moving``) share prompts. Tasks
     correlate as the mean weights of prompts on their images do. Trained and sent: the prompts of
     the client's task (prompt, key, attention) and the linear head; as a task begins and in its last
     round counts of images and sums of the prompts' weights by class. Read for this: the released
@@ -97,7 +97,7 @@ class Powder(PromptedHead):
     temperature: float = option(3.0, "tau of the distillation", low=1e-6)
     task_rows: bool = option(
         False,
-        "each task of each client has head rows of its own, and answers the test images of its "
+        "each task of each client has separate head rows, and answers the test images of its "
         "classes: the task of a test image is given",
         quirk="piaohongming/Powder",
     )
@@ -172,9 +172,9 @@ class Powder(PromptedHead):
         chosen = top_positions(row.to(tree["weight"])[None] @ tree["weight"], number)[0]
         mixture = mix(pool, F.embedding(chosen, tree["weight"]))  # K^i, A^i, P^i of i in S
         head = own_rows(tree, row) if self.task_rows else tree
-        return head_logits(head, self.prompted(backbone, mixture, batch))
+        return head_logits(head, self.prompted_features(backbone, mixture, batch))
 
-    def prompted(self, backbone: Backbone, mixture: Tree, batch: Batch) -> Tensor:
+    def prompted_features(self, backbone: Backbone, mixture: Tree, batch: Batch) -> Tensor:
         """Compute features [B, D]; the prompts of a block stay in the sequence to the last one."""
         tokens = {}
         for position, block in enumerate(self.blocks_of(backbone)):
@@ -185,7 +185,7 @@ class Powder(PromptedHead):
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         # The server's forward knows no client: S has all tasks.
-        return self.prompted(backbone, mix(pool_of(tree), tree["weight"]), batch)
+        return self.prompted_features(backbone, mix(pool_of(tree), tree["weight"]), batch)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         # Inference: argmax over the classes seen; released code: over those of the image's task.
@@ -208,7 +208,7 @@ class Powder(PromptedHead):
         pool, weight = pool_of(ctx.shared), ctx.shared["weight"]
         if phase == "task_start":
             pool = {k: torch.cat([v, ctx.shared[f"start.{k}"][None]]) for k, v in pool.items()}
-            weight = extended(weight, 1)
+            weight = extend_weights(weight, 1)
         elif ctx.round < ctx.rounds - 1:
             return {}
         mixture = mix(pool, weight)
@@ -224,9 +224,9 @@ class Powder(PromptedHead):
         if self.head_init == "means":
             means = {f"class.{k}": v.sum(0) for k, v in strip_prefix(sums, "first.").items()}
             state = super().update_from(phase, state, means, ctx)
-        return self.correlated(begin_client_tasks(state, sums, ctx), ctx)
+        return self.correlate_tasks(begin_client_tasks(state, sums, ctx), ctx)
 
-    def correlated(self, state: Tree, ctx: ServerContext) -> Tree:
+    def correlate_tasks(self, state: Tree, ctx: ServerContext) -> Tree:
         """Return the state with W and V of the current tasks, unless ``correlation=none``."""
         if self.correlation == "none":
             return state
@@ -245,6 +245,6 @@ class Powder(PromptedHead):
         """
         share = client_rows(state, merged["clients"])  # [K, T]
         next_state = merge_clients(state, merged, share)
-        if "class.count" in merged:  # a task's last round
-            next_state = self.correlated(renew_profiles(next_state, merged, share, ctx.task), ctx)
-        return next_state
+        if "class.count" not in merged:  # not the task's last round
+            return next_state
+        return self.correlate_tasks(renew_profiles(next_state, merged, share, ctx.task), ctx)

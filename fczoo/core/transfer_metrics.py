@@ -21,7 +21,7 @@ def final_accuracy(tasks: ClientTasks, b: Rows) -> float:
         tasks: Client-tasks.
         b: Accuracies [S][j] in percent.
     """
-    return _mean(_known(b[-1]))
+    return _mean(_numbers(b[-1]))
 
 
 def stage_accuracy(tasks: ClientTasks, b: Rows) -> float:
@@ -31,7 +31,7 @@ def stage_accuracy(tasks: ClientTasks, b: Rows) -> float:
         tasks: Client-tasks.
         b: Accuracies [S][j] in percent.
     """
-    return _mean([_mean(_known(row)) for row in b if _known(row)])
+    return _mean([_mean(_numbers(row)) for row in b if _numbers(row)])
 
 
 def stage_forgetting(tasks: ClientTasks, b: Rows) -> float:
@@ -50,7 +50,7 @@ def stage_forgetting(tasks: ClientTasks, b: Rows) -> float:
     for s, row in enumerate(b):
         terms = []
         for j, value in enumerate(row):
-            earlier = _known([b[u][j] for u in range(tasks[j][1], s)])
+            earlier = _numbers([b[u][j] for u in range(tasks[j][1], s)])
             if value is not None:
                 terms.append(max(earlier) - value if earlier else 0.0)
         means += [_mean(terms)] if terms else []
@@ -102,7 +102,7 @@ def _backward(tasks: ClientTasks, b: Rows) -> list[float]:
     means = []
     for s, row in enumerate(b):
         pairs = [(row[j], b[last][j]) for j, (_, _, last) in enumerate(tasks) if last < s]
-        changes = [now - then for now, then in pairs if now is not None and then is not None]
+        changes = [x - y for x, y in pairs if x is not None and y is not None]
         means += [_mean(changes)] if changes else []
     return means
 
@@ -117,7 +117,7 @@ def _forward(tasks: ClientTasks, b: Rows, alone: Rows) -> list[float]:
     return means
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
+def _numbers(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 

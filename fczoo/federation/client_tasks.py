@@ -24,8 +24,8 @@ def client_tasks(world: World) -> list[list[int]]:
     latest: dict[int, tuple[np.ndarray, list[int]]] = {}  # client -> its images and its entry
     for stage, clients in enumerate(world.partition.tasks):
         for client, images in enumerate(clients):
-            before, entry = latest.get(client, (np.empty(0, np.int64), []))
-            if len(images) and not np.array_equal(images, before):
+            earlier_images, entry = latest.get(client, (np.empty(0, np.int64), []))
+            if len(images) and not np.array_equal(images, earlier_images):
                 entry = [client, stage, stage]
                 tasks.append(entry)
             if entry and len(images):
@@ -56,5 +56,6 @@ def client_task_accuracies(
         index = world.clients(world.stream.tasks[first], idle=True)[client].index
         labels = world.stream.train.labels[index.numpy()]
         owners = np.zeros_like(labels)
-        accuracies.append(of_model and client_accuracies(of_model, owners, labels, 1)[0])
+        value = client_accuracies(of_model, owners, labels, 1)[0] if of_model else None
+        accuracies.append(value)
     return accuracies
