@@ -293,3 +293,17 @@ def test_a_rectifier_that_has_learned_nothing_draws_prototypes_together() -> Non
     kept = math.exp(-4 / math.log(10) * (1 - 0.1**0.975))
     assert kept == pytest.approx(0.2116, abs=1e-4)
     torch.testing.assert_close(moved - x.mean(0), kept * (x - x.mean(0)), rtol=1e-4, atol=1e-6)
+
+
+def test_a_rectifier_at_its_start_draws_prototypes_together_as_well() -> None:
+    """Random weights change little of it: two means keep about a fifth of their distance."""
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        tree = start_rectifier(64, 2, 4, generator)
+        hot = torch.eye(2).repeat_interleave(4, 0)
+        x = torch.randn(8, 64, generator=generator)
+        x = x + 2 * torch.randn(2, 64, generator=generator).repeat_interleave(4, 0)
+        means = hot.mT @ x / 4
+        moved = rectify(tree, means, torch.ones(2), Samples(x, hot, torch.ones(8)), 6)
+        kept = float((moved[0] - moved[1]).norm() / (means[0] - means[1]).norm())
+        assert kept == pytest.approx(0.2116, abs=0.05)
