@@ -83,11 +83,12 @@ def encode(flow: Tree, permutation: Tensor, features: Tensor, hot: Tensor) -> tu
         Codes [B, D] and log-densities of the features [B].
     """
     codes, log_scales = features, features.new_zeros(len(features))
-    for name, order in _couplings(permutation):
+    for name, order in _couplings(permutation):  # b -> b s + m: log-determinant sum log s
         first, second = _halves(codes[:, order])
         shift, scale = _shift_and_scale(flow, name, first, hot)
         codes = torch.cat([first, second * scale + shift], 1)
         log_scales = log_scales + scale.log().sum(1)
+    # log p(x | y) = log N(u; 0, I) + sum log s.
     log_normal = -0.5 * (codes.square().sum(1) + codes.shape[1] * math.log(2 * math.pi))
     return codes, log_normal + log_scales
 
@@ -105,6 +106,7 @@ def decode(flow: Tree, permutation: Tensor, codes: Tensor, hot: Tensor) -> Tenso
         Features [B, D].
     """
     features = codes
+    # The couplings in reverse order: b = (b' - m) / s.
     for name, order in reversed([*_couplings(permutation)]):
         first, second = _halves(features)
         shift, scale = _shift_and_scale(flow, name, first, hot)
@@ -127,6 +129,7 @@ def _shift_and_scale(flow: Tree, name: str, half: Tensor, hot: Tensor) -> tuple[
     def linear(part: str, rows: Tensor) -> Tensor:
         return F.linear(rows, flow[f"{name}.{part}.weight"], flow[f"{name}.{part}.bias"])
 
+    # A residual network whose blocks are gated by the class; s = sigmoid(o + 2) + 0.001.
     hidden = linear("first", torch.cat([half, hot], 1))
     for block in range(BLOCKS):
         inner = linear(f"{block}.inner", F.leaky_relu(hidden))
@@ -176,10 +179,12 @@ def credibility(
     """
     codes, points, labels = replayed
     local, log_density = encode(flow, permutation, features, members)
+    # q of the formulas: exp(log p(x | y) / D), mean over the client's images.
     per_image = (log_density / features.shape[1]).exp() * members.sum(1)
     q = per_image.sum() / members.sum().clamp(min=1)
     local = features if space == "feature" else local
     points = codes if space == "latent" else points
+    # w: density of N(mu_c, v_c) of the client's images of the class, mean over dimensions.
     count = members.sum(0)[:, None]
     mean = members.mT @ local / count.clamp(min=1)
     offset = (local - members @ mean).square()

@@ -72,14 +72,13 @@ class AnchoredReplay(DataFreeReplay):
             ``anchors`` [C, e], ``radius`` and the linear map ``projection.*``.
         """
         if self.anchor_file is not None:
-            table = read_anchors(self.anchor_file, f"{self.name}.anchor_file")
+            label = f"{self.name}.anchor_file"
+            table = order_anchors(read_anchors(self.anchor_file, label), task.class_order, label)
         elif self.anchors == "frozen_means":
             table = torch.zeros(task.classes, dim)  # measured as each task begins
         else:
             sizes = task.classes, self.anchor_width
             table = draw_anchors(self.anchors, *sizes, rng, f"{self.name}.anchors")
-        order = task.class_order or tuple(range(task.classes))
-        table = order_anchors(table, order, f"{self.name}.anchor_file")
         width, bound = table.shape[1], dim**-0.5
         return {
             "anchors": table,

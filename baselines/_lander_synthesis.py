@@ -129,7 +129,7 @@ def synthesis_round(
         mean, std = (normalisation[name].view(1, 3, 1, 1) for name in ("mean", "std"))
         views = (views - mean) / std
         reply = teacher(views)
-        # L_G = layers + match * CE + disagree * adversary + anchors * bound
+        # L_G of the formulas: classes, anchors, disagreement, layers (released: NAYER.synthesize).
         loss = options.match * F.cross_entropy(reply.logits, labels)
         distance = anchor_distance(reply.features, anchors, radius)
         loss = loss + options.anchor_weight * distance
@@ -139,7 +139,7 @@ def synthesis_round(
             layers = layer_distance(reply.moments, prior, synthesis.averages)
             loss = loss + options.prior_weight * layers
         if best is None or float(loss.detach()) < lowest:
-            lowest, best = float(loss.detach()), images.detach()
+            lowest, best = float(loss.detach()), images.detach()  # the batch before its update
         moments = [Moments(*(value.detach() for value in layer)) for layer in reply.moments]
         optimizer.zero_grad()
         loss.backward()
@@ -172,7 +172,7 @@ def student_step(
     with torch.no_grad():
         target = teacher(images)
     reply = model(student, images)
-    loss = divergence(target.logits, reply.logits, STUDENT_TEMPERATURE).mean()
+    loss = divergence(target.logits, reply.logits, STUDENT_TEMPERATURE).mean()  # of all kept images
     loss = loss + options.anchor_weight * F.mse_loss(reply.features, target.features)
     optimizer.zero_grad()
     loss.backward()
@@ -226,7 +226,7 @@ def synthesise_images(
     kept: list[Tensor] = []
     for number in range(1, options.synthesis_rounds + 1):
         layers, hidden, entries = synthesis.generator["input.weight"].shape
-        drawn = input_layers(layers, hidden, entries, rng)
+        drawn = input_layers(layers, hidden, entries, rng)  # re-drawn: what makes rounds differ
         synthesis.generator |= {name: value.to(anchors) for name, value in drawn.items()}
         labels = balanced_labels(options.synthesis_batch, classes, rng)
         # The student takes part two rounds after it has begun to learn.
@@ -234,7 +234,7 @@ def synthesise_images(
         student = partial(model, frozen) if number > options.warmup + 2 else None
         targets = labels, anchors[labels], radius
         images = synthesis_round(synthesis, options, teacher, student, targets, prior, side, rng)
-        if number < options.warmup:
+        if number < options.warmup:  # no image is kept yet
             continue
         kept.append((images * 255).round().to(torch.uint8))
         pool = torch.cat(kept)

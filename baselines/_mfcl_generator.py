@@ -148,16 +148,18 @@ def generator_step(
         prior: Moments of the clients' activations, one per compared layer; may be empty.
         side: Height and width of the images, pixels.
     """
+    # L_G of the formulas, term by term (released: Teacher.get_images).
     images = mfcl_images(generator, z, side, training=True)
     reply = teacher(images)
     # Certainty: cross-entropy with the predicted class. At the released temperature of 1000 it is
     # nearly constant, and the terms below decide.
     logits = reply.logits / config.content_temperature
     loss = config.content * F.cross_entropy(logits, reply.logits.argmax(1))
+    # Balance: 1 - H(p) / log C of the mean prediction.
     loss = loss + config.entropy * imbalance(reply.logits)
     # Smoothness: distance to the image under a Gaussian filter.
     loss = loss + config.smooth * F.mse_loss(images, blur(images))
-    if prior:
+    if prior:  # layers: KL from the batch's Gaussian to the prior's, mean over layers
         terms = [divergence_of(m, p) for m, p in zip(reply.moments, prior, strict=True)]
         loss = loss + config.prior_weight * torch.stack(terms).mean()
     optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Correlated tasks of Powder: prompts mixed by W, profiles of tasks, and W and V from them.
+"""Correlated tasks of Powder: tasks that begin, their profiles, and W and V from these.
 
 Piao et al., ICML 2024. Each task belongs to one client; T tasks have begun, and are in this order.
 Sizes are C classes of the run, M prompts of a task in a block, and D dimensions.
@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.core.tree import Tree
+from fczoo.baselines._powder_prompts import PARTS
+from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, ServerContext, Task
-from fczoo.functional.prompts import component_weights
 
-PARTS = ("key", "attention", "prompt")  # K, A, P
-EXCLUDED = -1e4  # logit of a class outside a softmax
 RELATED = 3  # classes whose V counts
+HARD_CODED, LAST = (10, 15), 5  # numbers of tasks, and entries of their profiles, in released code
 
 
 def begin_client_tasks(state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
@@ -40,12 +39,13 @@ def begin_client_tasks(state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         "profile.mean": torch.cat([profiles[..., :-1, :], of_new], 3),
         "profile.length": torch.full((new,), old + new),
     }
-    for part in PARTS:
-        start = state[f"start.{part}"]
-        rows[f"pool.{part}"] = start.expand(new, *start.shape)
+    starts = {f"pool.{part}": state[f"start.{part}"] for part in PARTS}
+    starts |= {name: state[name.replace("task.", "head.")] for name in select(state, "task.")}
+    for name, start in starts.items():
+        rows[name] = start.expand(new, *start.shape)
     before = {**state, "profile.mean": F.pad(state["profile.mean"], (0, 0, 0, new))}
     joined = {k: torch.cat([before[k], v.to(before[k])]) for k, v in rows.items()}
-    return {**state, **joined, "weight": extended(state["weight"], new)}
+    return {**state, **joined, "weight": extend_weights(state["weight"], new)}
 
 
 def renew_profiles(state: Tree, merged: Tree, share: Tensor, task: Task) -> Tree:
@@ -70,7 +70,30 @@ def renew_profiles(state: Tree, merged: Tree, share: Tensor, task: Task) -> Tree
     }
 
 
-def correlate(state: Tree, power: int) -> Tree:
+def merge_clients(state: Tree, merged: Tree, share: Tensor) -> Tree:
+    """Move each client's prompts to its task's rows; average rows of the head over holders.
+
+    Args:
+        state: State with T tasks.
+        merged: Uploads [K, ...] of K clients.
+        share: Current task of each client [K, T].
+
+    Returns:
+        The state with the new prompts and rows.
+    """
+    next_state, holders = dict(state), share @ state["holds"]  # [K, C]
+    of_all = {f"own.{part}": f"pool.{part}" for part in PARTS}
+    of_all |= {name: name.replace("rows.", "task.") for name in select(merged, "rows.")}
+    for own, name in of_all.items():  # a task is one client's: its rows move by its change
+        next_state[name] = state[name] + torch.tensordot(share.mT, merged[own].to(share), 1)
+    for name, value in select(merged, "head.").items():  # plain mean over who has the class
+        owner = holders.view(*holders.shape, *[1] * (value.dim() - 2)).to(value)
+        mean = (owner * value).sum(0) / owner.sum(0).clamp(min=1)
+        next_state[name] = torch.where(owner.sum(0) > 0, mean, state[name].to(value))
+    return next_state
+
+
+def correlate(state: Tree, power: int, clients: int = 0) -> Tree:
     """Compute W of the clients' current tasks, and the largest V of each of their classes.
 
     Rows of finished tasks stay as they were when the task was last a current one.
@@ -78,6 +101,8 @@ def correlate(state: Tree, power: int) -> Tree:
     Args:
         state: State with the profiles of T tasks.
         power: Power of the cosines.
+        clients: Clients of the run, with which released code numbers the tasks that it compares by
+            the last five entries; 0: all pairs are compared by the tasks that both know.
 
     Returns:
         The state with ``weight`` [T, T] and ``share`` [T, C].
@@ -86,8 +111,14 @@ def correlate(state: Tree, power: int) -> Tree:
     current = is_current(state["client"])
     # A task's profile is the mean over its classes; classes without images are 0.
     of_task = means.sum(1) / holds.sum(1).clamp(min=1)[:, None, None, None]
-    weight = similarities(of_task, of_task, length, length) ** power
+    # W: cosines of the profiles of two tasks, to the power rho, rows that sum to 1.
+    weight = similarities(of_task, of_task, length, length)
+    if clients:
+        late = is_hard_coded(state["client"], clients)
+        weight = torch.where(late[:, None] & late, last_similarities(of_task, length), weight)
+    weight = weight**power
     weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
+    # V: the same of two classes, the three largest kept; of V only max_j V_yj enters the loss.
     share = state["share"].clone()
     pairs, pair_length = means.flatten(0, 1), length.repeat_interleave(holds.shape[1])
     for task, classes in enumerate(means):
@@ -97,10 +128,13 @@ def correlate(state: Tree, power: int) -> Tree:
         top = value.flatten(1).topk(min(RELATED, value[0].numel()), 1).values
         largest = top[:, 0] / top.sum(1).clamp(min=1e-12)
         share[task] = torch.where(current[task], holds[task] * largest, share[task])
+    # Products of more tasks differ in their last bits. Without these, rows whose profiles are the
+    # same keep their bits, and clients that have such a row do not get it again.
+    decimals = 12 if share.dtype == torch.float64 else 7
     return {
         **state,
-        "weight": torch.where(current[:, None], weight, state["weight"]),
-        "share": share,
+        "weight": torch.where(current[:, None], weight.round(decimals=decimals), state["weight"]),
+        "share": share.round(decimals=decimals),
     }
 
 
@@ -108,28 +142,6 @@ def client_rows(state: Tree, clients: Tensor) -> Tensor:
     """Return which task is the current one of each client [K, T], as 0 and 1."""
     rows = (state["client"] == clients.to(state["client"])[:, None]) & is_current(state["client"])
     return rows.to(state["weight"])
-
-
-def not_true_divergence(
-    logits: Tensor, received: Tensor, share: Tensor, mask: Tensor, batch: Batch
-) -> Tensor:
-    """Compute sum_b s_b KL of the softmax without the true class, received to current.
-
-    Args:
-        logits: Logits [B, C] of the client, divided by the temperature.
-        received: Those of the model that it received [B, C].
-        share: max_j V_yj of each image's class [B].
-        mask: Classes of the softmax [C].
-        batch: Labels and weights [B].
-
-    Returns:
-        The divergence, a scalar.
-    """
-    others = mask & (F.one_hot(batch.y, len(mask)) == 0)
-    now, past = (torch.where(others, z, EXCLUDED).log_softmax(1) for z in (logits, received))
-    divergence = (past.exp() * (past - now)).sum(1)
-    s = torch.where(batch.w > 0, 1 - share, EXCLUDED).softmax(0)
-    return (s * batch.w * divergence).sum()
 
 
 def is_current(client: Tensor) -> Tensor:
@@ -143,30 +155,11 @@ def own_row(tree: Tree, batch: Batch) -> Tensor:
     return ((tree["client"] == batch.client[:1]) & is_current(tree["client"])).to(batch.w)
 
 
-def extended(weight: Tensor, new: int) -> Tensor:
+def extend_weights(weight: Tensor, new: int) -> Tensor:
     """Return W [T + new, T + new]; the row of a new task is that of the identity."""
     identity = torch.eye(new, dtype=weight.dtype, device=weight.device)
     joined: Tensor = torch.block_diag(weight, identity)  # without types in torch
     return joined
-
-
-def mix(pool: Tree, weight: Tensor) -> Tree:
-    """Mix the keys, attentions and prompts of all tasks: sum_j W_ij X_j for each row i of W.
-
-    Args:
-        pool: ``key``, ``attention`` and ``prompt`` [T, ...].
-        weight: Rows of W [S, T].
-
-    Returns:
-        The same names, [S, ...].
-    """
-    return {k: torch.tensordot(weight.to(v), v, 1) for k, v in pool.items()}
-
-
-def block_weights(query: Tensor, mixture: Tree, position: int) -> Tensor:
-    """Compute alpha_m = cos(q * A_m, K_m) [B, S M] of the mixed prompts of one block."""
-    attention, keys = (mixture[k][:, position].flatten(0, 1) for k in ("attention", "key"))
-    return component_weights(query, attention, keys)
 
 
 def class_profiles(state: Tree, sums: Tree, task: Task) -> Tensor:
@@ -202,3 +195,28 @@ def similarities(a: Tensor, b: Tensor, a_length: Tensor, b_length: Tensor) -> Te
     b_square = torch.einsum("kbtm,nt->nkb", b.square(), in_a.to(b))
     cosine = dot / (a_square * b_square).sqrt().clamp(min=1e-12)
     return cosine.mean(-1).abs()
+
+
+def is_hard_coded(client: Tensor, clients: int) -> Tensor:
+    """Return whether the number of each task [T], local number * K + client, is 10 to 14."""
+    same = client[:, None] == client
+    number = same.tril(-1).sum(1) * clients + client
+    return (number >= HARD_CODED[0]) & (number < HARD_CODED[1])
+
+
+def last_similarities(profiles: Tensor, length: Tensor) -> Tensor:
+    """Compute the cosine of the last five entries of profiles, mean over blocks [N, N].
+
+    Args:
+        profiles: Profiles [N, blocks, T, M], 0 beyond their tasks.
+        length: Tasks of each profile [N].
+
+    Returns:
+        Cosines, without their sign.
+    """
+    entry = length[:, None] - LAST + torch.arange(LAST, device=length.device)  # [N, 5]
+    index = entry.clamp(min=0)[:, None, :, None].expand(
+        -1, profiles.shape[1], -1, profiles.shape[3]
+    )
+    last = F.normalize(profiles.gather(2, index).flatten(2), dim=2)
+    return torch.einsum("nbd,kbd->nkb", last, last).mean(-1).abs()

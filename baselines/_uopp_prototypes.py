@@ -77,7 +77,7 @@ def rectify(tree: Tree, means: Tensor, present: Tensor, samples: Samples, steps:
     """
 
     def slope(time: float, p: Tensor) -> Tensor:
-        factor: float = 0.1 * 0.1 ** (time / DECAY)
+        factor: float = 0.1 * 0.1 ** (time / DECAY)  # lambda(t)
         return factor * _derivative(tree, p, present, samples)
 
     p, h = means, END / steps
@@ -146,11 +146,11 @@ def _derivative(tree: Tree, p: Tensor, present: Tensor, samples: Samples) -> Ten
     for head in range(HEADS):
         part = strip_prefix(tree, f"rectifier.{head}.")
         share, pull = _shares(part, p, present, samples), _pulls(part, p, samples)  # [W, N, D]
-        mean = (share * pull).sum(1)
+        mean = (share * pull).sum(1)  # weighted over samples
         estimates.append(mean)
         precisions.append(1 / ((share * (pull - mean[:, None]).square()).sum(1) + 1e-6))
     precision = torch.stack(precisions)
-    return (torch.stack(estimates) * precision).sum(0) / precision.sum(0)
+    return (torch.stack(estimates) * precision).sum(0) / precision.sum(0)  # by inverse variance
 
 
 def _linear(part: Tree, layer: str, x: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ class AFFCL(TunedBackbone):
     Trained and sent: the flow, two hidden layers and the classifier and, by choice, LoRA pairs or
     all weights. Sent once, as the run begins: count, sum and squares of each class's features, for
     the scale of the features. Memory beyond the model: the last task's model and flow, and the
-    noise from which features are made. No image is kept.
+    noise from which features are made. No image is kept. Read for this: the released code and the
+    paper's abstract, not its text.
     """
 
     title = "AF-FCL"
@@ -161,8 +162,8 @@ class AFFCL(TunedBackbone):
         """Compute L_g on the client's features [B, D] and on features of the last flow."""
         order, last = ctx.shared["permutation"], strip_prefix(ctx.shared, "teacher.")
         hot = F.one_hot(batch.y, ctx.task.classes).to(features)
-        loss = -batch.mean(encode(train, order, features, hot)[1])
-        if last:  # labels are uniform over the classes of earlier tasks
+        loss = -batch.mean(encode(train, order, features, hot)[1])  # L_g, first term
+        if last:  # L_g, second term: labels are uniform over the classes of earlier tasks
             labels = (batch.draws[:, 0] * ctx.task.start).long()
             replay_hot = F.one_hot(labels, ctx.task.classes).to(features)
             codes = mix_rows(ctx.shared["noise"], batch.draws[:, 1:3])
@@ -174,6 +175,7 @@ class AFFCL(TunedBackbone):
         """Compute L_r on features of the current flow, of all classes seen; only fc2 learns."""
         order, last = ctx.shared["permutation"], strip_prefix(ctx.shared, "teacher.")
         detached_tensors = {name: value.detach() for name, value in train.items()}
+        # L_r: features of the current flow, labels uniform over all classes seen, new ones too.
         labels = (batch.draws[:, 3] * ctx.task.stop).long()
         codes = mix_rows(ctx.shared["noise"], batch.draws[:, 4:6])
         points = decode(
@@ -186,6 +188,7 @@ class AFFCL(TunedBackbone):
         learns = {k: v if k.startswith("classifier.fc2.") else v.detach() for k, v in train.items()}
         logits = head_outputs(learns, points)
         entropy = F.cross_entropy(logits, labels, reduction="none")
+        # ((1 - theta) q + theta) w: with theta = 1 and w = 1 it is plain replay.
         loss = ((1 - self.theta) * q + self.theta) * batch.mean(weight * entropy)
         if last:
             output_loss = distillation(logits, head_outputs(last, points), TEMPERATURE)
@@ -201,6 +204,7 @@ class AFFCL(TunedBackbone):
             batch: Labels and weights; ``teacher`` has the last model's features.
             last: Tensors of the last model; empty in the first task.
         """
+        # L: cross-entropy, then distillation of features and outputs from the last model.
         logits = head_outputs(train, features)
         loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
         if last:

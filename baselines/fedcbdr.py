@@ -33,7 +33,8 @@ class FedCBDR(TunedLinearHead):
     Trained and sent: the linear head and LoRA pairs or, by choice, all weights. As a task ends,
     once, the sum of outer products of a client's features, and a histogram of its images' places in
     the draw. The server returns the inverse of the total and each class's last place. Exemplars
-    stay at the client: ``per_task`` images of each task, over all clients together.
+    stay at the client: ``per_task`` images of each task, over all clients together. Read for this:
+    the paper's section on the method; no code is released.
     """
 
     paper = (
@@ -104,7 +105,7 @@ class FedCBDR(TunedLinearHead):
         """
         if not old:
             return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
-        z = torch.cat([logits[:, :old] / self.tau_old, logits[:, old:] / self.tau_new], 1)
+        z = torch.cat([logits[:, :old] / self.tau_old, logits[:, old:] / self.tau_new], 1)  # z~
         per_image = F.cross_entropy(z, batch.y, reduction="none")
         is_old = (batch.y < old).to(batch.w)
         replay_loss = batch._replace(w=batch.w * is_old).mean(per_image)
@@ -183,7 +184,7 @@ class FedCBDR(TunedLinearHead):
                 leverage_scores(self.features(backbone, ctx.shared, batch), inverse)
                 for batch in data.batches(data.index)
             ]
-            waits = waits / torch.cat(scores).double().cpu().clamp(min=1e-12)
+            waits = waits / torch.cat(scores).double().cpu().clamp(min=1e-12)  # rate tau_j
         places = places_of(waits)
         counts = torch.zeros(task.size, BINS)
         index, place = [memory["exemplar.index"]], [memory["exemplar.place"]]
@@ -200,8 +201,7 @@ class FedCBDR(TunedLinearHead):
         """Return the memory without images behind the last place of their class."""
         index = ctx.memory.get("exemplar.index", NONE)
         place = ctx.memory.get("exemplar.place", NONE)
-        last_place = ctx.shared["last_place"].cpu()[data.labels(index).cpu()]
-        stays = place.cpu() <= last_place
+        stays = place.cpu() <= ctx.shared["last_place"].cpu()[data.labels(index).cpu()]
         return {"exemplar.index": index[stays], "exemplar.place": place[stays]}
 
     def after_training(

@@ -121,8 +121,9 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         features = self.features(backbone, train, batch)
         table = ctx.shared["anchors"], ctx.shared["radius"]
         logits, attached = head_logits(train, features), attach(train, features)
+        # L of the first task: cross-entropy and B (released: LANDER._local_update).
         loss = self.new_loss(logits, attached, table, batch, ctx.task)
-        if ctx.task.index:
+        if ctx.task.index:  # L of a later task (released: LANDER._local_finetune)
             weight_new, weight_old = self.weights(ctx.task)
             replay_loss = self.replay_loss(backbone, train, batch, ctx)
             loss = weight_new * loss + weight_old * replay_loss
@@ -157,6 +158,7 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         Args:
             task: The task, with its numbers of old classes and of classes seen.
         """
+        # alpha and beta grow with the old classes: new images weigh less, synthetic ones more.
         alpha = math.log2(task.stop / 2 + 1)
         beta = math.sqrt(task.start / task.stop)
         return self.weight_new * (1 + 1 / alpha) / beta, self.weight_old * alpha * beta

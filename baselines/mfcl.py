@@ -73,7 +73,9 @@ class MFCL(DataFreeReplay):
     }
 
     ratio: int = option(
-        4, "generated images next to each image of a batch (128 and 32 in released code)", low=1
+        4,
+        "generated images next to each image of a batch (128 and 32 in released code); 0: no replay",
+        low=0,
     )
     weight_head: float = option(1.0, "weight of the head's cross-entropy on all images", low=0)
     weight_feature: float = option(
@@ -99,12 +101,14 @@ class MFCL(DataFreeReplay):
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: clients get the old model with its head, and the generator.
         state = self.with_teacher(super().begin_task(state, task, backbone, rng), task)
-        if task.index and not select(state, "generator."):  # no client responded in the last round
+        if self.ratio and task.index and not select(state, "generator."):  # no client responded
             state |= self._named(mfcl_generator(self.noise, self.width, self.side, rng))
         return state
 
     def synthesise(self, state: Tree, prior: Sequence[Moments], ctx: ServerContext) -> Tree:
         # Server, end of a task: the generator of the last task learns from the new model.
+        if not self.ratio:
+            return {}
         model = self.trained_part(state)
 
         def teacher(images: Tensor) -> Reply:
@@ -136,19 +140,10 @@ class MFCL(DataFreeReplay):
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
         features = self.features(backbone, train, batch)
-        if ctx.task.index == 0:
+        if ctx.task.index == 0:  # first task: cross-entropy
             return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
-        # Replay: noise ~ N(0, 1) through the generator in eval mode.
-        noise = standard_normal(batch.draws).view(-1, self.noise)
-        generator, old = (
-            strip_prefix(ctx.shared, "generator."),
-            strip_prefix(ctx.shared, "teacher."),
-        )
-        images = enlarge(mfcl_images(generator, noise, self.side), backbone.config.image_size)
-        plugs = select(train, "full.", "lora.")
-        replay_features = backbone(images, plugs)
-        with torch.no_grad():
-            old_replay_features = backbone(images, select(old, "full.", "lora."))
+        old = strip_prefix(ctx.shared, "teacher.")
+        replay_features, old_replay_features = self.replay_features(backbone, train, batch, ctx)
         joint = batch._replace(w=torch.cat([batch.w, batch.w.repeat_interleave(self.ratio)]))
         return self.client_loss(
             train,
@@ -159,6 +154,21 @@ class MFCL(DataFreeReplay):
             torch.cat([batch.teacher, old_replay_features]),
             ctx.task,
         ), {}
+
+    def replay_features(
+        self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Tensor, Tensor]:
+        """Compute features [R, D] of generated images under the client's and the old model."""
+        if not self.ratio:
+            return batch.teacher[:0], batch.teacher[:0]
+        # Replay: noise ~ N(0, 1) through the generator in eval mode.
+        noise = standard_normal(batch.draws).view(-1, self.noise)
+        generator = strip_prefix(ctx.shared, "generator.")
+        images = enlarge(mfcl_images(generator, noise, self.side), backbone.config.image_size)
+        features = backbone(images, select(train, "full.", "lora."))
+        with torch.no_grad():
+            old = select(strip_prefix(ctx.shared, "teacher."), "full.", "lora.")
+            return features, backbone(images, old)
 
     def client_loss(
         self,
@@ -182,15 +192,15 @@ class MFCL(DataFreeReplay):
             task: The current task.
         """
         new, old_classes = len(batch.y), task.start
-        # New images: cross-entropy over the new classes.
+        # L of the formulas, first term: cross-entropy of new images over the new classes.
         loss = task_cross_entropy(head_logits(train, features[:new]), batch, task)
-        # Generated images have the old model's answers as labels. All images train the head, over
-        # all classes seen; the gradient stops at the features.
+        # Second term: generated images have the old model's answers as labels. All images train the
+        # head, over all classes seen; the gradient stops at the features.
         answers = head_logits(old, old_features[new:])[:, :old_classes].argmax(1)
         logits = head_logits(train, features.detach())[:, : task.stop]
         labels = torch.cat([batch.y, answers])
         head_loss = joint.mean(F.cross_entropy(logits, labels, reduction="none"))
-        # Distance of the features to the old ones, weighted by the rows of the old head.
+        # Third term: distance of the features to the old ones, weighted by the old head's rows.
         difference = (features - old_features) @ old["head.weight"][:old_classes].mT
         feature_loss = joint.mean(difference.square().mean(1))
         return loss + self.weight_head * head_loss + self.weight_feature * feature_loss

@@ -11,25 +11,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fczoo.aggregators.averaging import stack_uploads
 from fczoo.baselines._powder_correlation import (
-    EXCLUDED,
-    PARTS,
     begin_client_tasks,
-    block_weights,
     client_rows,
     correlate,
-    extended,
-    mix,
-    not_true_divergence,
+    extend_weights,
+    merge_clients,
     own_row,
     renew_profiles,
+)
+from fczoo.baselines._powder_prompts import (
+    EXCLUDED,
+    block_weights,
+    mix,
+    not_true_divergence,
+    own_pool,
+    own_rows,
+    pool_of,
+    start_prompts,
+    start_rows,
+    task_logits,
 )
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
 from fczoo.core.registry import register_method
 from fczoo.core.training import TaskPhase, Training
-from fczoo.core.tree import Tree, select, strip_prefix
+from fczoo.core.tree import Tree, strip_prefix
 from fczoo.core.types import Batch, Boundary, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.heads import PromptedHead, head_logits
@@ -41,10 +50,11 @@ from fczoo.functional.prompts import top_positions
 class Powder(PromptedHead):
     """Each task of each client has prompts, mixed with those of correlated tasks of all clients.
 
-    A task here belongs to one client: clients in different tasks (``--moving``) share prompts. Tasks
+    A task belongs to one client: clients in different tasks (``--moving``) share prompts. Tasks
     correlate as the mean weights of prompts on their images do. Trained and sent: the prompts of
     the client's task (prompt, key, attention) and the linear head; as a task begins and in its last
-    round counts of images and sums of the prompts' weights by class. Text of the paper not read.
+    round counts of images and sums of the prompts' weights by class. Read for this: the released
+    code, not the paper's text.
     """
 
     paper = (
@@ -85,13 +95,27 @@ class Powder(PromptedHead):
     )
     distil: float = option(9.0, "nu, weight of the distillation without the true class", low=0)
     temperature: float = option(3.0, "tau of the distillation", low=1e-6)
+    task_rows: bool = option(
+        False,
+        "each task of each client has separate head rows, and answers the test images of its "
+        "classes: the task of a test image is given",
+        quirk="piaohongming/Powder",
+    )
+    tasks_10_14: bool = option(
+        False,
+        "tasks 10 to 14 compare the last five entries of their profiles, of whichever tasks",
+        quirk="piaohongming/Powder",
+    )
 
     def training(self) -> Training:
         uploads = {"class.": per_class("count", "sum", projected=True)}
         if self.head_init == "means":
             uploads["first."] = per_class("count", "sum")
+        optims = self.optims(self.optim(self.lr), "own.")
+        if self.task_rows:
+            optims["rows."] = optims.pop("head.")
         return Training(
-            self.optims(self.optim(self.lr), "own."),
+            optims,
             inputs=["images", "query"],
             uploads=uploads,
             collect_at={"task_start", "after_training"},
@@ -104,26 +128,10 @@ class Powder(PromptedHead):
         # client trains is the change of its own.
         if state:
             return state
-        blocks = self.blocks_of(backbone)
-        shapes = {
-            "key": (len(blocks), self.components, backbone.dim),
-            "attention": (len(blocks), self.components, backbone.dim),
-            "prompt": (len(blocks), self.components, self.length, backbone.token_dim),
-        }
-        start = {k: torch.empty(shape).uniform_(0, 1, generator=rng) for k, shape in shapes.items()}
-        weights = (task.classes, len(blocks), 0, self.components)
-        return {
-            **{f"start.{k}": v for k, v in start.items()},
-            **{f"own.{k}": torch.zeros_like(v) for k, v in start.items()},
-            **{f"pool.{k}": v[None][:0] for k, v in start.items()},
-            "client": torch.empty(0, dtype=torch.int64),  # [T] of each task, in order of begin
-            "weight": torch.empty(0, 0),  # W [T, T]
-            "share": torch.empty(0, task.classes),  # max_j V_yj of each task's classes
-            "holds": torch.empty(0, task.classes),  # whether a task has images of a class
-            "profile.mean": torch.empty(0, *weights),
-            "profile.length": torch.empty(0, dtype=torch.int64),
-            **self.start_head(task, backbone.dim, rng),
-        }
+        sizes = (len(self.blocks_of(backbone)), self.components, self.length)
+        head = self.start_head(task, backbone.dim, rng)
+        state = start_prompts(sizes, task.classes, (backbone.dim, backbone.token_dim), rng)
+        return {**state, **head, **(start_rows(head) if self.task_rows else {})}
 
     def blocks_of(self, backbone: Backbone) -> tuple[int, ...]:
         """Return the blocks that prompts enter."""
@@ -138,7 +146,7 @@ class Powder(PromptedHead):
         mask = self.class_mask(batch, ctx)
         tree = {**ctx.shared, **train}
         logits = torch.where(mask, self.client_logits(backbone, tree, batch), EXCLUDED)
-        loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
+        loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))  # L_ce
         # From the second round of the run on: the received model teaches all but the true class.
         if self.distil and (ctx.round or ctx.task.index):
             with torch.no_grad():
@@ -157,32 +165,34 @@ class Powder(PromptedHead):
 
     def client_logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         """Compute logits [B, C] with the prompts of the client's task and of correlated ones."""
-        row, pool = own_row(tree, batch), {}
-        for part in PARTS:  # only the client's own rows have a gradient
-            shape = (-1, *[1] * tree[f"own.{part}"].dim())
-            pool[part] = tree[f"pool.{part}"] + row.view(shape) * tree[f"own.{part}"]
+        row = own_row(tree, batch)
+        pool = own_pool(tree, row)  # only the client's own rows have a gradient
         # S: the tasks with the largest weights; without correlation its own.
         number = 1 if self.correlation == "none" else min(self.chosen, len(row))
         chosen = top_positions(row.to(tree["weight"])[None] @ tree["weight"], number)[0]
-        weight = F.embedding(chosen, tree["weight"])
-        return head_logits(tree, self.prompted(backbone, mix(pool, weight), batch))
+        mixture = mix(pool, F.embedding(chosen, tree["weight"]))  # K^i, A^i, P^i of i in S
+        head = own_rows(tree, row) if self.task_rows else tree
+        return head_logits(head, self.prompted_features(backbone, mixture, batch))
 
-    def prompted(self, backbone: Backbone, mixture: Tree, batch: Batch) -> Tensor:
+    def prompted_features(self, backbone: Backbone, mixture: Tree, batch: Batch) -> Tensor:
         """Compute features [B, D]; the prompts of a block stay in the sequence to the last one."""
         tokens = {}
         for position, block in enumerate(self.blocks_of(backbone)):
             alpha = block_weights(batch.query, mixture, position)
             prompts = mixture["prompt"][:, position].flatten(0, 1) / len(mixture["prompt"])
-            tokens[f"tokens.{block}"] = torch.einsum("bm,mld->bld", alpha, prompts)
+            tokens[f"tokens.{block}"] = torch.einsum("bm,mld->bld", alpha, prompts)  # p(x)
         return backbone(batch.x, tokens)
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         # The server's forward knows no client: S has all tasks.
-        pool = strip_prefix(tree, "pool.")
-        return self.prompted(backbone, mix(pool, tree["weight"]), batch)
+        return self.prompted_features(backbone, mix(pool_of(tree), tree["weight"]), batch)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
+        # Inference: argmax over the classes seen; released code: over those of the image's task.
+        features = self.features(backbone, state, batch)
+        if self.task_rows:
+            return task_logits(state, features, batch.y)[:, : task.stop]
+        return head_logits(state, features)[:, : task.stop]
 
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
@@ -195,10 +205,10 @@ class Powder(PromptedHead):
         Returns:
             ``class.count`` [c] and ``class.sum`` [c, blocks T components].
         """
-        pool, weight = strip_prefix(ctx.shared, "pool."), ctx.shared["weight"]
+        pool, weight = pool_of(ctx.shared), ctx.shared["weight"]
         if phase == "task_start":
             pool = {k: torch.cat([v, ctx.shared[f"start.{k}"][None]]) for k, v in pool.items()}
-            weight = extended(weight, 1)
+            weight = extend_weights(weight, 1)
         elif ctx.round < ctx.rounds - 1:
             return {}
         mixture = mix(pool, weight)
@@ -214,18 +224,16 @@ class Powder(PromptedHead):
         if self.head_init == "means":
             means = {f"class.{k}": v.sum(0) for k, v in strip_prefix(sums, "first.").items()}
             state = super().update_from(phase, state, means, ctx)
-        return self.correlated(begin_client_tasks(state, sums, ctx))
+        return self.correlate_tasks(begin_client_tasks(state, sums, ctx), ctx)
 
-    def correlated(self, state: Tree) -> Tree:
+    def correlate_tasks(self, state: Tree, ctx: ServerContext) -> Tree:
         """Return the state with W and V of the current tasks, unless ``correlation=none``."""
-        return correlate(state, self.power) if self.correlation == "profiles" else state
+        if self.correlation == "none":
+            return state
+        return correlate(state, self.power, ctx.clients if self.tasks_10_14 else 0)
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        clients = torch.tensor([payload.client for payload in payloads])
-        return {
-            "clients": clients.to(payloads[0]["own.key"].device),
-            **{k: torch.stack([p[k] for p in payloads]) for k in payloads[0]},
-        }
+        return stack_uploads(payloads)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         """Move each client's prompts to its task's rows; average rows of the head over holders.
@@ -236,14 +244,7 @@ class Powder(PromptedHead):
             ctx: Server context.
         """
         share = client_rows(state, merged["clients"])  # [K, T]
-        next_state, holders = dict(state), share @ state["holds"]  # [K, C]
-        for part in PARTS:
-            moved = torch.tensordot(share.mT, merged[f"own.{part}"].to(share), 1)
-            next_state[f"pool.{part}"] = state[f"pool.{part}"] + moved
-        for name, value in select(merged, "head.").items():
-            owner = holders.view(*holders.shape, *[1] * (value.dim() - 2)).to(value)
-            mean = (owner * value).sum(0) / owner.sum(0).clamp(min=1)
-            next_state[name] = torch.where(owner.sum(0) > 0, mean, state[name].to(value))
-        if "class.count" in merged:  # a task's last round
-            next_state = self.correlated(renew_profiles(next_state, merged, share, ctx.task))
-        return next_state
+        next_state = merge_clients(state, merged, share)
+        if "class.count" not in merged:  # not the task's last round
+            return next_state
+        return self.correlate_tasks(renew_profiles(next_state, merged, share, ctx.task), ctx)

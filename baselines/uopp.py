@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fczoo.aggregators.averaging import stack_uploads
 from fczoo.baselines._uopp_prototypes import (
     ABSENT,
     merge_by_weight,
@@ -40,8 +41,8 @@ class UOPP(PIP):
     For few-shot streams (``--base-classes``, ``--ways``, ``--shots``). Trained and sent: general
     prefixes, the task's expert prefixes and key, in the first task the linear head, later by choice
     the rectifier; in each round, and before it, count, sum and squares of every local class's
-    prompted features. Released code never trains its rectifier; its server and loader are missing,
-    and the paper's main text was not read.
+    prompted features. Read for this: the released code and the supplement, not the paper's text.
+    The released main program never trains its rectifier, and its server and loader are missing.
     """
 
     paper = 'Ma\'sum et al., "Federated Few-Shot Class-Incremental Learning", ICLR 2025'
@@ -147,14 +148,14 @@ class UOPP(PIP):
     ) -> tuple[Tensor, Tree]:
         if ctx.task.index == 0:  # base task: PIP's loss, prototypes at the head from round 2 on
             return super().loss(backbone, train, batch, ctx)
-        features = self.trained_features(backbone, train, batch)
+        features = self.trained_features(backbone, train, batch)  # later tasks: L of the formulas
         loss = self.few_shot_loss(features, batch, ctx.shared)
-        if self.rectify == "ode":
+        if self.rectify == "ode":  # gamma L_ode
             rectified = rectify_batch(train, features, batch, ctx, self.repeats, self.ode_steps)
             loss = loss + self.rectify_weight * query_loss(*rectified, ctx.shared, self.scale)
         if self.no_key_loss:
             return loss, {}
-        similarity = cosines(batch.query, train["expert.key"][None])[:, 0]
+        similarity = cosines(batch.query, train["expert.key"][None])[:, 0]  # lambda cos(q, k_t)
         return loss - self.pull * batch.mean(similarity), {}
 
     def prototype_loss(self, train: Tree, batch: Batch, ctx: Context) -> Tensor:
@@ -195,11 +196,7 @@ class UOPP(PIP):
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         if self.weights == "images":
             return super().aggregate(payloads, average)
-        clients = torch.tensor([payload.client for payload in payloads])
-        return {
-            "clients": clients.to(payloads[0]["expert.key"].device),
-            **{k: torch.stack([p[k] for p in payloads]) for k in payloads[0]},
-        }
+        return stack_uploads(payloads)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
         """Update prompts and prototypes, from ``clients`` [K] and uploads [K, ...] if set.

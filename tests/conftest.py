@@ -23,8 +23,23 @@ from fczoo.testing.world import (
     toy_partition,
     toy_stream,
 )
-from helpers_golden import golden
+from helpers_golden import LARGEST, golden
 from helpers_runs import write_run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--differences",
+        action="store_true",
+        help="print the largest difference to each file of recorded outputs (with -n 0)",
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.getoption("--differences"):
+        terminalreporter.section("largest max |a - b| / max |b| by recorded file")
+        for case, value in sorted(LARGEST.items()):
+            terminalreporter.write_line(f"{case}  {value:.1e}")
 
 
 @pytest.fixture(scope="session", autouse=True)

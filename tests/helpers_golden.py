@@ -22,6 +22,24 @@ def error(ours: Tensor, official: Tensor) -> float:
     return float((ours.detach() - official).abs().max() / official.abs().max())
 
 
+LARGEST: dict[str, float] = {}
+"""Largest error by file of recorded outputs, of the comparisons of this process."""
+
+
+def compare(
+    case: str, ours: Tensor, official: Tensor, tolerance: float, label: str = "", least: float = 0
+) -> None:
+    """Assert that the error is below a tolerance, and note it for ``--differences``.
+
+    ``label`` names the tensor in the message; ``least`` is the smallest divisor of the error.
+    """
+    assert ours.shape == official.shape, label
+    largest = max(float(official.abs().max()), least) or 1.0
+    value = float((ours.detach() - official).abs().max()) / largest
+    LARGEST[case] = max(LARGEST.get(case, 0.0), value)
+    assert value < tolerance, label
+
+
 class Identity:
     """A replacement for a backbone that returns its input.
 

@@ -74,6 +74,20 @@ def _mean(payloads: Sequence[Payload], weights: Tensor) -> Tree:
     return means
 
 
+def stack_uploads(payloads: Sequence[Payload]) -> Tree:
+    """Stack the uploads of clients, for a method whose server merges them itself.
+
+    Args:
+        payloads: Uploads of K clients with the same tensors.
+
+    Returns:
+        Their tensors [K, ...], and ``clients`` [K], the clients' numbers.
+    """
+    stacked = {name: torch.stack([payload[name] for payload in payloads]) for name in payloads[0]}
+    clients = torch.tensor([payload.client for payload in payloads])
+    return {"clients": clients.to(next(iter(stacked.values())).device), **stacked}
+
+
 def mean_dtype(*dtypes: torch.dtype) -> torch.dtype:
     """Return the type of a mean of tensors: float64 for integers, else the widest type.
 

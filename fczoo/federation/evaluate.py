@@ -26,6 +26,7 @@ from fczoo.core.types import Context, HasClientMemory, Task
 from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.checkpoint import ClientState
 from fczoo.federation.client import ClientRuntime
+from fczoo.federation.client_tasks import client_task_accuracies
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.result import Evaluation
 from fczoo.federation.world import World
@@ -189,6 +190,10 @@ def evaluate(
     labels, answers, aware = torch.stack([*of_model.values()], 1)  # [models, images] each
     triples = _confusion(torch.cat([*of_model.values()], 1), task)
     class_accuracy = class_accuracies(confusion_matrix(triples, task.stop))
+    by_model = {
+        client: class_accuracies(confusion_matrix(_confusion(rows, task), task.stop))
+        for client, rows in of_model.items()
+    }
     return Evaluation(
         accuracy=_task_accuracies(answers == labels, counts),
         task_aware=_task_accuracies(aware == labels, counts),
@@ -196,14 +201,8 @@ def evaluate(
         calibration=_calibration(confident, answers == labels) if gives_logits else None,
         confusion=triples,
         class_accuracy=class_accuracy,
-        client_accuracy=_client_accuracies(
-            world,
-            task,
-            {
-                client: class_accuracies(confusion_matrix(_confusion(rows, task), task.stop))
-                for client, rows in of_model.items()
-            },
-        ),
+        client_accuracy=_client_accuracies(world, task, by_model),
+        client_task_accuracy=client_task_accuracies(world, task, by_model),
         next_accuracy=_next_accuracy(method, world, models, task, batch_size),
     )
 

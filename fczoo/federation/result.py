@@ -30,11 +30,13 @@ from fczoo.core.metrics import (
 )
 from fczoo.core.options import plural
 from fczoo.core.tasks import Task
+from fczoo.core.transfer_metrics import TRANSFER_METRICS
 
 FORMAT = "fczoo-result-1"
 EVALUATION_METRICS = (
     *("task_aware", "FWT", "top5", "ECE"),
     *(f"{prefix}_{name}" for prefix in ("client", "personal") for name in OVER_CLIENTS),
+    *TRANSFER_METRICS,
 )
 """Metrics that do not follow from the accuracy matrix."""
 
@@ -52,6 +54,8 @@ class Evaluation:
     # percent, per client, on test images with its class mix; None without images; empty: not known
     client_accuracy: list[float | None]
     next_accuracy: float | None  # percent, on the next task; None where it has new classes
+    # percent, per client-task that has begun (``client_tasks``); empty without stages
+    client_task_accuracy: list[float | None] = field(default_factory=list)
 
 
 @dataclass(repr=False)
@@ -91,6 +95,10 @@ class Result:
     # after the latest task: percentage per client on test images with the class mix of its images;
     # None without images; empty where the server does not know the mixes
     client_accuracy: list[float | None] = field(default_factory=list)
+    # client, first and last stage of each task of each client, where clients are in different tasks;
+    # and after stage s: percentage per client-task that has begun, on test images with its classes
+    client_tasks: list[list[Count]] = field(default_factory=list)
+    client_task_accuracy: list[list[float | None]] = field(default_factory=list)
     # after the last task: the same for its own model, after ``personal_epochs`` of fine-tuning
     personal_accuracy: list[float | None] = field(default_factory=list)
     # task, rounds of it, accuracy over all classes seen, bytes sent so far: after every task, and
@@ -173,6 +181,8 @@ class Result:
         self.class_accuracy.append(evaluation.class_accuracy)
         self.confusion = evaluation.confusion
         self.client_accuracy = evaluation.client_accuracy
+        if self.client_tasks:
+            self.client_task_accuracy.append(evaluation.client_task_accuracy)
         self.metrics = metrics_of(self)
 
     def add_to_curve(self, task: Task, rounds: int, accuracy: float | None = None) -> None:
@@ -209,6 +219,7 @@ KNOWN_AT_START = (
     "task_sizes",
     "test_counts",
     "remark",
+    "client_tasks",
     "versions",
 )
 METRIC_FIELDS = (
@@ -241,6 +252,8 @@ def metrics_of(result: Result) -> dict[str, float]:
         transfer = forward_transfer(result.next_accuracy, len(result.class_order))
         if not math.isnan(transfer):
             metrics["FWT"] = transfer
+    if rows := result.client_task_accuracy:
+        metrics |= {k: metric(result.client_tasks, rows) for k, metric in TRANSFER_METRICS.items()}
     if result.calibration:
         metrics["ECE"] = result.calibration[-1]
     for prefix, accuracies in (
@@ -347,6 +360,7 @@ def _percentages(result: Result) -> dict[str, list[float]]:
         "class_accuracy": [*chain(*result.class_accuracy)],
         "client_accuracy": [value for value in result.client_accuracy if value is not None],
         "personal_accuracy": [value for value in result.personal_accuracy if value is not None],
+        "client_task_accuracy": [v for v in chain(*result.client_task_accuracy) if v is not None],
         "curve": [point[2] for point in result.curve],
     }
 
@@ -367,6 +381,9 @@ def _check_evaluations(result: Result) -> None:
         or len(result.calibration) not in (0, len(rows))
     ):
         raise ValueError("task_aware, next_accuracy, top5 or class_accuracy lack a task")
+    begun = [sum(first <= s for _, first, _ in result.client_tasks) for s in range(len(rows))]
+    if result.client_tasks and [len(row) for row in result.client_task_accuracy] != begun:
+        raise ValueError("client_task_accuracy lacks a stage or a task of a client")
     classes = len(result.class_accuracy[-1])
     if any(len(entry) != 3 or max(entry[:2]) >= classes for entry in result.confusion):
         raise ValueError(f"confusion: an entry is not two of {classes} classes and a number")

@@ -23,6 +23,7 @@ from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Boundary, Exchange, ServerContext, Task
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import ClientState, contiguous_copy, memory_bytes
+from fczoo.federation.client_tasks import client_tasks
 from fczoo.federation.environment import code_of, digest, versions
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.participation import Participation
@@ -170,6 +171,7 @@ class Server:
             [task.size for task in stream.tasks],
             [len(stream.positions(stream.test, task)) for task in stream.tasks],
             remark="; ".join(filter(None, notes)),
+            client_tasks=client_tasks(world),
             versions={**versions(), "code": digest(code_of(self.settings, method))},
         )
         draws = self.participation.draws(self.exchanges) if self.settings.dp_noise else ()

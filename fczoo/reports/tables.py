@@ -19,8 +19,10 @@ from fczoo.core.metrics import (
 from fczoo.core.names import match
 from fczoo.core.options import nearest
 from fczoo.core.payload import Content
+from fczoo.core.transfer_metrics import REFERENCE_METRICS, ClientTasks, Rows
 from fczoo.federation.result import EVALUATION_METRICS, Result
 from fczoo.reports.learning_curves import hours_to, megabytes_to, rounds_to
+from fczoo.reports.meanings import LOWER_IS_BETTER, MEANINGS
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.significance import DIGITS, Entry, Mark, significant
 from fczoo.security.privacy import DISCLOSURES
@@ -34,46 +36,10 @@ class Column(NamedTuple):
     value: Callable[[Result], float | None]
     show: Callable[[float], str]
     better: Literal["high", "low", ""] = ""  # "": a cost, which is not ranked
-    # value against the joint run of the same seed, for metrics that need one
+    # value against the run of ``reference`` with the same seed, for metrics that need one
     against: Callable[[Result, Result], float] | None = None
+    reference: str = "joint"
     of_all_seeds: bool = False  # no entry unless every run has a value
-
-
-MEANINGS = {
-    "A_N": "% of the test images of all seen classes that are recognised, after the last task",
-    "Avg": "mean over the tasks of the accuracy on all classes seen so far",
-    "FAA": "mean of the tasks' accuracies after the last task",
-    "Abar": "mean over time of the means over the tasks seen",
-    "forgetting": "mean drop of old tasks from their best before the end",
-    "forgetting_first": "mean drop since a task was learned, last task counted",
-    "forgetting_best": "mean drop from the best, last row and last task counted",
-    "BWT": "mean change of old tasks since they were learned",
-    "plasticity": "mean of the tasks' accuracies right after they were learned",
-    "AUC": "area under the curve of the accuracy over all seen classes, after each task",
-    "task_aware": "A_N with the answer among the classes of the image's task",
-    "top5": "% of all test images whose class is among the five highest logits",
-    "ECE": "expected calibration error in points; only of methods that give logits",
-    "base": "accuracy on the classes of the first task at the end; where that has most classes",
-    "novel": "accuracy on the classes of all later tasks at the end",
-    "harmonic": "harmonic mean of base and novel",
-    "base_novel_mean": "arithmetic mean of base and novel",
-    "old": "accuracy at the end on the tasks of the kept model from which the run started",
-    "new": "accuracy at the end on the tasks that the run has learned itself",
-    "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
-    "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
-    "client_std": "standard deviation over clients of what client_mean averages",
-    "client_worst": "client_mean over the worst 10 % of the clients only",
-    "personal_mean": "client_mean of the clients' own models, after --personal-epochs",
-    "personal_std": "client_std of the clients' own models",
-    "personal_worst": "client_worst of the clients' own models",
-}
-LOWER_IS_BETTER = (
-    "forgetting",
-    "ECE",
-    "intransigence",
-    "client_std",
-    "personal_std",
-)  # beginnings of their names
 
 
 def percent(value: float) -> str:
@@ -112,6 +78,15 @@ def _metric(name: str) -> Column:
 
 def _metric_of(result: Result, name: str) -> float | None:
     return result.metrics.get(name)
+
+
+def _against_alone(
+    result: Result, alone: Result, metric: Callable[[ClientTasks, Rows, Rows], float]
+) -> float:
+    """Return a metric against the run whose clients do not communicate; NaN without stages."""
+    if not result.client_task_accuracy or result.client_tasks != alone.client_tasks:
+        return math.nan
+    return metric(result.client_tasks, result.client_task_accuracy, alone.client_task_accuracy)
 
 
 def per_upload(total: float, result: Result) -> float:
@@ -208,6 +183,18 @@ MORE = (
         "low",
         lambda r, joint: intransigence(r.accuracy, joint.accuracy, r.test_counts),
     ),
+    *(
+        Column(
+            name,
+            MEANINGS[name],
+            lambda _: None,
+            percent,
+            "high",
+            partial(_against_alone, metric=metric),
+            "local",
+        )
+        for name, metric in REFERENCE_METRICS.items()
+    ),
     Column(
         "hours",
         "of the virtual clock, with --client-devices",
@@ -271,10 +258,11 @@ def make_table(experiment: Experiment, names: Collection[str]) -> Table:
     if "FAA" in names and any(result.start for result in results):
         names = dict.fromkeys(("A_N", "old", "new", *names))
     columns = tuple(column_of(name) for name in names)
-    lines, joint = experiment.lines, _joint_results(experiment)
+    lines = experiment.lines
+    references = {c.reference: _results_of(experiment, c.reference) for c in columns}
     by_column = []
     for column in columns:
-        entries = [entry_of(line, column, joint) for line in lines]
+        entries = [entry_of(line, column, references[column.reference]) for line in lines]
         competing = [e if line.competes else None for e, line in zip(entries, lines, strict=True)]
         marked_entries = mark_entries(competing, column)
         by_column.append(
@@ -323,27 +311,27 @@ def _reach_column(unit: str, accuracy: float) -> Column:
     return Column(f"{unit} to {accuracy:g} %", meaning, to_accuracy, show, of_all_seeds=True)
 
 
-def _joint_results(experiment: Experiment) -> dict[int, Result]:
-    """Return the results of joint training by seed; empty without it or with several variants."""
-    joint_lines = [line for line in experiment.lines if line.results[0].method == "joint"]
-    if len(joint_lines) != 1:
-        return {}
-    return dict(zip(joint_lines[0].seeds, joint_lines[0].results, strict=True))
+def _results_of(experiment: Experiment, method: str) -> dict[int, Result]:
+    """Return the results of a method by seed; empty without it or with several variants."""
+    lines = [line for line in experiment.lines if line.results[0].method == method]
+    return dict(zip(lines[0].seeds, lines[0].results, strict=True)) if len(lines) == 1 else {}
 
 
-def entry_of(line: Line, column: Column, joint: Mapping[int, Result] | None = None) -> Entry | None:
+def entry_of(
+    line: Line, column: Column, reference: Mapping[int, Result] | None = None
+) -> Entry | None:
     """Return one figure of one line; None if no run recorded it.
 
     Args:
         line: Row of a table.
         column: Column with the figure.
-        joint: Results of joint training by seed, for columns that compare with them.
+        reference: Results of the column's reference by seed, for columns that compare with them.
     """
     by_seed = {}
     for seed, result in zip(line.seeds, line.results, strict=True):
         value = column.value(result)
-        if column.against and joint and seed in joint:
-            value = column.against(result, joint[seed])
+        if column.against and reference and seed in reference:
+            value = column.against(result, reference[seed])
         if value is not None and not math.isnan(value):
             by_seed[seed] = float(value)
     if column.of_all_seeds and len(by_seed) < len(line.results):

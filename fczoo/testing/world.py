@@ -199,7 +199,8 @@ def toy_bench(
     partition = toy_partition()
     if domains or "partition" in settings:
         stream = replace(stream, groups=np.arange(len(stream.train.labels)) % 3)
-        partition = make_partition(stream, settings.get("partition", "iid"), 3)
+        clients = settings.get("clients", 3)
+        partition = make_partition(stream, settings.get("partition", "iid"), clients)
     config, weights = CONFIG, toy_backbone(dtype).weights
     if family:
         config = FAMILIES[family]

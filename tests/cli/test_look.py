@@ -117,3 +117,19 @@ def test_doctor_says_what_is_there(tmp_path):
     assert lines["data cifar100"] == f"found: {tmp_path / 'cifar-100-python'}"
     assert lines["data cifar10"].startswith("no folder cifar-10-batches-py")
     assert f"hypothesis {version('hypothesis')}" in lines["extra test"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("lander", "the released code, not the paper's text; it does not name its text encoder"),
+        ("mfcl", "the released code, not the paper's text"),
+        ("affcl", "the released code and the paper's abstract, not its text"),
+        ("uopp", "the released code and the supplement, not the paper's text"),
+        ("uopp", "The released main program never trains its rectifier"),
+        ("powder", "the released code, not the paper's text"),
+        ("fedcbdr", "the paper's section on the method; no code is released"),
+    ],
+)
+def test_show_says_what_was_not_read(name: str, says: str) -> None:
+    assert says in " ".join(output_of("show", name).split())

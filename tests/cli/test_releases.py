@@ -11,7 +11,9 @@ from fczoo.protocols.registry import RELEASES
 from fczoo.reports.run_config import configure_run
 from fczoo.testing.world import small_method, toy_bench
 
-NAMES = ["coda", "fed-mammoth", "fppl", "glfc", "lander", "mfcl", "pilora", "uopp"]
+NAMES = [
+    *("af-fcl", "coda", "fed-mammoth", "fppl", "glfc", "lander", "mfcl", "pilora", "powder", "uopp")
+]
 
 
 def output_of(*arguments: str, code: int = 0) -> str:
@@ -159,6 +161,18 @@ def test_fed_mammoth_has_every_quirk_that_is_seen_in_it() -> None:
             {"batch_vote": True, "reset_prompt": True, "code_variance": True, "lr_few": 0.2},
         ),
         ("mfcl", "tinyimagenet", "mfcl", {"side": 64, "ratio": 4, "lr": 0.1, "tune": "full"}),
+        (
+            "powder",
+            "imagenet_r",
+            "powder",
+            {"task_rows": True, "tasks_10_14": True, "blocks": (4, 5, 6), "distil": 9.0},
+        ),
+        (
+            "af-fcl",
+            "cifar100",
+            "affcl",
+            {"space": "mixed", "standardise": False, "theta": 0.1, "lr_flow": 5e-3},
+        ),
     ],
 )
 def test_options_are_the_released_ones(name: str, dataset: str, method: str, options: dict) -> None:
@@ -179,6 +193,8 @@ def test_options_are_the_released_ones(name: str, dataset: str, method: str, opt
         ("coda", "imagenet_r", {"epochs": 50, "clients": 1, "rounds": 1}),
         ("lander", "cifar100", {"rounds": 100, "epochs": 2, "batch_size": 128, "clients": 5}),
         ("uopp", "cifar100", {"clients": 20, "participation": 6.0, "partition": "overlap:0.6"}),
+        ("powder", "domainnet", {"moving": 2, "rounds": 3, "epochs": 4, "batch_size": 32}),
+        ("af-fcl", "cifar100", {"clients": 10, "rounds": 10, "epochs": 3, "train_per_class": 400}),
         ("mfcl", "cifar100", {"clients": 50, "participation": 5.0, "epochs": 10, "rounds": 100}),
         ("glfc", "cifar100", {"epochs": 20, "participation": 10.0, "aggregator": "uniform"}),
     ],

@@ -18,7 +18,9 @@ from fczoo.data.task_schedule import by_stage, stream_with_stages, tasks_by_stag
 from fczoo.data.views import ImageStore
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.result import read_result, write_result
 from fczoo.federation.world import World
+from fczoo.reports.tables import column_of
 from fczoo.security.attacks import Attackers
 from fczoo.testing import small_method
 
@@ -245,3 +247,55 @@ def joined_later(clients, last):
         return all_clients if task.index == last.index else all_clients[:2]
 
     return some
+
+
+def test_accuracies_of_client_tasks_follow_from_classes(make_bench) -> None:
+    """Weigh the accuracies of classes by hand with the images of each task of each client."""
+    staged = in_stages(make_bench(rounds=1, epochs=1))
+    bench = replace(staged, settings=replace(staged.settings, moving=1))
+    result = bench.run(small_method("fedavg"))
+    assert result.client_tasks == [  # client 2 has no images of the second task
+        *([0, 0, 0], [1, 0, 1], [2, 0, 2], [0, 1, 3], [1, 2, 4], [0, 4, 6], [1, 5, 6], [2, 6, 6])
+    ]
+    labels = dict(zip(bench.stream.train_index, bench.stream.train.labels, strict=True))
+    for stage, row in enumerate(result.client_task_accuracy):
+        tasks = [entry for entry in result.client_tasks if entry[1] <= stage]
+        by_hand = [
+            np.mean(
+                [
+                    result.class_accuracy[stage][labels[i]]
+                    for i in bench.partition.tasks[first][client]
+                ]
+            )
+            for client, first, _ in tasks
+        ]
+        assert row == pytest.approx(by_hand)
+    assert result.metrics["client_task_final"] == pytest.approx(
+        np.mean(result.client_task_accuracy[-1])
+    )
+    assert not make_bench(rounds=1, epochs=1).run(small_method("fedavg")).client_tasks
+
+
+def test_transfer_is_against_clients_alone(make_bench, tmp_path) -> None:
+    """A run of its own clients alone has no forward transfer against itself, and reads back."""
+    staged = in_stages(make_bench(rounds=1, epochs=1))
+    bench = replace(staged, settings=replace(staged.settings, moving=1))
+    alone, ours = (bench.run(small_method(name)) for name in ("local", "fedavg"))
+    forward, total = map(column_of, ("client_task_forward", "client_task_total"))
+    assert forward.reference == total.reference == "local"
+    assert forward.against(alone, alone) == 0.0
+    ends = [
+        np.mean(
+            [
+                ours.client_task_accuracy[s][j] - alone.client_task_accuracy[s][j]
+                for j, entry in enumerate(ours.client_tasks)
+                if entry[2] == s
+            ]
+        )
+        for s in (0, 1, 2, 3, 4, 6)  # in stage 5 none ends
+    ]
+    assert forward.against(ours, alone) == pytest.approx(np.mean(ends))
+    assert np.isnan(forward.against(replace(ours, client_tasks=[]), alone))
+    write_result(tmp_path / "ours.json", ours)
+    again = read_result(tmp_path / "ours.json")
+    assert again.client_task_accuracy == ours.client_task_accuracy

@@ -11,7 +11,7 @@ from fczoo import Batch, Context, Task, Tree, create_method
 from fczoo.baselines._affcl_flow import COUPLINGS, credibility, decode, encode, mix_rows, start_flow
 from fczoo.baselines.affcl import head_outputs
 from fczoo.core.method import task_exchanges
-from helpers_golden import F32, error, golden
+from helpers_golden import F32, compare, golden
 from helpers_payload import server_context
 
 LAYERS = {
@@ -49,9 +49,9 @@ def test_flow() -> None:
     g = golden("affcl_flow")
     (flow, order), hot = flow_of(g), F.one_hot(g["in.y"], 5).float()
     codes, log_density = encode(flow, order, g["in.x"], hot)
-    assert error(codes, g["out.noise"]) < F32
-    assert error(log_density, g["out.log_prob"]) < F32
-    assert error(decode(flow, order, g["in.draw"], hot), g["out.sample"]) < F32
+    compare("affcl_flow", codes, g["out.noise"], F32)
+    compare("affcl_flow", log_density, g["out.log_prob"], F32)
+    compare("affcl_flow", decode(flow, order, g["in.draw"], hot), g["out.sample"], F32)
 
 
 @given(st.integers(2, 7), st.integers(0, 99))
@@ -92,13 +92,13 @@ def test_credibility(space: str) -> None:
     hot = F.one_hot(g["in.y"], 5).float()
     replayed = g["in.draw"], g["out.generated"], g["in.labels"]
     w, q = credibility(flow, order, hidden, hot, replayed, space)
-    assert error(q, g["out.prob_mean"]) < F32
+    compare("affcl_classifier_task0", q, g["out.prob_mean"], F32)
     recorded = g[RECORDED_WEIGHTS[space]]
     single = g["in.labels"] == 2
     assert (recorded[single] == 0).all()
     if space != "mixed":
         recorded = torch.where(single, q, recorded)
-    assert error(w, recorded) < F32
+    compare("affcl_classifier_task0", w, recorded, F32)
 
 
 def features_of(g: Tree) -> Tensor:
@@ -132,11 +132,12 @@ def test_replay_and_data_step_of_the_first_task() -> None:
     batch = Batch(features, g["in.y"], torch.ones(8), features, draws=draws)
     head = {k: v.requires_grad_() for k, v in head_of(g, "in.classifier").items()}
     loss = method.replay_loss({**flow, **head}, features, batch, Context(TASK, 0, 1, shared))
-    assert float(loss.detach()) == pytest.approx(float(g["out.c_loss_flow"]), rel=1e-5)
+    compare("affcl_classifier_task0", loss, g["out.c_loss_flow"], F32)
     gradients = torch.autograd.grad(loss, list(head.values()), allow_unused=True)
     for name, gradient in zip(head, gradients, strict=True):
         if name.startswith("classifier.fc2"):
-            assert error(gradient, g[f"out.replay_grad.{name.removeprefix('classifier.')}"]) < F32
+            recorded = g[f"out.replay_grad.{name.removeprefix('classifier.')}"]
+            compare("affcl_classifier_task0", gradient, recorded, F32, name)
         else:
             assert gradient is None
     # data: after the replay's step of the released code, with fc1 in front
@@ -144,10 +145,10 @@ def test_replay_and_data_step_of_the_first_task() -> None:
     front = [g[f"out.after_replay_step.fc1.{part}"] for part in ("weight", "bias")]
     features = F.leaky_relu(F.linear(g["in.x"], *front))
     loss = method.data_loss(moved, features, batch, {})
-    assert float(loss.detach()) == pytest.approx(float(g["out.c_loss"]), rel=1e-5)
+    compare("affcl_classifier_task0", loss, g["out.c_loss"], F32)
     for name, gradient in zip(moved, torch.autograd.grad(loss, list(moved.values())), strict=True):
         theirs = name.removeprefix("classifier.").replace("out.", "fc_classifier.")
-        assert error(gradient, g[f"out.grad.{theirs}"]) < F32
+        compare("affcl_classifier_task0", gradient, g[f"out.grad.{theirs}"], F32)
 
 
 def test_distillation_vanishes_for_the_last_model_itself() -> None:

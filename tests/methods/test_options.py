@@ -35,6 +35,10 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("fppl", "temperature"): ({}, TWO_ROUNDS),
     ("powder", "distil"): ({}, TWO_STEPS),  # the first step starts from the model that teaches
     ("powder", "temperature"): ({}, TWO_STEPS),
+    ("powder", "tasks_10_14"): (
+        {},
+        {"clients": 5, "partition": "iid"},
+    ),  # else fewer than ten tasks
     ("fppl", "view"): ({}, {"augment": "flip"}),  # without it training and test view are one
     ("regmean", "view"): ({}, {"augment": "flip"}),
     ("lorm", "view"): ({}, {"augment": "flip"}),

@@ -9,16 +9,22 @@ from torch import Tensor
 from fczoo import Batch, Task, Tree, create_method
 from fczoo.baselines._powder_correlation import (
     begin_client_tasks,
-    block_weights,
     correlate,
     is_current,
-    mix,
-    not_true_divergence,
+    is_hard_coded,
+    last_similarities,
     own_row,
     similarities,
 )
+from fczoo.baselines._powder_prompts import (
+    block_weights,
+    mix,
+    not_true_divergence,
+    own_rows,
+    task_logits,
+)
 from fczoo.core.types import ServerContext, whole_batch
-from helpers_golden import F32, error, golden
+from helpers_golden import F32, compare, error, golden
 
 NAMES = {"key": "k_share_4", "attention": "a_share_4", "prompt": "p_share_4"}
 TASK = Task(0, 0, 2, 3, 2)
@@ -65,17 +71,17 @@ def test_prompts_of_a_client(case: str) -> None:
     y, numbers = torch.zeros(4, dtype=torch.int64), torch.full((4,), own)
     batch = Batch(g["in.query"], y, torch.ones(4), g["in.query"], client=numbers)
     tokens = method.client_logits(Tokens(), tree, batch).view(4, 4, 5)
-    assert error(tokens[:, :2], g[f"out.{case}.key_prefix"]) < F32
-    assert error(tokens[:, 2:], g[f"out.{case}.value_prefix"]) < F32
+    compare("powder_prompt", tokens[:, :2], g[f"out.{case}.key_prefix"], F32)
+    compare("powder_prompt", tokens[:, 2:], g[f"out.{case}.value_prefix"], F32)
     gradients = torch.autograd.grad(tokens.square().sum(), list(leaves.values()))
     for gradient, name in zip(gradients, NAMES.values(), strict=True):
         recorded = g[f"out.{case}.grad.{name}"]
-        assert error(gradient[0], recorded[own]) < F32
+        compare("powder_prompt", gradient[0], recorded[own], F32)
         assert not recorded[torch.arange(6) != own].any()
     chosen = tree["weight"][begun == own][0].argsort(descending=True)[:3]
     mixture = mix({k: pool[f"pool.{k}"] for k in NAMES}, tree["weight"][chosen])
     alpha = block_weights(g["in.query"], mixture, 0)
-    assert error(alpha.mean(0), g[f"out.{case}.mean_alpha"]) < F32
+    compare("powder_prompt", alpha.mean(0), g[f"out.{case}.mean_alpha"], F32)
 
 
 def test_prompts_of_the_server_mix_all_tasks() -> None:
@@ -85,8 +91,8 @@ def test_prompts_of_the_server_mix_all_tasks() -> None:
     state["weight"] = g["in.weight"][begun][:, begun]
     batch = whole_batch(g["in.query"], torch.zeros(4, dtype=torch.int64), g["in.query"])
     tokens = method.features(Tokens(), state, batch).view(4, 4, 5)
-    assert error(tokens[:, :2], g["out.server.key_prefix"]) < F32
-    assert error(tokens[:, 2:], g["out.server.value_prefix"]) < F32
+    compare("powder_prompt", tokens[:, :2], g["out.server.key_prefix"], F32)
+    compare("powder_prompt", tokens[:, 2:], g["out.server.value_prefix"], F32)
 
 
 def test_distillation_without_the_true_class() -> None:
@@ -100,9 +106,11 @@ def test_distillation_without_the_true_class() -> None:
     tau = float(g["in.tau"])
     assert method.temperature == tau
     term = not_true_divergence(logits / tau, g["in.logits_last_round"] / tau, share, mask, batch)
-    assert error(method.distil * term, g["out.ntd"]) < F32
+    compare("powder_ntd", method.distil * term, g["out.ntd"], F32)
     (gradient,) = torch.autograd.grad(method.distil * term, logits)
-    assert error(gradient, g["out.ntd_grad"]) < F32
+    compare("powder_ntd", gradient, g["out.ntd_grad"], F32)
+    # The slice of released code, of the classes without the true one, is all others of the task.
+    assert torch.equal(g["quirk.ntd_task_incremental"], g["out.ntd"])
     everything = not_true_divergence(
         logits / tau, g["in.logits_last_round"] / tau, share, mask | True, batch
     )
@@ -209,3 +217,76 @@ def test_uniform_shares_of_a_batch() -> None:
     mask = torch.ones(3, dtype=torch.bool)
     term = not_true_divergence(logits, received, torch.zeros(2), mask, batch)
     assert float(term) == pytest.approx(math.log(2 / 3**0.5))
+
+
+def test_last_entries_of_hard_coded_tasks_by_hand() -> None:
+    """Of two clients, tasks 10 to 14 are the sixth and seventh of both and the eighth of client 0.
+
+    The last five of six entries (9, 1, 0, 0, 0, 0) and of five (1, 0, 0, 0, 0) are equal; over the
+    five tasks that both know the cosine is 9 / 82^0.5.
+    """
+    client = torch.tensor([0, 1] * 8)
+    assert is_hard_coded(client, 2).nonzero()[:, 0].tolist() == [10, 11, 12, 13, 14]
+    profiles = torch.tensor([[9.0, 1, 0, 0, 0, 0], [1.0, 0, 0, 0, 0, 0]]).view(2, 1, 6, 1)
+    length = torch.tensor([6, 5])
+    assert last_similarities(profiles, length)[0].tolist() == pytest.approx([1.0, 1.0])
+    known = similarities(profiles, profiles, length, length)[0]
+    assert known.tolist() == pytest.approx([1.0, 9 / 82**0.5])
+
+
+def test_only_hard_coded_pairs_are_compared_by_their_last_entries() -> None:
+    """Client 10 of 11 begins task 10; with client 0's task, which is 0, all entries count."""
+    state = tasks_of_two_clients()
+    state["client"] = torch.tensor([10, 11])
+    plain, late = correlate(state, 2), correlate(state, 2, 12)
+    assert torch.equal(plain["weight"], late["weight"])  # two entries: the last are all
+    assert not is_hard_coded(torch.tensor([0, 9, 15]), 16).any()
+
+
+def test_rows_of_a_task_by_hand() -> None:
+    """Rows begin at those of the head; a client's change counts for its task only."""
+    rows = torch.arange(6.0).view(2, 3, 1)
+    tree = {
+        **{"task.weight": rows, "task.bias": rows[..., 0]},
+        **{"rows.weight": torch.full((3, 1), 10.0), "rows.bias": torch.zeros(3)},
+    }
+    head = own_rows(tree, torch.tensor([0.0, 1.0]))
+    assert head["head.weight"][:, 0].tolist() == [13.0, 14.0, 15.0]
+    assert head["head.bias"].tolist() == [3.0, 4.0, 5.0]
+
+
+def test_the_first_task_of_the_true_class_answers() -> None:
+    """Task 0 has classes 0 and 1, task 1 has 1 and 2: images of class 1 are task 0's."""
+    state = {
+        "holds": torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]),
+        "task.weight": torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])[..., None],
+        "task.bias": torch.zeros(2, 3),
+    }
+    logits = task_logits(state, torch.ones(3, 1), torch.tensor([0, 1, 2]))
+    assert logits.tolist() == [[1.0, 2.0, -1e4], [1.0, 2.0, -1e4], [-1e4, 5.0, 6.0]]
+
+
+def test_server_moves_the_rows_of_each_clients_task() -> None:
+    """Without a shared head: rows of a client's task move by its change, others not at all."""
+    method = create_method("powder", blocks=(4,), components=1, length=1, task_rows=True)
+    assert list(method.training().optims) == ["own.", "rows."]
+
+    class Small(Tokens):
+        dim = token_dim = 2
+
+    state = method.begin_task({}, TASK, Small(), torch.Generator().manual_seed(0))
+    state["head.bias"] = torch.tensor([1.0, 2.0, 3.0])
+    sums = {
+        "class.count": torch.tensor([[2.0, 0.0], [1.0, 1.0]]),
+        "class.sum": torch.zeros(2, 2, 1),
+    }
+    state = begin_client_tasks(state, sums, context(1, 0))
+    assert state["task.bias"].tolist() == [[1.0, 2.0, 3.0]] * 2
+    merged = {
+        "clients": torch.tensor([0]),
+        **{k: v[None] for k, v in state.items() if k.startswith(("own.", "rows."))},
+    }
+    merged["rows.bias"] = torch.tensor([[5.0, 0.0, 0.0]])
+    after = method.server_update(state, merged, context(0))
+    assert after["task.bias"].tolist() == [[1.0, 2.0, 3.0], [6.0, 2.0, 3.0]]
+    assert not after["rows.bias"].any()

@@ -22,7 +22,7 @@ from fczoo.core.types import whole_batch
 from fczoo.functional.gaussians import moment_sums
 from fczoo.testing.method_under_test import record_run
 from fczoo.testing.world import small_method, toy_bench
-from helpers_golden import F32, error, golden
+from helpers_golden import F32, compare, golden
 from helpers_payload import server_context
 
 BASE, LATER = Task(0, 0, 6, 12, 3), Task(1, 2, 4, 4, 2)
@@ -56,16 +56,16 @@ def test_base_step() -> None:
 
     loss, _ = method.loss(backbone, train, batch, Context(BASE, 1, 2, tables))
     similarity = F.cosine_similarity(g["in.cls_features"], g["in.key"][None]).mean()
-    assert error(loss + similarity, g["out.cross_entropy"]) < F32
+    compare("uopp_base_step", loss + similarity, g["out.cross_entropy"], F32)
     gradients = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
     for name, gradient in gradients.items():
-        assert error(gradient, g[f"out.grad.{name}"]) < F32, name
+        compare("uopp_base_step", gradient, g[f"out.grad.{name}"], F32, name)
     norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
-    assert error(norm, g["out.norm"]) < F32
+    compare("uopp_base_step", norm, g["out.norm"], F32)
     assert method.training().clip_norm == float(g["in.max_norm"])
     deviation = g["in.variances"].sqrt() * g["in.uniform"] / 3  # the default's copies
     rows = torch.cat([g["in.prototypes"] + sign * deviation for sign in (0, 1, -1)])
-    assert error(rows, g["alt.rows_standard_deviation"]) < F32
+    compare("uopp_base_step", rows, g["alt.rows_standard_deviation"], F32)
 
 
 @pytest.mark.parametrize("released", [False, True])
@@ -107,7 +107,7 @@ def test_prototypes_weighted_by_participations() -> None:
     for k, sums in enumerate(clients):
         for c in g[f"in.available_k{k}"].tolist():
             mean = sums["proto.sum"][c] / sums["proto.count"][c]
-            assert error(mean, g[f"out.mean_k{k}c{c}"].double()) < F32
+            compare("uopp_prototypes", mean, g[f"out.mean_k{k}c{c}"].double(), F32)
     uploads = {name: torch.stack([sums[name] for sums in clients]) for name in clients[0]}
     uploads["expert.key"] = torch.tensor([[1.0], [2.0], [6.0]])
     merged = merge_by_weight(uploads, g["in.participations"])
@@ -116,14 +116,16 @@ def test_prototypes_weighted_by_participations() -> None:
     state = {"mean": zeros, "spread": zeros, "held": zeros[0]}
     after = method.update_from("task_start", state, dict(merged), server_context(BASE))
     for c in range(6):
-        assert error(after["mean"][c], g[f"out.global_mean_c{c}"]) < F32
+        compare("uopp_prototypes", after["mean"][c], g[f"out.global_mean_c{c}"], F32)
     held_by_one = after["spread"][5].square()  # class 5: all its images at client 1
     x = torch.cat([g["in.x_k1b0"], g["in.x_k1b1"]])[
         torch.cat([g["in.y_k1b0"], g["in.y_k1b1"]]) == 5
     ]
     spread = (x @ g["in.prompt_k1"].mT).double().var(0, correction=0)
     torch.testing.assert_close(held_by_one, spread, rtol=1e-5, atol=1e-6)
-    assert error(-g["out.global_mean_c5"].square(), g["quirk.global_variance_c5"]) < F32
+    compare(
+        "uopp_prototypes", -g["out.global_mean_c5"].square(), g["quirk.global_variance_c5"], F32
+    )
 
 
 def test_server_counts_participations_of_a_task() -> None:
@@ -275,3 +277,33 @@ def test_only_later_tasks_train_the_rectifier() -> None:
             after = record.states[call.ctx.task.index]
             same = [torch.equal(value, after[name]) for name, value in before.items()]
             assert all(same) == (call.ctx.task.index == 0)
+
+
+def test_a_rectifier_that_has_learned_nothing_draws_prototypes_together() -> None:
+    """With weights of 0 all samples count alike: dp/dt = lambda(t) (mean of the samples - p).
+
+    The integral of lambda from 0 to 39 is 4 / ln 10 (1 - 0.1^0.975) = 1.553, so prototypes keep
+    exp(-1.553) = 0.2116 of their distance to the mean.
+    """
+    tree = start_rectifier(2, 2, 1, torch.Generator().manual_seed(0))
+    tree = {name: torch.zeros_like(value).double() for name, value in tree.items()}
+    x = torch.tensor([[4.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    samples = Samples(x, torch.eye(2).double(), torch.ones(2).double())
+    moved = rectify(tree, x, torch.ones(2), samples, 39)
+    kept = math.exp(-4 / math.log(10) * (1 - 0.1**0.975))
+    assert kept == pytest.approx(0.2116, abs=1e-4)
+    torch.testing.assert_close(moved - x.mean(0), kept * (x - x.mean(0)), rtol=1e-4, atol=1e-6)
+
+
+def test_a_rectifier_at_its_start_draws_prototypes_together_as_well() -> None:
+    """Random weights change little of it: two means keep about a fifth of their distance."""
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        tree = start_rectifier(64, 2, 4, generator)
+        hot = torch.eye(2).repeat_interleave(4, 0)
+        x = torch.randn(8, 64, generator=generator)
+        x = x + 2 * torch.randn(2, 64, generator=generator).repeat_interleave(4, 0)
+        means = hot.mT @ x / 4
+        moved = rectify(tree, means, torch.ones(2), Samples(x, hot, torch.ones(8)), 6)
+        kept = float((moved[0] - moved[1]).norm() / (means[0] - means[1]).norm())
+        assert kept == pytest.approx(0.2116, abs=0.05)

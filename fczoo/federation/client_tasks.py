@@ -1,0 +1,61 @@
+"""Tasks of each client where clients are in different tasks at one time, and their accuracies."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fczoo.core.class_metrics import client_accuracies
+from fczoo.core.types import Task
+from fczoo.data.task_schedule import in_stages
+from fczoo.federation.world import World
+
+
+def client_tasks(world: World) -> list[list[int]]:
+    """Return client, first and last stage of each task of each client; empty without stages.
+
+    They are in order of first stages, then of clients. A task without images is left out.
+
+    Args:
+        world: Data and partition, by stage.
+    """
+    if not in_stages(world.settings.moving, world.settings.task_order):
+        return []
+    tasks: list[list[int]] = []
+    latest: dict[int, tuple[np.ndarray, list[int]]] = {}  # client -> its images and its entry
+    for stage, clients in enumerate(world.partition.tasks):
+        for client, images in enumerate(clients):
+            earlier_images, entry = latest.get(client, (np.empty(0, np.int64), []))
+            if len(images) and not np.array_equal(images, earlier_images):
+                entry = [client, stage, stage]
+                tasks.append(entry)
+            if entry and len(images):
+                entry[2] = stage
+            latest[client] = images, entry
+    return tasks
+
+
+def client_task_accuracies(
+    world: World, task: Task, class_accuracy: Mapping[int | None, list[float]]
+) -> list[float | None]:
+    """Return the accuracy on test images with the class mix of each client-task that has begun.
+
+    Args:
+        world: Data and partition, by stage.
+        task: The stage after which the model was tested.
+        class_accuracy: Accuracy per class of the global model (None), or of each client's own.
+
+    Returns:
+        Accuracies in percent in the order of ``client_tasks``; None without tested classes, or
+            where the client has no model yet.
+    """
+    accuracies: list[float | None] = []
+    for client, first, _ in client_tasks(world):
+        if first > task.index:
+            break
+        of_model = class_accuracy.get(client if None not in class_accuracy else None)
+        index = world.clients(world.stream.tasks[first], idle=True)[client].index
+        labels = world.stream.train.labels[index.numpy()]
+        owners = np.zeros_like(labels)
+        value = client_accuracies(of_model, owners, labels, 1)[0] if of_model else None
+        accuracies.append(value)
+    return accuracies
