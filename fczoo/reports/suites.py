@@ -25,6 +25,7 @@ from fczoo.reports.runs import WITHOUT_EFFECT
 
 SUITES = "suites"  # folder of the files below that of the archives
 RUNS = "suite-runs"  # folder of the run folders below that of the archives
+REPLICATION = ".replication"  # follows the name of a suite in the archive of runs made again
 State = Literal["current", "stale", "missing", "failed"]
 
 
@@ -77,6 +78,17 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if label not in labels:
                 raise ValueError(f"compare names {label!r}, no row; {nearest(label, labels)}")
 
+    def search_share(self, cell: "SuiteCell") -> float:
+        """Return the time of a cell's search in runs of it: its trials have fewer tasks and images.
+
+        Args:
+            cell: The cell.
+        """
+        if not cell.row.searched(self.trials):
+            return 0.0
+        tasks = cell.configs[0].settings.task_count
+        return self.trials * (1 - self.held_out) * min(self.first_tasks, tasks) / tasks
+
 
 @dataclass(frozen=True)
 class SuiteCell:
@@ -86,9 +98,11 @@ class SuiteCell:
     setting: str  # name of the setting; empty if the suite has one
     configs: tuple[RunConfig, ...]  # one per seed, with the row's options, before any search
     pending: tuple[int, ...] = ()  # seeds that are to be run
+    archived: RunRecord | None = None  # current run whose searched values the others take
 
     @property
     def name(self) -> str:
+        """Return the name of the row with its setting."""
         return f"{self.row.label}/{self.setting}" if self.setting else self.row.label
 
     def archived_as(self, seed: int) -> str:
@@ -145,8 +159,8 @@ def code_digest(config: RunConfig) -> str:
 
 def state_of(
     config: RunConfig, row: SuiteRow, suite: Suite, record: RunRecord | None, code: str
-) -> State:
-    """Return the state of a run: current, stale or missing.
+) -> tuple[State, str]:
+    """Return the state of a run, and what is stale of it: options, search, code or settings.
 
     Args:
         config: Configuration of the run without searched values.
@@ -156,20 +170,26 @@ def state_of(
         code: Hash of today's code of the run.
     """
     if record is None or record.result is None:
-        return "missing"
+        return "missing", ""
     trials = suite.trials if row.searched(suite.trials) else 0
     searched = spaces(METHODS.get(row.method)).keys() - row.set if trials else set()
     ours, theirs = through_json(dict(config.options)), through_json(record.result.options)
-    same_options = {k: v for k, v in ours.items() if k not in searched} == {
-        k: v for k, v in theirs.items() if k not in searched
+    effort = {
+        "trials": suite.trials,
+        "tasks": min(suite.first_tasks, config.settings.task_count),
+        "held_out": suite.held_out,
     }
-    same = (
-        same_options
-        and record.trials == trials
-        and record.result.versions.get("code") == code
-        and _comparable(recorded_settings(record.about.settings)) == _comparable(config.settings)
-    )
-    return "current" if same else "stale"
+    recorded = {name: record.search.get(name) for name in effort}
+    same = {
+        "options": {k: v for k, v in ours.items() if k not in searched}
+        == {k: v for k, v in theirs.items() if k not in searched},
+        "search": recorded == effort if trials else not record.trials,
+        "code": record.result.versions.get("code") == code,
+        "settings": _comparable(recorded_settings(record.about.settings))
+        == _comparable(config.settings),
+    }
+    reasons = [name for name, is_same in same.items() if not is_same]
+    return ("stale", reasons[0]) if reasons else ("current", "")
 
 
 def _comparable(settings: Settings) -> dict[str, Any]:
@@ -183,17 +203,16 @@ def _comparable(settings: Settings) -> dict[str, Any]:
 
 
 def enter_runs(archive: Path, found: Mapping[str, Runs]) -> None:
-    """Write runs to the archive of a suite; earlier ones of the same names are replaced.
+    """Append runs to the archive of a suite; earlier ones of the same names are replaced.
 
     Args:
         archive: CSV file, which need not exist.
         found: Runs with one record each, by name in the archive.
     """
-    earlier = read_archive(archive) if archive.exists() else []
-    kept = [runs for runs in earlier if runs.name not in found]
-    new = [replace(runs, name=name) for name, runs in found.items()]
+    earlier = {runs.name: runs for runs in read_archive(archive)} if archive.exists() else {}
+    new = {name: replace(runs, name=name) for name, runs in found.items()}
     archive.parent.mkdir(parents=True, exist_ok=True)
-    write_archive([*kept, *new], archive)
+    write_archive([*{**earlier, **new}.values()], archive)
 
 
 def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
