@@ -145,6 +145,7 @@ def status(
     records = archived_runs(results / f"{name}.csv")
     states = _states(chosen_suite, cells, records)
     rows, remaining_seconds, unknown, total = [], 0.0, 0, Counter[str]()
+    settings_with_features: set[Any] = set()  # whose features a row before has counted
     for cell, by_seed in zip(cells, states, strict=True):
         pending = [seed for seed, (state, _) in by_seed.items() if state != "current"]
         failures = failed_seeds(cell, chosen_suite, results / RUNS / name) if pending else set()
@@ -154,14 +155,19 @@ def status(
             total[word] += 1
             words[f"stale ({reason})" if word == "stale" else word] += 1
         counts = ", ".join(f"{n} {word}" for word, n in words.items())
-        seconds = 0.0
+        time = ""
         if pending:
-            run_seconds = _seconds_of_run(cell, records, estimate)
+            own, features = _seconds_of_run(cell, records, estimate)
             searches = chosen_suite.search_share(cell) if len(pending) == len(by_seed) else 0.0
-            seconds = run_seconds * (len(pending) + searches)
-            unknown += not seconds
-        remaining_seconds += seconds
-        time = duration_text(seconds) if seconds else ("unknown" if pending else "")
+            seconds = own * (len(pending) + searches)
+            shared = cell.configs[0].settings in settings_with_features
+            if features and not shared:
+                settings_with_features.add(cell.configs[0].settings)
+                seconds += features * (len(pending) + bool(searches))
+            unknown += not own + features
+            remaining_seconds += seconds
+            time = "features of another row" if features and shared else "unknown"
+            time = duration_text(seconds) if seconds else time
         rows.append((cell.row.label, cell.row.role, cell.setting or "-", counts, time))
     click.echo(f"{name}: {chosen_suite.question}\n")
     click.echo(word_table(rows, ["row", "role", "setting", "runs", "time of what is left"]))
@@ -267,10 +273,13 @@ def _pending(
     return pending
 
 
-def _seconds_of_run(cell: "SuiteCell", records: "Mapping[str, RunRecord]", estimate: bool) -> float:
+def _seconds_of_run(
+    cell: "SuiteCell", records: "Mapping[str, RunRecord]", estimate: bool
+) -> tuple[float, float]:
     """Return the mean seconds of the cell's archived runs, stale ones too.
 
-    Without any it is estimated on request; 0: unknown.
+    Without any they are estimated on request: those of a run, and of features that rows share.
+    (0, 0): unknown.
     """
     results = [
         record.result
@@ -279,9 +288,9 @@ def _seconds_of_run(cell: "SuiteCell", records: "Mapping[str, RunRecord]", estim
     ]
     seconds = [result.seconds for result in results if result]
     if seconds:
-        return sum(seconds) / len(seconds)
+        return sum(seconds) / len(seconds), 0.0
     if not estimate:
-        return 0.0
-    from fczoo.runner.dry_run import training_seconds
+        return 0.0, 0.0
+    from fczoo.runner.dry_run import run_seconds
 
-    return training_seconds(cell.configs[0]) or 0.0
+    return run_seconds(cell.configs[0]) or (0.0, 0.0)

@@ -20,11 +20,11 @@ from fczoo.core.types import Boundary, Exchange, ServerContext, Task
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import ClientState, contiguous_copy, memory_bytes
 from fczoo.federation.environment import code_of, commit, digest, versions
-from fczoo.federation.settings import Settings
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.participation import Participation
 from fczoo.federation.result import Result
 from fczoo.federation.server_optimizers import make_server_optimizer, step_server
+from fczoo.federation.settings import Settings
 from fczoo.federation.uplink import Arrival, sum_or_stack
 from fczoo.federation.world import World
 
