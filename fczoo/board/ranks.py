@@ -81,17 +81,18 @@ class Critical:
     blocks: int
 
 
-def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
+def critical(blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS) -> Critical | None:
     """Compute the critical difference over blocks with all of ``choose_blocks``; higher is better.
 
     Args:
         blocks: One mapping per seed or benchmark: method -> value.
+        least: Least number of blocks.
 
     Returns:
         Mean ranks with Nemenyi's distance, or None where ``shortage`` gives a reason.
     """
     names, having = choose_blocks(blocks)
-    if not _enough(blocks, names):
+    if not _enough(blocks, names, least):
         return None
     ranks = [rankdata([-block[name] for name in names]) for block in having]
     means = {name: statistics.fmean(row[i] for row in ranks) for i, name in enumerate(names)}
@@ -145,8 +146,10 @@ def shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
     )
 
 
-def _enough(blocks: Sequence[Mapping[str, float]], names: Sequence[str]) -> bool:
-    return len(blocks) >= MIN_BLOCKS and len(names) >= MIN_METHODS
+def _enough(
+    blocks: Sequence[Mapping[str, float]], names: Sequence[str], least: int = MIN_BLOCKS
+) -> bool:
+    return len(blocks) >= least and len(names) >= MIN_METHODS
 
 
 @dataclass(frozen=True)

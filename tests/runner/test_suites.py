@@ -2,18 +2,19 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from fczoo.board.suite_page import page_text
+from fczoo.board.suite_page import Page
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.federation.environment import commit
 from fczoo.reports import suites
-from fczoo.reports.archive import read_archive
+from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.runs import read_experiments
 from fczoo.runner import suite as runner_suite
 from fczoo.runner import sweep
@@ -192,12 +193,42 @@ def test_differences_are_tested_and_worded(tmp_path: Path) -> None:
         rows=[suites.SuiteRow("hgp"), suites.SuiteRow("fedavg"), suites.SuiteRow("ewc")],
         compare=[("fedavg", "hgp"), ("hgp", "ewc")],
     )
-    text = page_text("which", suite, read_experiments([tmp_path]))
+    text = Page("which", suite, read_experiments([tmp_path])).text
     assert "p values corrected for 2 comparisons (Holm)" in text
-    assert "- hgp is significantly better than fedavg: 5.5 points, p = 0.0055." in text
-    assert "- hgp and ewc do not differ significantly: 0.5 points, p = 0.48." in text
+    # half widths 4.303 * 0.5 / sqrt(3) = 1.242 and 4.303 * 1.0 / sqrt(3) = 2.484
+    first = "- HGP is significantly better than FedAvg (p = 0.0055; 5.5 points, 95 % interval"
+    assert f"{first} 4.3 to 6.7)." in text
+    second = "- HGP and EWC do not differ significantly (p = 0.48; 0.5 points, 95 % interval"
+    assert f"{second} -2.0 to 3.0)." in text
     # 75, 75.5 and 76: mean 75.5, half width 4.303 * 0.5 / sqrt(3) = 1.242
     assert "74.3 to 76.7" in text
+    # HGP is first, second and first; k = 3 rows and 3 seeds: 2.343 * sqrt(3 * 4 / (6 * 3)) = 1.91
+    assert "Mean ranks of 3 rows over 3 seeds and settings" in text
+    assert Page("which", suite, read_experiments([tmp_path])).critical.ranks["hgp"] == 4 / 3
+    assert round(Page("which", suite, read_experiments([tmp_path])).critical.distance, 2) == 1.91
+
+
+def test_a_picture_of_ranks_needs_three_blocks_and_no_ablation(tmp_path: Path) -> None:
+    seeds = {0: 70.0, 1: 71.0}
+    scores = {"hgp": seeds, "fedavg": seeds, "ewc": seeds, "lwf": {**seeds, 2: 70.0}}
+    write_run(tmp_path / "run", scores)
+    rows = [suites.SuiteRow("hgp"), suites.SuiteRow("fedavg"), suites.SuiteRow("ewc")]
+    suite = suites.Suite("Which?", {}, [*rows, suites.SuiteRow("lwf", role="ablation")])
+    page = Page("which", suite, read_experiments([tmp_path]))
+    assert page.critical is None
+    assert "## Ranks" not in page.text
+
+
+def test_rows_of_two_versions_of_the_code_share_no_page(folder: Path) -> None:
+    run("suite", "run", "means", "--rows", "fedncm")
+    archive = folder / "means.csv"
+    first, second = read_archive(archive)
+    result = replace(second.records[0].result, versions={"code": "f" * 64})
+    other = replace(second, records=(replace(second.records[0], result=result),))
+    write_archive([first, other], archive)
+    outcome = CliRunner().invoke(main, ["suite", "report", "means"])
+    assert outcome.exit_code == 1
+    assert "runs of fedncm in results/means.csv are of several versions" in outcome.stderr
 
 
 @pytest.mark.parametrize(
