@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ GENERATOR = "fczoo board"
 SCRIPTS = ("charts.js", "board.js")
 
 
+@cache
 def asset(name: str) -> str:
     """Read a template, style sheet or script of the pages."""
     return (files("fczoo.assets") / "board" / name).read_text(encoding="utf-8")
@@ -44,6 +46,27 @@ def render(template: str, **content: Any) -> str:
     Returns:
         HTML text with one newline at its end.
     """
+    script = "\n".join(map(asset, SCRIPTS))
+    page = (
+        _environment()
+        .get_template(template)
+        .render(
+            style=Markup(asset("board.css")),
+            script=Markup(script),
+            script_sha256=base64.b64encode(
+                hashlib.sha256(f"\n{script}\n".encode()).digest()
+            ).decode(),
+            generator=GENERATOR,
+            version=__version__,
+            **content,
+        )
+    )
+    return f"{page.rstrip()}\n"
+
+
+@cache
+def _environment() -> Environment:
+    """Return the environment of all pages, which compiles each template once."""
     environment = Environment(
         loader=FunctionLoader(asset),
         autoescape=True,
@@ -52,16 +75,7 @@ def render(template: str, **content: Any) -> str:
         undefined=StrictUndefined,
     )
     environment.filters["data"] = as_data
-    script = "\n".join(map(asset, SCRIPTS))
-    page = environment.get_template(template).render(
-        style=Markup(asset("board.css")),
-        script=Markup(script),
-        script_sha256=base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode(),
-        generator=GENERATOR,
-        version=__version__,
-        **content,
-    )
-    return f"{page.rstrip()}\n"
+    return environment
 
 
 def as_data(content: Any) -> Markup:
