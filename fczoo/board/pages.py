@@ -121,14 +121,27 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
     experiments = sorted(read_experiments(places), key=_weight, reverse=True)
     order = colour_order(experiments)
     pages = {heading(e).file: _benchmarks([e], INDEX, order) for e in experiments}
+    write_pages(folder, {**pages, INDEX: _index(experiments)})
+    return len(experiments)
+
+
+def write_pages(folder: Path, pages: Mapping[str, str]) -> None:
+    """Write the pages of a site and delete those of an earlier site that it does not have.
+
+    Args:
+        folder: Folder of the site.
+        pages: File name -> HTML text.
+
+    Raises:
+        FczooError: The folder holds anything but such a site.
+    """
     earlier = _earlier(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {**pages, INDEX: _index(experiments)}.items():
+    for name, text in pages.items():
         write_safely(folder / name, text.encode())
     for path in earlier:
-        if path.name not in {*pages, INDEX}:
+        if path.name not in pages:
             path.unlink()
-    return len(experiments)
 
 
 def _weight(experiment: Experiment) -> tuple[int, int]:
@@ -175,7 +188,12 @@ def _benchmarks(
         for i, experiment in enumerate(experiments)
     ]
     return render(
-        "benchmarks.html", benchmarks=benchmark_data, home=home, test=TEST, untested=UNTESTED_NOTE
+        "benchmarks.html",
+        benchmarks=benchmark_data,
+        home=home,
+        suite=None,
+        test=TEST,
+        untested=UNTESTED_NOTE,
     )
 
 

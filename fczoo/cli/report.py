@@ -180,14 +180,22 @@ def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Po
     help="Folder of the pages: a new one, or an earlier site, which is updated.",
 )
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
-    """Build static web pages: methods ranked over all benchmarks, and a page per benchmark.
+    """Build static web pages: methods ranked over all suites, and a page per suite.
 
-    PLACES are archives and run folders, or folders that hold them.  [default: results/results.csv]
+    PLACES are archives and run folders, or folders that hold them; then a page is per benchmark.
+    [default: the suites of results/, or results/results.csv without any]
     """
-    if not places and not ARCHIVE.is_file():
-        raise FczooError(f"no file {ARCHIVE} here; name archives or run folders")
     from fczoo.board.pages import INDEX, write_site
+    from fczoo.board.suite_site import has_suites, write_suite_site
 
+    if not places and has_suites(ARCHIVE.parent):
+        count = write_suite_site(ARCHIVE.parent, out)
+        click.echo(f"{plural(count, 'suite')} written to {out / INDEX}")
+        return
+    if not places and not ARCHIVE.is_file():
+        raise FczooError(
+            f"no suite and no file {ARCHIVE} here; run a suite, or name archives or run folders"
+        )
     count = write_site(places or (ARCHIVE,), out)
     click.echo(f"{plural(count, 'benchmark')} written to {out / INDEX}")
 

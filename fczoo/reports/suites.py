@@ -67,11 +67,15 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Check labels.
 
         Raises:
-            ValueError: Two rows have one label, or a comparison names none.
+            ValueError: Two rows have one label, a method has two rows that are no ablations, or a
+                comparison names no row.
         """
         labels = [row.label for row in self.rows]
         if twice := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
             raise ValueError(f"two rows are called {twice[0]}; give one another name")
+        declared = [row.method for row in self.rows if row.role != "ablation"]
+        if twice := [name for name in dict.fromkeys(declared) if declared.count(name) > 1]:
+            raise ValueError(f"{twice[0]} has two rows; all but one are of role ablation")
         if bad := [label for label in labels if Path(label).name != label or "\\" in label]:
             raise ValueError(f"{bad[0]!r} cannot name a folder; use letters and digits")
         for label in (label for pair in self.compare for label in pair):

@@ -181,7 +181,7 @@ def test_without_names_it_takes_the_archive_here(site, tmp_path, monkeypatch):
     outcome = CliRunner().invoke(main, ["leaderboard", "--out", "site"])
     assert outcome.exit_code == 1 and outcome.stderr.count("\n") == 1
     assert (
-        f"no file {Path('results/results.csv')} here; name archives or run folders"
+        f"no suite and no file {Path('results/results.csv')} here; run a suite, or name archives"
         in outcome.stderr
     )
     (tmp_path / "results").mkdir()
