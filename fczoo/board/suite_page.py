@@ -23,9 +23,9 @@ from fczoo.reports.captions import describe
 from fczoo.reports.drawing import draw
 from fczoo.reports.figures import accuracy_curves
 from fczoo.reports.run_folder import RunRecord
-from fczoo.reports.runs import Experiment, Line, experiments_of
+from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.significance import interval
-from fczoo.reports.suites import REPLICATION, SUITES, Suite
+from fczoo.reports.suites import REPLICATION, SUITES, Suite, archived_as, suite_experiments
 from fczoo.reports.tables import COLUMNS, entry_of
 
 METRICS = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
@@ -160,49 +160,11 @@ def read_page(name: str, suite: Suite, results: Path) -> Page:
     return Page(name, suite, suite_experiments(suite, archive), replications, _notes(name, results))
 
 
-def suite_experiments(suite: Suite, archive: Path) -> list[Experiment]:
-    """Return the runs of a suite's archive, with rows labelled as in the suite.
-
-    Runs of rows that the suite does not have are left out.
-
-    Args:
-        suite: The suite.
-        archive: Its CSV file.
-
-    Raises:
-        FczooError: A row is of two versions of the code or of two searches.
-    """
-    labels = [row.label for row in suite.rows]
-    experiments = []
-    for experiment in experiments_of(read_archive(archive), str(archive)):
-        lines = [
-            replace(x, label=_archived_as(x.records[0]).split("/")[0]) for x in experiment.lines
-        ]
-        lines = sorted(
-            (line for line in lines if line.label in labels), key=lambda x: labels.index(x.label)
-        )
-        for line in lines:
-            codes = {result.versions.get("code") for result in line.results}
-            if len(codes) > 1 or sum(x.label == line.label for x in lines) > 1:
-                raise FczooError(
-                    f"runs of {line.label} in {archive} are of several versions of the code or "
-                    "have several values; run the suite again"
-                )
-        if lines:
-            experiments.append(replace(experiment, lines=tuple(lines)))
-    return experiments
-
-
-def _archived_as(record: RunRecord) -> str:
-    """Return the name of a run in its archive: row, setting and seed."""
-    return record.place.rpartition(": ")[2].removesuffix(f"/{record.method}/seed{record.seed}")
-
-
 def _replicated(line: Line, replications: Mapping[str, RunRecord]) -> str:
     """Return the mean difference of the same runs made again; empty without any."""
     differences = []
     for record, result in zip(line.records, line.results, strict=True):
-        again = replications.get(_archived_as(record))
+        again = replications.get(archived_as(record))
         if again is None or again.result is None:
             continue
         same_code = again.result.versions.get("code") == result.versions.get("code")

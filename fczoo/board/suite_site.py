@@ -12,13 +12,12 @@ from fczoo.board.charts import as_csv
 from fczoo.board.pages import INDEX, render, write_pages
 from fczoo.board.ranks import MIN_METHODS, Cost, RankEntry, borda, critical, shortage
 from fczoo.board.suite_page import heading as setting_of
-from fczoo.board.suite_page import suite_experiments
 from fczoo.board.suite_text import difference_sentences
 from fczoo.core.errors import FczooError
 from fczoo.reports.figures import colour_order
 from fczoo.reports.formats import TEST, UNTESTED_NOTE
 from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.suites import SUITES, Suite, read_suite
+from fczoo.reports.suites import SUITES, Suite, read_suite, suite_experiments
 from fczoo.reports.tables import COLUMNS, entry_of, percent
 
 

@@ -205,20 +205,33 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
 @click.option(
     "--into",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=ARCHIVE,
-    show_default=True,
     metavar="FILE",
-    help="Archive to which the runs are appended.",
+    help=f"Archive to which the runs are appended.  [default: {ARCHIVE.as_posix()}]",
+)
+@click.option(
+    "--suite",
+    metavar="NAME",
+    help="Enter the runs as rows of this suite of results/, which the leaderboard reads.",
 )
 @click.option("--dry-run", is_flag=True, help="Check the folder without entering its runs.")
-def submit(folder: Path, into: Path, dry_run: bool) -> None:
-    """Check a run folder and append its runs to an archive.
+def submit(folder: Path, into: Path | None, suite: str | None, dry_run: bool) -> None:
+    """Check a run folder and append its runs to an archive or a suite.
 
-    It must be complete and unchanged, and record its versions, code and test set.
+    It must be complete and unchanged, and record its versions, code and test set. A row of a suite
+    needs the suite's settings, search and seeds.
     """
-    from fczoo.reports.submission import submit as enter
+    if suite is not None and into is not None:
+        raise FczooError("--suite and --into each name an archive; give one of them")
+    if suite is not None:
+        from fczoo.cli.suite_submit import submit_to_suite
 
-    count, faults = enter(folder, into, not dry_run)
+        into = ARCHIVE.with_name(f"{suite}.csv")
+        count, faults = submit_to_suite(folder, suite, ARCHIVE.parent, not dry_run)
+    else:
+        from fczoo.reports.submission import submit as enter
+
+        into = into or ARCHIVE
+        count, faults = enter(folder, into, not dry_run)
     for fault in faults:
         click.echo(f"refused: {fault}", err=True)
     if faults:

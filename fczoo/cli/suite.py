@@ -211,14 +211,21 @@ def _read(
         cell
         for row in chosen_suite.rows
         if row.label in chosen
-        for cell in _cells(chosen_suite, row, given, str(path))
+        for cell in cells_of(chosen_suite, row, given, str(path))
     ]
 
 
-def _cells(
+def cells_of(
     chosen_suite: "Suite", row: Any, given: Mapping[str, Any], place: str
 ) -> "list[SuiteCell]":
-    """Return the cells of a row: one for each data set and partition."""
+    """Return the cells of a row: one for each data set and partition.
+
+    Args:
+        chosen_suite: The suite.
+        row: Its row.
+        given: Settings of this machine: folder of the data, file of the backbone.
+        place: File of the suite, for messages.
+    """
     from fczoo.cli.config import merge_requests, request
     from fczoo.cli.sweep import SETTINGS, sweep_of_request
     from fczoo.reports.suites import SuiteCell

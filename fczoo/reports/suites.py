@@ -21,7 +21,7 @@ from fczoo.federation.settings import Settings
 from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import RunRecord, Runs, recorded_settings
-from fczoo.reports.runs import WITHOUT_EFFECT
+from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, experiments_of
 
 SUITES = "suites"  # folder of the files below that of the archives
 RUNS = "suite-runs"  # folder of the run folders below that of the archives
@@ -227,8 +227,81 @@ def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
         found: Its run folders.
     """
     return {
-        cell.archived_as(record.seed): replace(runs, records=(record,))
+        cell.archived_as(record.seed): with_records(runs, (record,))
         for runs in found
         for record in runs.records
         if record.result is not None
     }
+
+
+def with_records(runs: Runs, records: tuple[RunRecord, ...]) -> Runs:
+    """Return the runs of a folder with some of its records only.
+
+    Args:
+        runs: Runs of the folder.
+        records: Records to keep.
+    """
+    return replace(runs, records=records)
+
+
+def suite_experiments(suite: Suite, archive: Path) -> list[Experiment]:
+    """Return the runs of a suite's archive, with rows labelled as in the suite.
+
+    Runs of rows that the suite does not have are left out.
+
+    Args:
+        suite: The suite.
+        archive: Its CSV file.
+
+    Raises:
+        FczooError: A row is of two versions of the code or of two searches.
+    """
+    labels = [row.label for row in suite.rows]
+    experiments = []
+    for experiment in experiments_of(read_archive(archive), str(archive)):
+        lines = [
+            replace(x, label=archived_as(x.records[0]).split("/")[0]) for x in experiment.lines
+        ]
+        lines = sorted(
+            (line for line in lines if line.label in labels), key=lambda x: labels.index(x.label)
+        )
+        for line in lines:
+            codes = {result.versions.get("code") for result in line.results}
+            if len(codes) > 1 or sum(x.label == line.label for x in lines) > 1:
+                raise FczooError(
+                    f"runs of {line.label} in {archive} are of several versions of the code or "
+                    "have several values; run the suite again"
+                )
+        if lines:
+            experiments.append(replace(experiment, lines=tuple(lines)))
+    return experiments
+
+
+def archived_as(record: RunRecord) -> str:
+    """Return the name of a run in its archive: row, setting and seed.
+
+    Args:
+        record: Run that was read from the archive.
+    """
+    return record.place.rpartition(": ")[2].removesuffix(f"/{record.method}/seed{record.seed}")
+
+
+def experiments_of_suites(results: Path) -> list[Experiment] | None:
+    """Return the runs of all suites of a folder; None where it has no suite.
+
+    Args:
+        results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
+
+    Raises:
+        FczooError: A suite or its archive is damaged.
+    """
+    files = sorted((results / SUITES).glob("*.toml"))
+    if not files:
+        return None
+    archives = [(file, results / f"{file.stem}.csv") for file in files]
+    return [
+        experiment
+        for file, archive in archives
+        if archive.is_file()
+        for experiment in suite_experiments(read_suite(file), archive)
+    ]
