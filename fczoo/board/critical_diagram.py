@@ -33,7 +33,6 @@ def draw_critical(critical: Critical) -> Any:
         )
         axes.axvspan(ranks[0] - half, ranks[0] + half, color=COLOURS[0], alpha=0.08)
         axes.set_yticks(places, list(critical.ranks))
-        axes.invert_yaxis()
+        axes.set_ylim(len(ranks) - 0.4, -0.6)  # the best on top
         axes.set_xlabel("mean rank by A_N, 1 the best")
-        axes.margins(y=0.02)
         return picture
