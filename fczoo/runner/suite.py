@@ -3,10 +3,13 @@
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from fczoo.core.errors import FczooError, InterruptedCommandError
@@ -80,17 +83,34 @@ def run_suite(
     jobs, failures = execution.jobs, 0
     size = 2 * jobs if jobs > 1 else 1  # more than workers, so that few of these wait for others
     try:
-        with only_process(folder):
+        with only_process(folder), _termination_as_interrupt():
             _remove_outdated(folder, cells, suite)
             for start in range(0, len(cells), size):
                 group = {folder_of(cell, suite): cell for cell in cells[start : start + size]}
                 failures += _run_group(suite, group, folder, archive, execution)
     except (InterruptedCommandError, KeyboardInterrupt) as error:
-        number = getattr(error, "exit_code", 128 + signal.SIGINT) - 128
+        number = error.exit_code - 128 if isinstance(error, FczooError) else signal.SIGINT
         raise InterruptedCommandError(
             "stopped on request; finished runs are entered, and the same command resumes", number
         ) from None
     return failures
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM interrupt a search as SIGINT does; runs have their own handlers."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _remove_outdated(folder: Path, cells: Sequence[SuiteCell], suite: Suite) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from fczoo.board.suite_page import Page
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
+from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.environment import commit
 from fczoo.reports import suites
 from fczoo.reports.archive import read_archive, write_archive
@@ -313,3 +315,30 @@ def test_a_search_without_a_result_fails_its_row_only(
     assert outcome.exit_code == 1
     assert "2 runs of means failed; failed.json below" in outcome.stderr
     assert states() == ["2 failed", "2 missing", "2 missing"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_search_ends_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Stop a search in its second trial: the first is kept, and the command resumes after it."""
+    (folder / "suites/means.toml").write_text(f"trials = 3\nfirst_tasks = 1\n{SUITE}")
+    trial, begun = Benchmark.run, []
+
+    def stop_in_the_second(bench: Benchmark, *arguments: Any) -> Any:
+        begun.append(arguments)
+        if len(begun) == 2:
+            signal.raise_signal(number)
+        return trial(bench, *arguments)
+
+    monkeypatch.setattr(Benchmark, "run", stop_in_the_second)
+    outcome = CliRunner().invoke(main, ["suite", "run", "means", "--rows", "fedncm"])
+    assert outcome.exit_code == 130
+    errors = [line for line in outcome.stderr.splitlines() if "Error" in line]
+    assert errors == [
+        "Error: stopped on request; finished runs are entered, and the same command resumes"
+    ]
+    begun.clear()
+    monkeypatch.setattr(Benchmark, "run", lambda *a: begun.append(a) or trial(*a))
+    run("suite", "run", "means", "--rows", "fedncm")
+    assert len(begun) == 2  # the second trial again, and the third
