@@ -15,6 +15,7 @@ from fczoo.board.suite_text import (
     letters_of_origins,
     origin_table,
     rank_sentence,
+    replication_note,
 )
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_safely
@@ -79,6 +80,8 @@ class Page:
             if self.pictures:
                 parts.append(f"![Mean ranks with critical differences](pictures/{name}-ranks.png)")
         parts += ["## Values", _values(self.experiments), "## Origin", origin_table(origins)]
+        if again := replication_note(self.replications.values()):
+            parts.append(again)
         if self.notes:
             parts += ["## Notes", self.notes]
         return "\n\n".join(parts) + "\n"

@@ -1,7 +1,7 @@
 """Wording of a suite's page: tested differences, ranks, values and the origin of its rows."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tabulate import tabulate
@@ -172,6 +172,22 @@ def letters_of(line: Line, origins: Mapping[str, str]) -> str:
         origins: Letter of each origin, as ``letters_of_origins`` returns them.
     """
     return ", ".join(sorted({origins[_origin(record)] for record in line.records}))
+
+
+def replication_note(replications: Iterable[RunRecord]) -> str:
+    """Describe what the column of replications shows; empty without any.
+
+    Args:
+        replications: Runs that were made again.
+    """
+    origins = [_origin(record) for record in replications]
+    if not origins:
+        return ""
+    places = " and ".join(dict.fromkeys(origins))
+    return (
+        f"Replication: difference of A_N of {plural(len(origins), 'run')} made again ({places}) to "
+        "the rows above, where code and values are the same."
+    )
 
 
 def origin_table(origins: Mapping[str, str]) -> str:

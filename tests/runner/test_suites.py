@@ -144,6 +144,7 @@ def test_a_row_is_run_again_as_a_replication(folder: Path) -> None:
     rows = table(folder / "means.md")
     assert rows["fedncm"]["replication"] == "+0.0"
     assert rows["fedlda"]["replication"] == "–"
+    assert "difference of A_N of 2 runs made again (fczoo " in (folder / "means.md").read_text()
 
 
 def table(page: Path) -> dict[str, dict[str, str]]:
