@@ -131,7 +131,7 @@ def test_a_suite_page_has_its_question_its_tests_and_all_rows(site: Path) -> Non
         "fedavg",
     ]
     assert '<input type="checkbox" name="ablations">' in text
-    roles = dict(re.findall(r'<tr data-label="([^"]+)" data-role="(\w+)"', text))
+    roles = dict(re.findall(r'<tr data-label="([^"]+)" data-colour="\d+" data-role="(\w+)"', text))
     assert roles == {"lwf, late": "ablation", "hgp": "method", "ewc": "method", "fedavg": "control"}
 
 
