@@ -136,3 +136,21 @@ def serve_site(folder: Path, profile: Path) -> Iterator[Site]:
         yield site
     finally:
         site.server.shutdown()
+
+
+def cells(page: Path, table: str) -> list[list[str]]:
+    """Return the text of each cell of a table.
+
+    Args:
+        page: The page.
+        table: The table's label.
+
+    Returns:
+        One list per row.
+    """
+    _, _, text = page.read_text().partition(f'aria-label="{table}">')
+    body = text.partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", body)
+    ]
+    return [[unescape(re.sub(r"<[^>]*>", "", cell)) for cell in row] for row in rows]

@@ -144,10 +144,15 @@ def facts(line: Line, names: Mapping[str, str]) -> list[tuple[str, str]]:
 
 MAIN = ("A_N", "Avg", "forgetting", "MB sent", "seconds")
 """Columns of the first table; all others are below it."""
+NO_ROLES: Mapping[str, str] = {}
 
 
 def benchmark(
-    experiment: Experiment, index: int, order: Mapping[str, int], more: Sequence[Figure] = ()
+    experiment: Experiment,
+    index: int,
+    order: Mapping[str, int],
+    more: Sequence[Figure] = (),
+    roles: Mapping[str, str] = NO_ROLES,
 ) -> dict[str, Any]:
     """Return the template data of one experiment of a page.
 
@@ -156,6 +161,7 @@ def benchmark(
         index: Index of the experiment on its page, from 0.
         order: Row label -> number of its colour.
         more: Figures of features.
+        roles: Row label -> role in a suite.
 
     Returns:
         Template name -> value.
@@ -175,6 +181,7 @@ def benchmark(
     ]
     for row in rows:
         row["colour"] = order[row["label"]]
+        row["role"] = roles.get(row["label"], "method")
     return {
         "id": f"b{index}",
         "heading": heading(experiment),
@@ -182,6 +189,7 @@ def benchmark(
         "rows": rows,
         "main": _table(make_table(experiment, MAIN)),
         "tables": [_table(make_table(experiment, group)) for group in GROUPS],
+        "ablations": "ablation" in roles.values(),
         "tested": any(len(line.seeds) > 1 for line in lines),
         "choices": choices(tags),
         "charts": [f for f in charts if f["kind"] in ("curves", "points")],

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ GENERATOR = "fczoo board"
 SCRIPTS = ("charts.js", "board.js")
 
 
+@cache
 def asset(name: str) -> str:
     """Read a template, style sheet or script of the pages."""
     return (files("fczoo.assets") / "board" / name).read_text(encoding="utf-8")
@@ -44,6 +46,27 @@ def render(template: str, **content: Any) -> str:
     Returns:
         HTML text with one newline at its end.
     """
+    script = "\n".join(map(asset, SCRIPTS))
+    page = (
+        _environment()
+        .get_template(template)
+        .render(
+            style=Markup(asset("board.css")),
+            script=Markup(script),
+            script_sha256=base64.b64encode(
+                hashlib.sha256(f"\n{script}\n".encode()).digest()
+            ).decode(),
+            generator=GENERATOR,
+            version=__version__,
+            **content,
+        )
+    )
+    return f"{page.rstrip()}\n"
+
+
+@cache
+def _environment() -> Environment:
+    """Return the environment of all pages, which compiles each template once."""
     environment = Environment(
         loader=FunctionLoader(asset),
         autoescape=True,
@@ -52,16 +75,7 @@ def render(template: str, **content: Any) -> str:
         undefined=StrictUndefined,
     )
     environment.filters["data"] = as_data
-    script = "\n".join(map(asset, SCRIPTS))
-    page = environment.get_template(template).render(
-        style=Markup(asset("board.css")),
-        script=Markup(script),
-        script_sha256=base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode(),
-        generator=GENERATOR,
-        version=__version__,
-        **content,
-    )
-    return f"{page.rstrip()}\n"
+    return environment
 
 
 def as_data(content: Any) -> Markup:
@@ -107,14 +121,27 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
     experiments = sorted(read_experiments(places), key=_weight, reverse=True)
     order = colour_order(experiments)
     pages = {heading(e).file: _benchmarks([e], INDEX, order) for e in experiments}
+    write_pages(folder, {**pages, INDEX: _index(experiments)})
+    return len(experiments)
+
+
+def write_pages(folder: Path, pages: Mapping[str, str]) -> None:
+    """Write the pages of a site and delete those of an earlier site that it does not have.
+
+    Args:
+        folder: Folder of the site.
+        pages: File name -> HTML text.
+
+    Raises:
+        FczooError: The folder holds anything but such a site.
+    """
     earlier = _earlier(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {**pages, INDEX: _index(experiments)}.items():
+    for name, text in pages.items():
         write_safely(folder / name, text.encode())
     for path in earlier:
-        if path.name not in {*pages, INDEX}:
+        if path.name not in pages:
             path.unlink()
-    return len(experiments)
 
 
 def _weight(experiment: Experiment) -> tuple[int, int]:
@@ -161,7 +188,12 @@ def _benchmarks(
         for i, experiment in enumerate(experiments)
     ]
     return render(
-        "benchmarks.html", benchmarks=benchmark_data, home=home, test=TEST, untested=UNTESTED_NOTE
+        "benchmarks.html",
+        benchmarks=benchmark_data,
+        home=home,
+        suite=None,
+        test=TEST,
+        untested=UNTESTED_NOTE,
     )
 
 

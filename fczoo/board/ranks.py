@@ -81,17 +81,18 @@ class Critical:
     blocks: int
 
 
-def critical(blocks: Sequence[Mapping[str, float]]) -> Critical | None:
+def critical(blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS) -> Critical | None:
     """Compute the critical difference over blocks with all of ``choose_blocks``; higher is better.
 
     Args:
         blocks: One mapping per seed or benchmark: method -> value.
+        least: Least number of blocks.
 
     Returns:
         Mean ranks with Nemenyi's distance, or None where ``shortage`` gives a reason.
     """
     names, having = choose_blocks(blocks)
-    if not _enough(blocks, names):
+    if not _enough(blocks, names, least):
         return None
     ranks = [rankdata([-block[name] for name in names]) for block in having]
     means = {name: statistics.fmean(row[i] for row in ranks) for i, name in enumerate(names)}
@@ -145,8 +146,10 @@ def shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
     )
 
 
-def _enough(blocks: Sequence[Mapping[str, float]], names: Sequence[str]) -> bool:
-    return len(blocks) >= MIN_BLOCKS and len(names) >= MIN_METHODS
+def _enough(
+    blocks: Sequence[Mapping[str, float]], names: Sequence[str], least: int = MIN_BLOCKS
+) -> bool:
+    return len(blocks) >= least and len(names) >= MIN_METHODS
 
 
 @dataclass(frozen=True)
@@ -159,29 +162,36 @@ class RankEntry:
     place: int | None  # 1 the best; None where it took part in fewer than half of them
 
 
-def borda(benchmarks: Sequence[Mapping[str, float]]) -> dict[str, RankEntry]:
+Cost = tuple[str, float]
+"""Group within which costs compare, such as a processor, and the cost."""
+
+
+def borda(
+    benchmarks: Sequence[Mapping[str, float]], costs: Sequence[Mapping[str, Cost]] | None = None
+) -> dict[str, RankEntry]:
     """Rank methods by Borda count over benchmarks, best first.
 
     In a benchmark with n methods one that is above b others and level with e gets b + e / 2 points
     of n - 1. Benchmarks differ in their methods, so that shares of what could be had are averaged,
     not points added. Benchmarks with one method say nothing and do not count.
 
+    With costs a method is above another only if it has the higher score at no higher cost; a pair
+    without such an order counts as level.
+
     Args:
         benchmarks: One mapping per benchmark: method -> score, higher is better.
+        costs: One mapping per benchmark: method -> its cost.
 
     Returns:
         Method -> its rank over the benchmarks; methods that have a place come first.
     """
-    contests = [scores for scores in benchmarks if len(scores) > 1]
+    contests = [i for i, scores in enumerate(benchmarks) if len(scores) > 1]
     shares: dict[str, list[float]] = {}
-    for scores in contests:
-        for name, method_score in scores.items():
-            others = [score for rival, score in scores.items() if rival != name]
-            points = sum(
-                1.0 if method_score > score else 0.5 if method_score == score else 0.0
-                for score in others
-            )
-            shares.setdefault(name, []).append(100 * points / len(others))
+    for i in contests:
+        scores, cost = benchmarks[i], costs[i] if costs else {}
+        for name in scores:
+            points = sum(_points(name, rival, scores, cost) for rival in scores if rival != name)
+            shares.setdefault(name, []).append(100 * points / (len(scores) - 1))
     means = {name: statistics.fmean(values) for name, values in shares.items()}
     often = {name for name, values in shares.items() if 2 * len(values) >= len(contests)}
     ranking = sorted(means, key=lambda name: (name not in often, -means[name]))
@@ -193,6 +203,18 @@ def borda(benchmarks: Sequence[Mapping[str, float]]) -> dict[str, RankEntry]:
         )
         for name in ranking
     }
+
+
+def _points(name: str, rival: str, scores: Mapping[str, float], costs: Mapping[str, Cost]) -> float:
+    """Return 1 if a method is above a rival, 0 if it is below, and 0.5 if they are level."""
+    if scores[name] == scores[rival]:
+        return 0.5
+    above, below = (name, rival) if scores[name] > scores[rival] else (rival, name)
+    if costs:
+        (group, cost), (other_group, other_cost) = costs[above], costs[below]
+        if group != other_group or cost > other_cost:
+            return 0.5
+    return float(above == name)
 
 
 def test_differences(lines: Sequence[Line]) -> dict[str, Any]:

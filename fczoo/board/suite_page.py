@@ -1,31 +1,116 @@
 """The page of a suite: tables, tested differences and searched values, from its archive only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tabulate import tabulate
 
-from fczoo.board.ranks import holm
+from fczoo.board.critical_diagram import draw_critical
+from fczoo.board.ranks import Critical, critical
+from fczoo.board.suite_text import (
+    changed_options,
+    difference_sentences,
+    letters_of,
+    letters_of_origins,
+    origin_table,
+    rank_sentence,
+    replication_note,
+)
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_safely
-from fczoo.core.options import plural
-from fczoo.core.registry import METHODS
 from fczoo.reports.archive import read_archive
 from fczoo.reports.captions import describe
 from fczoo.reports.drawing import draw
 from fczoo.reports.figures import accuracy_curves
-from fczoo.reports.run_config import recorded_config
-from fczoo.reports.runs import Experiment, Line, experiments_of
-from fczoo.reports.significance import LEVEL, interval, p_value
-from fczoo.reports.suites import SUITES, Suite, SuiteRow
+from fczoo.reports.run_folder import RunRecord
+from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.significance import interval
+from fczoo.reports.suites import REPLICATION, SUITES, Suite, archived_as, suite_experiments
 from fczoo.reports.tables import COLUMNS, entry_of
-from fczoo.reports.text_format import option_word
 
 METRICS = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
 DPI = 110
 MAX_NOTES = 15  # lines by hand
+MIN_BLOCKS = 3  # seeds and settings for a picture of critical differences
 NOTICE = "<!-- written by `fczoo suite report`; notes by hand are in suites/{name}.notes.md -->"
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the page of a suite is made of."""
+
+    name: str
+    suite: Suite
+    experiments: Sequence[Experiment]  # with rows labelled as in the suite
+    # name in the archive -> the same run on another machine or at another time
+    replications: Mapping[str, RunRecord] = field(default_factory=dict)
+    notes: str = ""
+    pictures: bool = False  # whether the page shows figures
+
+    @property
+    def critical(self) -> Critical | None:
+        """Return mean ranks over seeds and settings of methods and controls."""
+        blocks = [block for e in self.experiments for block in _blocks(e, self.suite)]
+        return critical(blocks, MIN_BLOCKS)
+
+    @property
+    def text(self) -> str:
+        """Return the page in Markdown."""
+        suite, name = self.suite, self.name
+        parts = [NOTICE.format(name=name), f"# Suite {name}", suite.question]
+        parts.append(f"```bash\nfczoo suite run {name}\nfczoo suite report {name}\n```")
+        if suite.cut:
+            parts.append(f"Left out: {suite.cut}")
+        origins = letters_of_origins(self.experiments)
+        for number, experiment in enumerate(self.experiments, 1):
+            parts += [f"## {heading(experiment)}", describe(experiment)]
+            parts.append(self._table(experiment, origins))
+            if self.pictures:
+                picture = f"pictures/{name}-{number}.png"
+                parts.append(f"![Accuracy over all classes seen, after each task]({picture})")
+        shown = {line.label for e in self.experiments for line in e.lines}
+        if missing := [row.label for row in suite.rows if row.label not in shown]:
+            parts.append(f"Not run yet: {', '.join(missing)}.")
+        pairs = [(heading(e), e, pair) for e in self.experiments for pair in suite.compare]
+        if sentences := difference_sentences(pairs):
+            parts += ["## Differences", *sentences]
+        if ranks := self.critical:
+            parts += ["## Ranks", rank_sentence(ranks)]
+            if self.pictures:
+                parts.append(f"![Mean ranks with critical differences](pictures/{name}-ranks.png)")
+        parts += ["## Values", _values(self.experiments), "## Origin", origin_table(origins)]
+        if again := replication_note(self.replications.values()):
+            parts.append(again)
+        if self.notes:
+            parts += ["## Notes", self.notes]
+        return "\n\n".join(parts) + "\n"
+
+    def _table(self, experiment: Experiment, origins: Mapping[str, str]) -> str:
+        """Return the rows by accuracy, with intervals of A_N and differences of replications."""
+        a_n, roles = COLUMNS["A_N"], {row.label: row.role for row in self.suite.rows}
+        ranked = sorted(
+            ((entry.mean if (entry := entry_of(x, a_n)) else -1.0, x) for x in experiment.lines),
+            key=lambda pair: -pair[0],
+        )
+        differences = [_replicated(line, self.replications) for _, line in ranked]
+        body = []
+        for (_, line), difference in zip(ranked, differences, strict=True):
+            entry = entry_of(line, a_n)
+            bounds = interval(list(entry.by_seed.values())) if entry else None
+            cells = []
+            for metric in METRICS:
+                column, value = COLUMNS[metric], entry_of(line, COLUMNS[metric])
+                cells.append(column.show(value.mean) if value else "–")
+            between = f"{bounds[0]:.1f} to {bounds[1]:.1f}" if bounds else "–"
+            again = [difference or "–"] if any(differences) else []
+            row = [line.label, roles[line.label], cells[0], between, *cells[1:], *again]
+            body.append([*row, str(len(line.records)), letters_of(line, origins)])
+        replication = ["replication"] if any(differences) else []
+        head = ["row", "role", "A_N", "95 % interval", *METRICS[1:], *replication]
+        head += ["seeds", "origin"]
+        align = ["left", "left", *["right"] * (len(head) - 3), "left"]
+        return tabulate(body, head, tablefmt="github", disable_numparse=True, colalign=align)
 
 
 def write_page(name: str, suite: Suite, results: Path) -> Path:
@@ -40,64 +125,70 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
         The page.
 
     Raises:
-        FczooError: The archive is missing or damaged, or the notes are too long.
+        FczooError: The archive is missing or damaged, a row is of two versions of the code, or the
+            notes are too long.
     """
-    archive = results / f"{name}.csv"
-    if not archive.is_file():
-        raise FczooError(f"{archive} is missing; write it with `fczoo suite run {name}`")
-    experiments = [_label_rows(e) for e in experiments_of(read_archive(archive), str(archive))]
-    pictures = []
-    for number, experiment in enumerate(experiments, 1):
-        picture = f"pictures/{name}-{number}.png"
-        (results / picture).parent.mkdir(exist_ok=True)
-        draw(accuracy_curves(experiment)).savefig(results / picture, dpi=DPI)
-        pictures.append(picture)
-    write_safely(
-        results / f"{name}.md",
-        page_text(name, suite, experiments, _notes(name, results), pictures).encode(),
-    )
+    page = replace(read_page(name, suite, results), pictures=True)
+    pictures = results / "pictures"
+    pictures.mkdir(exist_ok=True)
+    for number, experiment in enumerate(page.experiments, 1):
+        draw(accuracy_curves(experiment)).savefig(pictures / f"{name}-{number}.png", dpi=DPI)
+    if ranks := page.critical:
+        draw_critical(ranks).savefig(pictures / f"{name}-ranks.png", dpi=DPI)
+    write_safely(results / f"{name}.md", page.text.encode())
     return results / f"{name}.md"
 
 
-def page_text(
-    name: str,
-    suite: Suite,
-    experiments: Sequence[Experiment],
-    notes: str = "",
-    pictures: Sequence[str] = (),
-) -> str:
-    """Return the page of a suite in Markdown.
+def read_page(name: str, suite: Suite, results: Path) -> Page:
+    """Read what the page of a suite is made of.
 
     Args:
         name: Name of the suite.
         suite: The suite.
-        experiments: Its runs, with rows labelled as in the suite.
-        notes: Text by hand.
-        pictures: Paths of figures, one per experiment or none.
+        results: Folder of ``NAME.csv``.
+
+    Raises:
+        FczooError: The archive is missing or damaged, a row is of two versions of the code, or the
+            notes are too long.
     """
-    roles = {row.label: row for row in suite.rows}
-    parts = [NOTICE.format(name=name), f"# Suite {name}", suite.question]
-    parts.append(f"```bash\nfczoo suite run {name}\n```")
-    if suite.cut:
-        parts.append(f"Left out: {suite.cut}")
-    for number, experiment in enumerate(experiments):
-        parts += [f"## {_heading(experiment)}", describe(experiment), _table(experiment, roles)]
-        if number < len(pictures):
-            parts.append(f"![Accuracy over all classes seen, after each task]({pictures[number]})")
-        parts += _differences(experiment, suite.compare)
-    parts += ["## Values", _values(experiments), "## Origin", _origin(experiments)]
-    if notes:
-        parts += ["## Notes", notes]
-    return "\n\n".join(parts) + "\n"
+    archive = results / f"{name}.csv"
+    if not archive.is_file():
+        raise FczooError(f"{archive} is missing; write it with `fczoo suite run {name}`")
+    again = results / f"{name}{REPLICATION}.csv"
+    replications = {
+        runs.name: record
+        for runs in (read_archive(again) if again.is_file() else [])
+        for record in runs.records
+    }
+    return Page(name, suite, suite_experiments(suite, archive), replications, _notes(name, results))
 
 
-def _label_rows(experiment: Experiment) -> Experiment:
-    """Return an experiment whose rows have the labels of the suite, which names their folders."""
-    lines = []
-    for line in experiment.lines:
-        label = line.records[0].place.rpartition(": ")[2].partition("/")[0]
-        lines.append(replace(line, label=label))
-    return replace(experiment, lines=tuple(lines))
+def _replicated(line: Line, replications: Mapping[str, RunRecord]) -> str:
+    """Return the mean difference of the same runs made again; empty without any."""
+    differences = []
+    for record, result in zip(line.records, line.results, strict=True):
+        again = replications.get(archived_as(record))
+        if again is None or again.result is None:
+            continue
+        same_code = again.result.versions.get("code") == result.versions.get("code")
+        if same_code and again.result.options == result.options:
+            differences.append(again.result.metrics["A_N"] - result.metrics["A_N"])
+    return f"{sum(differences) / len(differences):+.1f}" if differences else ""
+
+
+def _blocks(experiment: Experiment, suite: Suite) -> list[dict[str, float]]:
+    """Return for each seed the A_N of methods and controls that compete."""
+    ablations = {row.label for row in suite.rows if row.role == "ablation"}
+    entries = {
+        line.label: entry
+        for line in experiment.lines
+        if line.competes and line.label not in ablations
+        if (entry := entry_of(line, COLUMNS["A_N"]))
+    }
+    return [
+        {label: e.by_seed[seed] for label, e in entries.items() if seed in e.by_seed}
+        for seed in experiment.seeds
+    ]
 
 
 def _notes(name: str, results: Path) -> str:
@@ -108,62 +199,9 @@ def _notes(name: str, results: Path) -> str:
     return text
 
 
-def _heading(experiment: Experiment) -> str:
+def heading(experiment: Experiment) -> str:
+    """Return data set and partition of an experiment."""
     return f"{experiment.settings['dataset']}, {experiment.about.partition['spec']}"
-
-
-def _table(experiment: Experiment, rows: Mapping[str, SuiteRow]) -> str:
-    """Return the rows by accuracy, with the 95 % interval of A_N where there are several seeds."""
-    a_n = COLUMNS["A_N"]
-    ranked = sorted(
-        ((entry.mean if (entry := entry_of(x, a_n)) else -1.0, x) for x in experiment.lines),
-        key=lambda pair: -pair[0],
-    )
-    body = []
-    for _, line in ranked:
-        entry = entry_of(line, a_n)
-        bounds = interval(list(entry.by_seed.values())) if entry else None
-        cells = []
-        for metric in METRICS:
-            column, value = COLUMNS[metric], entry_of(line, COLUMNS[metric])
-            cells.append(column.show(value.mean) if value else "–")
-        between = f"{bounds[0]:.1f} to {bounds[1]:.1f}" if bounds else "–"
-        role = rows[line.label].role if line.label in rows else "not in the suite"
-        body.append([line.label, role, cells[0], between, *cells[1:], str(len(line.records))])
-    head = ["row", "role", "A_N", "95 % interval", *METRICS[1:], "seeds"]
-    align = ["left", "left", *["right"] * (len(head) - 2)]
-    return tabulate(body, head, tablefmt="github", disable_numparse=True, colalign=align)
-
-
-def _differences(experiment: Experiment, compare: Sequence[tuple[str, str]]) -> list[str]:
-    """Return one sentence per comparison; p values are corrected for their number (Holm)."""
-    entries = {line.label: entry_of(line, COLUMNS["A_N"]) for line in experiment.lines}
-    chosen = [
-        (a, b, first, second)
-        for a, b in compare
-        if (first := entries.get(a)) and (second := entries.get(b))
-    ]
-    tested = {i: p for i, (_, _, x, y) in enumerate(chosen) if (p := p_value(x, y)) is not None}
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    sentences = []
-    for i, (a, b, first, second) in enumerate(chosen):
-        difference = first.mean - second.mean
-        higher, lower = (a, b) if difference >= 0 else (b, a)
-        points = f"{abs(difference):.1f} points"
-        p = corrected.get(i)
-        if p is None:
-            sentences.append(f"- {higher} is {points} above {lower}; this was not tested.")
-        elif p < LEVEL:
-            sentences.append(
-                f"- {higher} is significantly better than {lower}: {points}, p = {p:.2g}."
-            )
-        else:
-            sentences.append(f"- {a} and {b} do not differ significantly: {points}, p = {p:.2g}.")
-    if not sentences:
-        return []
-    count = plural(len(tested), "comparison")
-    about = f"Paired t tests of A_N over the seeds, p values corrected for {count} (Holm):"
-    return [about, "\n".join(sentences)]
 
 
 def _values(experiments: Sequence[Experiment]) -> str:
@@ -172,37 +210,12 @@ def _values(experiments: Sequence[Experiment]) -> str:
     for experiment in experiments:
         for line in experiment.lines:
             search = line.records[0].search
-            effort = (
-                f"{search['trials']} trials, {search['tasks']} tasks" if search else "no search"
-            )
-            rows.append([line.label, _heading(experiment), effort, _changed_options(line)])
-    head = ["row", "setting", "search", "values other than the method's own"]
+            effort = f"{search.get('trials')} trials, {search.get('tasks')} tasks"
+            score = f"{search['default_score']} → {search['score']}" if "score" in search else "–"
+            versions = line.results[0].versions
+            cells = [effort if search else "no search", score, changed_options(line)]
+            code = [versions.get(name, "unknown")[:8] for name in ("code", "commit")]
+            rows.append([line.label, heading(experiment), *cells, *code])
+    head = ["row", "setting", "search", "its score", "values other than the method's own"]
+    head += ["code", "commit"]
     return tabulate(rows, head, tablefmt="github", disable_numparse=True)
-
-
-def _changed_options(line: Line) -> str:
-    config = recorded_config(line.records[0])
-    if config.method not in METHODS.names():
-        return "unknown, as the method is not installed"
-    changed = config.changed_options("--set", "--tuned")
-    short = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in changed.items()}
-    return ", ".join(f"{k}={option_word(v)}" for k, v in short.items()) or "–"
-
-
-def _origin(experiments: Sequence[Experiment]) -> str:
-    """Return one line per hash of the code: version, processor, and the rows that it made."""
-    labels_by_origin: dict[tuple[str, ...], list[str]] = {}
-    for experiment in experiments:
-        for line in experiment.lines:
-            for record in line.records:
-                result = record.result
-                assert result is not None
-                key = (
-                    result.versions.get("code", "unknown")[:8],
-                    f"fczoo {result.versions.get('fczoo', '?')}",
-                    f"torch {result.versions.get('torch', '?')}",
-                    str(record.about.hardware.get("cpu", "unknown processor")),
-                )
-                labels_by_origin.setdefault(key, []).append(line.label)
-    rows = [[*key, ", ".join(dict.fromkeys(labels))] for key, labels in labels_by_origin.items()]
-    return tabulate(rows, ["code", "version", "torch", "processor", "rows"], tablefmt="github")

@@ -72,7 +72,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "suite run": (("fczoo suite run digits --jobs 2", "search and run what is missing"),),
     "suite status": (("fczoo suite status digits", "which rows are current, and the time left"),),
     "suite report": (("fczoo suite report digits", "the page of a suite, from its archive"),),
-    "leaderboard": (("fczoo leaderboard results --out site", "a site of all runs below results"),),
+    "leaderboard": (("fczoo leaderboard --out site", "a site of the suites of results"),),
     "submit": (("fczoo submit results/run-1 --dry-run", "check a run folder"),),
     "partition": (
         ("fczoo partition --dataset digits --partition dirichlet:0.1", "images per client"),

@@ -310,8 +310,8 @@ def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
-    help="Folder or archive of the runs that test claims; --run writes to claims/CLAIM in it.  "
-    "[default: results]",
+    help="Folder whose suites test claims, or a folder or archive of other runs; --run writes to "
+    "claims/CLAIM in it.  [default: results]",
 )
 def claims(
     name: str | None,

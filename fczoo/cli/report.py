@@ -180,14 +180,22 @@ def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Po
     help="Folder of the pages: a new one, or an earlier site, which is updated.",
 )
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
-    """Build static web pages: methods ranked over all benchmarks, and a page per benchmark.
+    """Build static web pages: methods ranked over all suites, and a page per suite.
 
-    PLACES are archives and run folders, or folders that hold them.  [default: results/results.csv]
+    PLACES are archives and run folders, or folders that hold them; then a page is per benchmark.
+    [default: the suites of results/, or results/results.csv without any]
     """
-    if not places and not ARCHIVE.is_file():
-        raise FczooError(f"no file {ARCHIVE} here; name archives or run folders")
     from fczoo.board.pages import INDEX, write_site
+    from fczoo.board.suite_site import has_suites, write_suite_site
 
+    if not places and has_suites(ARCHIVE.parent):
+        count = write_suite_site(ARCHIVE.parent, out)
+        click.echo(f"{plural(count, 'suite')} written to {out / INDEX}")
+        return
+    if not places and not ARCHIVE.is_file():
+        raise FczooError(
+            f"no suite and no file {ARCHIVE} here; run a suite, or name archives or run folders"
+        )
     count = write_site(places or (ARCHIVE,), out)
     click.echo(f"{plural(count, 'benchmark')} written to {out / INDEX}")
 
@@ -197,20 +205,33 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
 @click.option(
     "--into",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=ARCHIVE,
-    show_default=True,
     metavar="FILE",
-    help="Archive to which the runs are appended.",
+    help=f"Archive to which the runs are appended.  [default: {ARCHIVE.as_posix()}]",
+)
+@click.option(
+    "--suite",
+    metavar="NAME",
+    help="Enter the runs as rows of this suite of results/, which the leaderboard reads.",
 )
 @click.option("--dry-run", is_flag=True, help="Check the folder without entering its runs.")
-def submit(folder: Path, into: Path, dry_run: bool) -> None:
-    """Check a run folder and append its runs to an archive.
+def submit(folder: Path, into: Path | None, suite: str | None, dry_run: bool) -> None:
+    """Check a run folder and append its runs to an archive or a suite.
 
-    It must be complete and unchanged, and record its versions, code and test set.
+    It must be complete and unchanged, and record its versions, code and test set. A row of a suite
+    needs the suite's settings, search and seeds.
     """
-    from fczoo.reports.submission import submit as enter
+    if suite is not None and into is not None:
+        raise FczooError("--suite and --into each name an archive; give one of them")
+    if suite is not None:
+        from fczoo.cli.suite_submit import submit_to_suite
 
-    count, faults = enter(folder, into, not dry_run)
+        into = ARCHIVE.with_name(f"{suite}.csv")
+        count, faults = submit_to_suite(folder, suite, ARCHIVE.parent, not dry_run)
+    else:
+        from fczoo.reports.submission import submit as enter
+
+        into = into or ARCHIVE
+        count, faults = enter(folder, into, not dry_run)
     for fault in faults:
         click.echo(f"refused: {fault}", err=True)
     if faults:

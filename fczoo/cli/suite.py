@@ -62,6 +62,12 @@ def _with_paths(command: Callable[..., None]) -> Callable[..., None]:
     help="Where runs execute; searches are on this machine.",
 )
 @click.option("--cluster", multiple=True, metavar="KEY=VALUE", help="As in `fczoo bench`.")
+@click.option(
+    "--replicate",
+    is_flag=True,
+    help="Run current rows again with their values, and enter them in NAME.replication.csv: the "
+    "page shows the differences.",
+)
 @download_options()
 def run(
     name: str,
@@ -72,26 +78,28 @@ def run(
     jobs: str,
     executor: str,
     cluster: Sequence[str],
+    replicate: bool,
     download: bool | None,
 ) -> None:
-    """Search and run what is missing or stale of suite NAME; the same command resumes."""
+    """Search and run what is missing or stale of suite NAME; the same command resumes.
+
+    Each run is entered in results/NAME.csv as it ends, with all that identifies it: another
+    machine continues from this file alone.
+    """
     from fczoo.cli.arguments import parse_cluster, parse_executor, parse_jobs, parse_words
     from fczoo.cli.downloads import find_missing, provide
-    from fczoo.reports.suites import RUNS, archived_runs
+    from fczoo.reports.suites import REPLICATION, RUNS
     from fczoo.runner.configs import ExecutionConfig
     from fczoo.runner.suite import run_suite
 
     chosen_suite, cells = _read(name, results, data_root, backbone, rows)
-    archive = results / f"{name}.csv"
-    states = _states(chosen_suite, cells, archived_runs(archive))
-    pending = [
-        replace(cell, pending=tuple(s for s, state in by_seed.items() if state != "current"))
-        for cell, by_seed in zip(cells, states, strict=True)
-    ]
-    pending = [cell for cell in pending if cell.pending]
+    pending = _pending(chosen_suite, cells, results / f"{name}.csv", replicate)
     if not pending:
-        click.echo(f"all rows of {name} are current")
+        state = "current" if not replicate else "missing or stale; there is nothing to replicate"
+        click.echo(f"all rows of {name} are {state}")
         return
+    work = f"{name}{REPLICATION}" if replicate else name
+    archive = results / f"{work}.csv"
     if missing := find_missing(cell.configs[0].settings for cell in pending):
         provide(missing, download)
     kind = parse_executor(executor)
@@ -103,12 +111,12 @@ def run(
         keep_model="none",
         keep_server_state=False,
     )
-    failures = run_suite(chosen_suite, pending, results / RUNS / name, archive, execution)
+    failures = run_suite(chosen_suite, pending, results / RUNS / work, archive, execution)
     click.echo(f"{archive} has the finished runs; see `fczoo suite report {name}`")
     if failures:
         raise FczooError(
             f"{plural(failures, 'run')} of {name} failed; failed.json below "
-            f"{results / RUNS / name} says why, and the same command tries again"
+            f"{results / RUNS / work} says why, and the same command tries again"
         )
 
 
@@ -116,16 +124,17 @@ def run(
 @click.argument("name")
 @_with_paths
 @click.option(
-    "--estimate",
-    is_flag=True,
-    help="Estimate the time of rows that never ran, which takes some seconds each.",
+    "--estimate/--no-estimate",
+    default=True,
+    show_default=True,
+    help="Estimate the time of rows that never ran, from the time of a step on this machine.",
 )
 def status(
     name: str, results: Path, data_root: str | None, backbone: str | None, estimate: bool
 ) -> None:
     """List the rows of suite NAME: current, stale, missing or failed, and the time they take.
 
-    Times are those of the rows' earlier runs.
+    Times are those of the rows' earlier runs, or estimates, and include the searches.
     """
     from fczoo.reports.suites import RUNS, archived_runs
     from fczoo.reports.text_format import word_table
@@ -135,27 +144,39 @@ def status(
     chosen_suite, cells = _read(name, results, data_root, backbone, None)
     records = archived_runs(results / f"{name}.csv")
     states = _states(chosen_suite, cells, records)
-    rows, remaining_seconds = [], 0.0
+    rows, remaining_seconds, unknown, total = [], 0.0, 0, Counter[str]()
+    settings_with_features: set[Any] = set()  # whose features a row before has counted
     for cell, by_seed in zip(cells, states, strict=True):
-        pending = [seed for seed, state in by_seed.items() if state != "current"]
+        pending = [seed for seed, (state, _) in by_seed.items() if state != "current"]
         failures = failed_seeds(cell, chosen_suite, results / RUNS / name) if pending else set()
-        states_of_row = Counter(
-            "failed" if seed in pending and seed in failures else state
-            for seed, state in by_seed.items()
-        )
-        counts = ", ".join(f"{n} {state}" for state, n in states_of_row.items())
-        seconds = len(pending) * _seconds_of_run(cell, records, estimate) if pending else 0.0
-        remaining_seconds += seconds
-        time = duration_text(seconds) if seconds else ("unknown" if pending else "")
+        words = Counter[str]()
+        for seed, (state, reason) in by_seed.items():
+            word = "failed" if seed in pending and seed in failures else state
+            total[word] += 1
+            words[f"stale ({reason})" if word == "stale" else word] += 1
+        counts = ", ".join(f"{n} {word}" for word, n in words.items())
+        time = ""
+        if pending:
+            own, features = _seconds_of_run(cell, records, estimate)
+            searches = chosen_suite.search_share(cell) if len(pending) == len(by_seed) else 0.0
+            seconds = own * (len(pending) + searches)
+            shared = cell.configs[0].settings in settings_with_features
+            if features and not shared:
+                settings_with_features.add(cell.configs[0].settings)
+                seconds += features * (len(pending) + bool(searches))
+            unknown += not own + features
+            remaining_seconds += seconds
+            time = "features of another row" if features and shared else "unknown"
+            time = duration_text(seconds) if seconds else time
         rows.append((cell.row.label, cell.row.role, cell.setting or "-", counts, time))
     click.echo(f"{name}: {chosen_suite.question}\n")
     click.echo(word_table(rows, ["row", "role", "setting", "runs", "time of what is left"]))
-    total = Counter(state for by_seed in states for state in by_seed.values())
-    counts = ", ".join(f"{n} {state}" for state, n in total.items())
+    text = ", ".join(f"{n} {word}" for word, n in total.items())
     if remaining_seconds:
-        time = duration_text(remaining_seconds)
-        counts += f"; about {time} of runs one after another, without searches"
-    click.echo(f"\n{counts}")
+        text += f"; about {duration_text(remaining_seconds)} one after another, with searches"
+    if unknown:
+        text += f"; time unknown of {plural(unknown, 'row')}"
+    click.echo(f"\n{text}")
 
 
 @suite.command(cls=GroupedCommand)
@@ -190,14 +211,21 @@ def _read(
         cell
         for row in chosen_suite.rows
         if row.label in chosen
-        for cell in _cells(chosen_suite, row, given, str(path))
+        for cell in cells_of(chosen_suite, row, given, str(path))
     ]
 
 
-def _cells(
+def cells_of(
     chosen_suite: "Suite", row: Any, given: Mapping[str, Any], place: str
 ) -> "list[SuiteCell]":
-    """Return the cells of a row: one for each data set and partition."""
+    """Return the cells of a row: one for each data set and partition.
+
+    Args:
+        chosen_suite: The suite.
+        row: Its row.
+        given: Settings of this machine: folder of the data, file of the backbone.
+        place: File of the suite, for messages.
+    """
     from fczoo.cli.config import merge_requests, request
     from fczoo.cli.sweep import SETTINGS, sweep_of_request
     from fczoo.reports.suites import SuiteCell
@@ -214,7 +242,7 @@ def _cells(
 
 def _states(
     chosen_suite: "Suite", cells: "Sequence[SuiteCell]", records: "Mapping[str, RunRecord]"
-) -> "list[dict[int, State]]":
+) -> "list[dict[int, tuple[State, str]]]":
     """Return the state of each seed of each cell."""
     from fczoo.reports.suites import code_digest, state_of
 
@@ -236,10 +264,29 @@ def _states(
     return states
 
 
-def _seconds_of_run(cell: "SuiteCell", records: "Mapping[str, RunRecord]", estimate: bool) -> float:
+def _pending(
+    chosen_suite: "Suite", cells: "Sequence[SuiteCell]", archive: Path, replicate: bool
+) -> "list[SuiteCell]":
+    """Return the cells to run, with their seeds and a current run whose values they take."""
+    from fczoo.reports.suites import archived_runs
+
+    records, pending = archived_runs(archive), []
+    for cell, by_seed in zip(cells, _states(chosen_suite, cells, records), strict=True):
+        current = [seed for seed, (state, _) in by_seed.items() if state == "current"]
+        seeds = current if replicate else [seed for seed in by_seed if seed not in current]
+        if seeds:
+            archived = records[cell.archived_as(current[0])] if current else None
+            pending.append(replace(cell, pending=tuple(seeds), archived=archived))
+    return pending
+
+
+def _seconds_of_run(
+    cell: "SuiteCell", records: "Mapping[str, RunRecord]", estimate: bool
+) -> tuple[float, float]:
     """Return the mean seconds of the cell's archived runs, stale ones too.
 
-    Without any it is estimated on request; 0: unknown.
+    Without any they are estimated on request: those of a run, and of features that rows share.
+    (0, 0): unknown.
     """
     results = [
         record.result
@@ -248,9 +295,9 @@ def _seconds_of_run(cell: "SuiteCell", records: "Mapping[str, RunRecord]", estim
     ]
     seconds = [result.seconds for result in results if result]
     if seconds:
-        return sum(seconds) / len(seconds)
+        return sum(seconds) / len(seconds), 0.0
     if not estimate:
-        return 0.0
-    from fczoo.runner.dry_run import training_seconds
+        return 0.0, 0.0
+    from fczoo.runner.dry_run import run_seconds
 
-    return training_seconds(cell.configs[0]) or 0.0
+    return run_seconds(cell.configs[0]) or (0.0, 0.0)

@@ -5,8 +5,9 @@ import hashlib
 import importlib.util
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -75,6 +76,30 @@ def versions() -> dict[str, str]:
     }
 
 
+@cache
+def commit() -> str:
+    """Return the commit of fczoo's checkout; ``+`` follows it where tracked files differ.
+
+    Empty where fczoo is installed without its checkout, or git is missing.
+    """
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+
+    def git(*words: str) -> str:
+        answer = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=60, check=True
+        )
+        return answer.stdout.strip()
+
+    try:
+        head = git("rev-parse", "HEAD")
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.toml")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f"{head}+" if changes else head
+
+
 # with all that it imports: engine, core, data, security, backbones
 ENGINE = "fczoo.federation.benchmark"
 
@@ -82,6 +107,7 @@ ENGINE = "fczoo.federation.benchmark"
 def code_of(settings: Settings, method: Method) -> dict[str, str]:
     """Return the SHA-256 of every module that a run uses, by name.
 
+    Comments, docstrings and blank lines do not count: see ``statements``.
     These are the engine, method, data set, the objects that settings name, and the backbone of a
     plug-in, with their imports from fczoo.
     """
@@ -144,8 +170,48 @@ def _source(module: str) -> tuple[str, tuple[str, ...]] | None:
         return None
     content = file.read_bytes()
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    modules = dict.fromkeys(_imports(ast.parse(content), package))
-    return hashlib.sha256(content).hexdigest(), tuple(modules)
+    tree = ast.parse(content)
+    modules = dict.fromkeys(_imports(tree, package))
+    text = statements(content.decode("utf-8"), tree)
+    return hashlib.sha256(text.encode()).hexdigest(), tuple(modules)
+
+
+def statements(source: str, tree: ast.Module) -> str:
+    """Return the lines of a module that can change a number.
+
+    Docstrings, lines that hold only a comment, and blank lines are left out; lines inside other
+    texts are not. A comment after a statement counts as part of its line.
+
+    Args:
+        source: Text of the module.
+        tree: Its parsed form.
+    """
+    lines = source.splitlines()
+    removed, inner = set[int](), set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            removed |= _docstring_lines(node, lines)
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno:
+            inner |= set(range(node.lineno, node.end_lineno + 1))
+    kept = []
+    for number, line in enumerate(lines, 1):
+        bare = line.strip()
+        if number not in removed and (number in inner or (bare and bare[0] != "#")):
+            kept.append(line.rstrip())
+    return "\n".join(kept)
+
+
+def _docstring_lines(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, lines: Sequence[str]
+) -> set[int]:
+    """Return the numbers of the lines that hold only the docstring of a node."""
+    if ast.get_docstring(node, clean=False) is None:
+        return set()
+    first = node.body[0]
+    start, stop = first.lineno, first.end_lineno or first.lineno
+    before = lines[start - 1].encode()[: first.col_offset]
+    after = lines[stop - 1].encode()[first.end_col_offset :]
+    return set(range(start, stop + 1)) if not (before + after).strip() else set()
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:

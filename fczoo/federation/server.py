@@ -24,11 +24,12 @@ from fczoo.core.types import Boundary, Exchange, ServerContext, Task
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import ClientState, contiguous_copy, memory_bytes
 from fczoo.federation.client_tasks import client_tasks
-from fczoo.federation.environment import code_of, digest, versions
+from fczoo.federation.environment import code_of, commit, digest, versions
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.participation import Participation
 from fczoo.federation.result import Result
 from fczoo.federation.server_optimizers import make_server_optimizer, step_server
+from fczoo.federation.settings import Settings
 from fczoo.federation.uplink import Arrival, sum_or_stack
 from fczoo.federation.world import World
 
@@ -172,7 +173,7 @@ class Server:
             [len(stream.positions(stream.test, task)) for task in stream.tasks],
             remark="; ".join(filter(None, notes)),
             client_tasks=client_tasks(world),
-            versions={**versions(), "code": digest(code_of(self.settings, method))},
+            versions=_versions(self.settings, method),
         )
         draws = self.participation.draws(self.exchanges) if self.settings.dp_noise else ()
         result.privacy = self.uplink.privacy.promise(list(draws))
@@ -329,3 +330,9 @@ class Server:
         """Create the random generator of a purpose in a task."""
         on = device or self.backbone.device
         return torch_stream(purpose, self.seed, task.index, number, device=on)
+
+
+def _versions(settings: Settings, method: Method) -> dict[str, str]:
+    """Return what identifies the code of a run: versions, hash, and commit of a checkout."""
+    checkout = {"commit": commit()} if commit() else {}
+    return {**versions(), "code": digest(code_of(settings, method)), **checkout}

@@ -21,6 +21,7 @@ from fczoo.papers.reproduce import Target, card_name, cards
 from fczoo.papers.tables import Number, Paper, find_named, get_paper, papers
 from fczoo.papers.variants import readings
 from fczoo.reports.runs import Experiment, Line, experiments_below, is_rate
+from fczoo.reports.suites import experiments_of_suites
 from fczoo.reports.tables import COLUMNS, Column
 from fczoo.reports.text_format import option_word, word_table
 
@@ -261,7 +262,7 @@ def listing(results: Path, paper: str | None = None) -> str:
     """Format one line per claim: statement, printed numbers, and how often runs confirm it.
 
     Args:
-        results: Folder with run folders and archives.
+        results: Folder with suites, else with run folders and archives, or an archive.
         paper: Key of a paper to list only its claims; None: all claims.
 
     Returns:
@@ -270,7 +271,7 @@ def listing(results: Path, paper: str | None = None) -> str:
     Raises:
         FczooError: The paper is unknown.
     """
-    experiments = experiments_below(results)
+    experiments = _experiments(results)
     tuned_experiments = [
         replace(e, lines=tuple(line for line in e.lines if line.is_tuned)) for e in experiments
     ]
@@ -310,14 +311,20 @@ def listing(results: Path, paper: str | None = None) -> str:
     return "\n".join([text, "", *lines])
 
 
+def _experiments(results: Path) -> list[Experiment]:
+    """Return the runs that judge claims: those of a folder's suites, or all of one without any."""
+    of_suites = experiments_of_suites(results)
+    return experiments_below(results) if of_suites is None else of_suites
+
+
 def page(claim: Claim, results: Path) -> str:
     """Describe a claim with its numbers, its commands, and the verdict of every run.
 
     Args:
         claim: Claim to describe.
-        results: Folder with run folders and archives.
+        results: Folder with suites, else with run folders and archives, or an archive.
     """
-    verdicts = claim.verdicts(experiments_below(results))
+    verdicts = claim.verdicts(_experiments(results))
     lines = [
         f"{claim.name}: {claim.says}.",
         _source(claim),

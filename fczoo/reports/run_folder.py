@@ -1,9 +1,10 @@
 """A run folder, as ``bench`` writes it and reports read it."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import numpy as np
 
 from fczoo.backbones.weights import contamination, identify_weights
 from fczoo.core.errors import FczooError, printable
-from fczoo.core.files import Count, convert_json, read_json, read_record, through_json, write_record
+from fczoo.core.files import (
+    Count,
+    convert_json,
+    encode_json,
+    read_json,
+    read_record,
+    through_json,
+    write_record,
+)
 from fczoo.core.options import build
 from fczoo.core.registry import PARTITIONERS
 from fczoo.data.partition import HASHED_AS, PARTITION, load_partition
@@ -241,7 +250,13 @@ def recorded_settings(settings: Mapping[str, Any]) -> Settings:
         FczooError: A value does not fit.
     """
     names = {f.name for f in dataclasses.fields(Settings)} & settings.keys()
-    return build(Settings, "settings", {name: settings[name] for name in names})
+    return _build_settings(encode_json({name: settings[name] for name in sorted(names)}))
+
+
+@lru_cache(1024)  # the runs of an archive have few settings
+def _build_settings(text: str) -> Settings:
+    """Return settings from their JSON."""
+    return build(Settings, "settings", json.loads(text))
 
 
 def read_folder(folder: Path, name: str) -> Runs:

@@ -21,10 +21,11 @@ from fczoo.federation.settings import Settings
 from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import RunRecord, Runs, recorded_settings
-from fczoo.reports.runs import WITHOUT_EFFECT
+from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, experiments_of
 
 SUITES = "suites"  # folder of the files below that of the archives
 RUNS = "suite-runs"  # folder of the run folders below that of the archives
+REPLICATION = ".replication"  # follows the name of a suite in the archive of runs made again
 State = Literal["current", "stale", "missing", "failed"]
 
 
@@ -66,16 +67,31 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Check labels.
 
         Raises:
-            ValueError: Two rows have one label, or a comparison names none.
+            ValueError: Two rows have one label, a method has two rows that are no ablations, or a
+                comparison names no row.
         """
         labels = [row.label for row in self.rows]
         if twice := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
             raise ValueError(f"two rows are called {twice[0]}; give one another name")
+        declared = [row.method for row in self.rows if row.role != "ablation"]
+        if twice := [name for name in dict.fromkeys(declared) if declared.count(name) > 1]:
+            raise ValueError(f"{twice[0]} has two rows; all but one are of role ablation")
         if bad := [label for label in labels if Path(label).name != label or "\\" in label]:
             raise ValueError(f"{bad[0]!r} cannot name a folder; use letters and digits")
         for label in (label for pair in self.compare for label in pair):
             if label not in labels:
                 raise ValueError(f"compare names {label!r}, no row; {nearest(label, labels)}")
+
+    def search_share(self, cell: "SuiteCell") -> float:
+        """Return the time of a cell's search in runs of it: its trials have fewer tasks and images.
+
+        Args:
+            cell: The cell.
+        """
+        if not cell.row.searched(self.trials):
+            return 0.0
+        tasks = cell.configs[0].settings.task_count
+        return self.trials * (1 - self.held_out) * min(self.first_tasks, tasks) / tasks
 
 
 @dataclass(frozen=True)
@@ -86,9 +102,11 @@ class SuiteCell:
     setting: str  # name of the setting; empty if the suite has one
     configs: tuple[RunConfig, ...]  # one per seed, with the row's options, before any search
     pending: tuple[int, ...] = ()  # seeds that are to be run
+    archived: RunRecord | None = None  # current run whose searched values the others take
 
     @property
     def name(self) -> str:
+        """Return the name of the row with its setting."""
         return f"{self.row.label}/{self.setting}" if self.setting else self.row.label
 
     def archived_as(self, seed: int) -> str:
@@ -145,8 +163,8 @@ def code_digest(config: RunConfig) -> str:
 
 def state_of(
     config: RunConfig, row: SuiteRow, suite: Suite, record: RunRecord | None, code: str
-) -> State:
-    """Return the state of a run: current, stale or missing.
+) -> tuple[State, str]:
+    """Return the state of a run, and what is stale of it: options, search, code or settings.
 
     Args:
         config: Configuration of the run without searched values.
@@ -156,20 +174,26 @@ def state_of(
         code: Hash of today's code of the run.
     """
     if record is None or record.result is None:
-        return "missing"
+        return "missing", ""
     trials = suite.trials if row.searched(suite.trials) else 0
     searched = spaces(METHODS.get(row.method)).keys() - row.set if trials else set()
     ours, theirs = through_json(dict(config.options)), through_json(record.result.options)
-    same_options = {k: v for k, v in ours.items() if k not in searched} == {
-        k: v for k, v in theirs.items() if k not in searched
+    effort = {
+        "trials": suite.trials,
+        "tasks": min(suite.first_tasks, config.settings.task_count),
+        "held_out": suite.held_out,
     }
-    same = (
-        same_options
-        and record.trials == trials
-        and record.result.versions.get("code") == code
-        and _comparable(recorded_settings(record.about.settings)) == _comparable(config.settings)
-    )
-    return "current" if same else "stale"
+    recorded = {name: record.search.get(name) for name in effort}
+    same = {
+        "options": {k: v for k, v in ours.items() if k not in searched}
+        == {k: v for k, v in theirs.items() if k not in searched},
+        "search": recorded == effort if trials else not record.trials,
+        "code": record.result.versions.get("code") == code,
+        "settings": _comparable(recorded_settings(record.about.settings))
+        == _comparable(config.settings),
+    }
+    reasons = [name for name, is_same in same.items() if not is_same]
+    return ("stale", reasons[0]) if reasons else ("current", "")
 
 
 def _comparable(settings: Settings) -> dict[str, Any]:
@@ -183,17 +207,16 @@ def _comparable(settings: Settings) -> dict[str, Any]:
 
 
 def enter_runs(archive: Path, found: Mapping[str, Runs]) -> None:
-    """Write runs to the archive of a suite; earlier ones of the same names are replaced.
+    """Append runs to the archive of a suite; earlier ones of the same names are replaced.
 
     Args:
         archive: CSV file, which need not exist.
         found: Runs with one record each, by name in the archive.
     """
-    earlier = read_archive(archive) if archive.exists() else []
-    kept = [runs for runs in earlier if runs.name not in found]
-    new = [replace(runs, name=name) for name, runs in found.items()]
+    earlier = {runs.name: runs for runs in read_archive(archive)} if archive.exists() else {}
+    new = {name: replace(runs, name=name) for name, runs in found.items()}
     archive.parent.mkdir(parents=True, exist_ok=True)
-    write_archive([*kept, *new], archive)
+    write_archive([*{**earlier, **new}.values()], archive)
 
 
 def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
@@ -204,8 +227,81 @@ def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
         found: Its run folders.
     """
     return {
-        cell.archived_as(record.seed): replace(runs, records=(record,))
+        cell.archived_as(record.seed): with_records(runs, (record,))
         for runs in found
         for record in runs.records
         if record.result is not None
     }
+
+
+def with_records(runs: Runs, records: tuple[RunRecord, ...]) -> Runs:
+    """Return the runs of a folder with some of its records only.
+
+    Args:
+        runs: Runs of the folder.
+        records: Records to keep.
+    """
+    return replace(runs, records=records)
+
+
+def suite_experiments(suite: Suite, archive: Path) -> list[Experiment]:
+    """Return the runs of a suite's archive, with rows labelled as in the suite.
+
+    Runs of rows that the suite does not have are left out.
+
+    Args:
+        suite: The suite.
+        archive: Its CSV file.
+
+    Raises:
+        FczooError: A row is of two versions of the code or of two searches.
+    """
+    labels = [row.label for row in suite.rows]
+    experiments = []
+    for experiment in experiments_of(read_archive(archive), str(archive)):
+        lines = [
+            replace(x, label=archived_as(x.records[0]).split("/")[0]) for x in experiment.lines
+        ]
+        lines = sorted(
+            (line for line in lines if line.label in labels), key=lambda x: labels.index(x.label)
+        )
+        for line in lines:
+            codes = {result.versions.get("code") for result in line.results}
+            if len(codes) > 1 or sum(x.label == line.label for x in lines) > 1:
+                raise FczooError(
+                    f"runs of {line.label} in {archive} are of several versions of the code or "
+                    "have several values; run the suite again"
+                )
+        if lines:
+            experiments.append(replace(experiment, lines=tuple(lines)))
+    return experiments
+
+
+def archived_as(record: RunRecord) -> str:
+    """Return the name of a run in its archive: row, setting and seed.
+
+    Args:
+        record: Run that was read from the archive.
+    """
+    return record.place.rpartition(": ")[2].removesuffix(f"/{record.method}/seed{record.seed}")
+
+
+def experiments_of_suites(results: Path) -> list[Experiment] | None:
+    """Return the runs of all suites of a folder; None where it has no suite.
+
+    Args:
+        results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
+
+    Raises:
+        FczooError: A suite or its archive is damaged.
+    """
+    files = sorted((results / SUITES).glob("*.toml"))
+    if not files:
+        return None
+    archives = [(file, results / f"{file.stem}.csv") for file in files]
+    return [
+        experiment
+        for file, archive in archives
+        if archive.is_file()
+        for experiment in suite_experiments(read_suite(file), archive)
+    ]

@@ -198,21 +198,32 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
     )
 
 
-def training_seconds(config: RunConfig) -> float | None:
-    """Estimate the seconds that a run trains; None without its data.
+def run_seconds(config: RunConfig) -> tuple[float, float] | None:
+    """Estimate the seconds of a run: training and evaluations, and those of frozen features.
+
+    A method that trains nothing reads features of all images, which are cached for other runs.
 
     Args:
         config: Configuration of the run.
+
+    Returns:
+        Seconds of the run itself, and of features that others share; None without the run's data.
     """
     settings = resolve_precision(config.settings)
     _, data = _data(settings)
     if data is None:
         return None
+    stream = data[0]
     backbone = configuration(settings.backbone, settings.image_size, settings.pool)
-    classes, method = len(data[0].classes), config.create_method()
-    timer = StepTimer(settings, classes, backbone)
+    classes, method = len(stream.classes), config.create_method()
+    timer, images = StepTimer(settings, classes, backbone), len(stream.train.labels)
+    tested = [len(stream.positions(stream.test, task)) for task in stream.tasks]
+    if not timer.trains(method):
+        return 0.0, timer.forward_seconds(images + sum(tested))
     cost = first_round(method, settings, classes, backbone)
-    return timer.seconds(method, cost, sum(image_steps(settings, *data)), len(data[0].train.labels))
+    training = timer.seconds(method, cost, sum(image_steps(settings, *data)), images)
+    passes = images + sum(sum(tested[: i + 1]) for i in range(len(tested)))
+    return training + timer.forward_seconds(passes), 0.0
 
 
 def image_steps(settings: Settings, stream: Stream, partition: Partition) -> list[float]:

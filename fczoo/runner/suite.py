@@ -1,17 +1,22 @@
-"""Execution of suites: the searches and the runs of their rows, side by side."""
+"""Execution of suites: the searches and the runs of their rows, entered as they end."""
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from fczoo.core.errors import InterruptedCommandError
-from fczoo.core.files import content_sha256, through_json
+from fczoo.core.errors import FczooError, InterruptedCommandError
+from fczoo.core.files import content_sha256, through_json, write_json
+from fczoo.federation.callbacks import Callback
 from fczoo.reports.run_config import RunConfig, configure_run
-from fczoo.reports.run_folder import ABOUT, FAILURE, Runs
-from fczoo.reports.runs import read_runs
+from fczoo.reports.run_folder import FAILURE, read_folder
 from fczoo.reports.suites import Suite, SuiteCell, code_digest, enter_runs, split_by_seed
 from fczoo.reports.text_format import option_word
 from fczoo.runner.configs import ExecutionConfig, RunSpec, folder_name
@@ -19,10 +24,11 @@ from fczoo.runner.progress import say
 from fczoo.runner.resume import only_process
 from fczoo.runner.sweep import run_sweep
 from fczoo.runner.tune import StopWithCommand, search_workers, tune
-from fczoo.runner.tuned_file import TUNED_FILE, Effort, read_tuned_values
+from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedMethod, read_tuned, read_tuned_values
 
 SEARCH = "search"  # folder of the searches
 RUNS = "runs"  # folder of the run folders
+DIGITS = 4  # significant, of a trial's values and score in a row
 
 
 def folder_of(cell: SuiteCell, suite: Suite) -> str:
@@ -40,7 +46,11 @@ def folder_of(cell: SuiteCell, suite: Suite) -> str:
         "search": [cell.row.searched(suite.trials), suite.trials, suite.first_tasks],
         "held out": suite.held_out,
     }
-    return f"{folder_name(cell.name)}-{content_sha256(content)[:8]}"
+    return f"{_prefix(cell)}{content_sha256(content)[:8]}"
+
+
+def _prefix(cell: SuiteCell) -> str:
+    return f"{folder_name(cell.name)}-"
 
 
 def run_suite(
@@ -50,10 +60,11 @@ def run_suite(
     archive: Path,
     execution: ExecutionConfig,
 ) -> int:
-    """Search and run the pending seeds of some cells, and enter finished runs in the archive.
+    """Search and run the pending seeds of some cells; enter each run in the archive as it ends.
 
-    A command that was interrupted resumes: searches after their last trial, runs after their last
-    round. The archive is written at the end, also of a command that stops.
+    Cells are taken in groups, of one with one job: their values are searched, then they run. A
+    command that was interrupted resumes: searches after their last trial, runs after their last
+    round.
 
     Args:
         suite: The suite.
@@ -69,73 +80,165 @@ def run_suite(
         FczooError: A cell cannot run; the message names it.
         InterruptedCommandError: A signal stopped the command.
     """
-    cells_by_folder = {folder_of(cell, suite): cell for cell in cells}
+    jobs, failures = execution.jobs, 0
+    size = 2 * jobs if jobs > 1 else 1  # more than workers, so that few of these wait for others
     try:
-        with only_process(folder):
-            _remove_others(folder, cells_by_folder)
-            try:
-                _search(suite, cells_by_folder, folder / SEARCH, execution.jobs)
-                sweep: dict[Path, list[RunConfig]] = {}
-                for name, cell in cells_by_folder.items():
-                    for config in _tuned_runs(cell, folder / SEARCH / name):
-                        sweep.setdefault(_place(name, config), []).append(config)
-                return run_sweep(sweep, folder / RUNS, execution)[1]
-            finally:
-                _enter_finished(cells_by_folder, folder / RUNS, archive)
-    except InterruptedCommandError as error:
+        with only_process(folder), _termination_as_interrupt():
+            _remove_outdated(folder, cells, suite)
+            for start in range(0, len(cells), size):
+                group = {folder_of(cell, suite): cell for cell in cells[start : start + size]}
+                failures += _run_group(suite, group, folder, archive, execution)
+    except (InterruptedCommandError, KeyboardInterrupt) as error:
+        number = error.exit_code - 128 if isinstance(error, FczooError) else signal.SIGINT
         raise InterruptedCommandError(
-            "stopped on request; finished runs are entered, and the same command resumes",
-            error.exit_code - 128,
+            "stopped on request; finished runs are entered, and the same command resumes", number
         ) from None
+    return failures
 
 
-def _remove_others(folder: Path, names: Collection[str]) -> None:
-    """Remove searches and runs of other code or settings, and those that are entered."""
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM interrupt a search as SIGINT does; runs have their own handlers."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _remove_outdated(folder: Path, cells: Sequence[SuiteCell], suite: Suite) -> None:
+    """Remove searches and runs of some cells that are of other code or settings."""
+    names = {folder_of(cell, suite) for cell in cells}
+    prefixes = {_prefix(cell) for cell in cells}
     for kind in (SEARCH, RUNS):
         for old in (folder / kind).glob("*"):
-            if old.is_dir() and old.name not in names:
+            if old.is_dir() and old.name[:-8] in prefixes and old.name not in names:
                 shutil.rmtree(old)
 
 
-def _search(suite: Suite, cells: Mapping[str, SuiteCell], folder: Path, jobs: int) -> None:
-    """Search the values of all rows that have a space, ``jobs`` rows at the same time."""
+def _run_group(
+    suite: Suite,
+    group: Mapping[str, SuiteCell],
+    folder: Path,
+    archive: Path,
+    execution: ExecutionConfig,
+) -> int:
+    """Search and run some cells, by name of their folders; return the number of failed runs."""
+    errors = _search(suite, group, folder / SEARCH, execution.jobs)
+    sweep: dict[Path, list[RunConfig]] = {}
+    for name, cell in group.items():
+        if name not in errors:
+            for config in _tuned_runs(cell, folder / SEARCH / name):
+                sweep.setdefault(_place(name, config), []).append(config)
+    failures = sum(len(group[name].pending) for name in errors)
+    if sweep:
+        enter = _entry(group, folder / RUNS, archive)
+        failures += run_sweep(sweep, folder / RUNS, execution, enter, allow_others=True)[1]
+    return failures
+
+
+def _entry(
+    group: Mapping[str, SuiteCell], folder: Path, archive: Path
+) -> Callable[[RunSpec], None]:
+    """Return a function that enters the finished runs of a run's folder in the archive."""
+
+    def enter(run: RunSpec) -> None:
+        name = run.folder.relative_to(folder).parts[0]
+        if found := split_by_seed(group[name], [read_folder(run.folder, name)]):
+            enter_runs(archive, found)
+
+    return enter
+
+
+def _search(suite: Suite, cells: Mapping[str, SuiteCell], folder: Path, jobs: int) -> list[str]:
+    """Search the values of rows that have a space; return the folders of searches that failed."""
     remaining = [
         (folder / name, cell)
         for name, cell in cells.items()
-        if cell.row.searched(suite.trials) and not (folder / name / TUNED_FILE).exists()
+        if cell.row.searched(suite.trials)
+        and cell.archived is None
+        and not (folder / name / TUNED_FILE).exists()
     ]
     if not remaining:
-        return
+        return []
     effort = Effort(trials=suite.trials, tasks=suite.first_tasks, held_out=suite.held_out, seed=0)
-    search = partial(_search_cell, effort=effort, command=os.getpid())
-    with search_workers(jobs) as workers:
-        for number, name in enumerate(workers.map(search, remaining), 1):
-            say(f"search {number} of {len(remaining)} ended: {name}")
+    if jobs == 1:
+        errors = [_search_cell(pair, effort, Callback()) for pair in remaining]
+    else:
+        search = partial(_search_cell, effort=effort, callback=StopWithCommand(os.getpid()))
+        with search_workers(jobs) as workers:
+            errors = list(workers.map(search, remaining))
+    failed = []
+    for (place, cell), error in zip(remaining, errors, strict=True):
+        if error:
+            say(f"search of {cell.name}: failed, {error}")
+            failed.append(place.name)
+    return failed
 
 
-def _search_cell(place: tuple[Path, SuiteCell], effort: Effort, command: int) -> str:
-    """Search the values of one cell in a worker; return its name."""
+def _search_cell(place: tuple[Path, SuiteCell], effort: Effort, callback: Callback) -> str:
+    """Search the values of one cell; return why it failed, which its folder records as well."""
     out, cell = place
     settings = replace(cell.configs[0].settings, vary=("training",))
     given = {cell.row.method: cell.row.set}
-    tune([cell.row.method], settings, effort, out, given=given, callback=StopWithCommand(command))
-    return cell.name
+    (out / FAILURE).unlink(missing_ok=True)
+    try:
+        tune([cell.row.method], settings, effort, out, given=given, callback=callback)
+    except InterruptedCommandError:
+        raise
+    except FczooError as error:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / FAILURE, {"error": str(error)})
+        return str(error)
+    return ""
 
 
 def _tuned_runs(cell: SuiteCell, search: Path) -> Iterator[RunConfig]:
-    """Yield the pending runs of a cell with the values that its search found."""
-    tuned = read_tuned_values(search / TUNED_FILE) if (search / TUNED_FILE).exists() else None
-    method, given = cell.row.method, {cell.row.method: cell.row.set}
+    """Yield the pending runs of a cell with the values that its search found, here or earlier."""
+    options, record = _searched_values(cell, search)
     for config in cell.configs:
-        if config.seed not in cell.pending:
-            continue
-        if tuned is None:
-            yield config
-            continue
-        options = {**tuned.values[method], **cell.row.set}
-        # the search has this cell's settings but for the seeds, of which it has its own
-        record = tuned.record([method], given, config.settings)
-        yield configure_run(method, config.settings, options, config.seed, record)
+        if config.seed in cell.pending:
+            yield (
+                configure_run(cell.row.method, config.settings, options, config.seed, record)
+                if record
+                else config
+            )
+
+
+def _searched_values(cell: SuiteCell, search: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of a cell's runs and the record of their search; empty without one."""
+    method, settings = cell.row.method, cell.configs[0].settings
+    if cell.archived is not None and cell.archived.result is not None:
+        return dict(cell.archived.result.options), cell.archived.search
+    if not (search / TUNED_FILE).exists():
+        return {}, {}
+    tuned = read_tuned_values(search / TUNED_FILE)
+    # the search has this cell's settings but for the seeds, of which it has its own
+    record = tuned.record([method], {method: cell.row.set}, settings)
+    found = read_tuned(search / TUNED_FILE).methods[method]
+    return {**tuned.values[method], **cell.row.set}, {**record, **_trials_of(found)}
+
+
+def _trials_of(found: TunedMethod) -> dict[str, Any]:
+    """Return the trials of a search for a row: their scores and values, with a few digits."""
+    names = list(found.space)
+
+    def short(value: Any) -> Any:
+        return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+    rows = [
+        [short(trial["score"]), *(short(trial["values"].get(name)) for name in names)]
+        for trial in found.trials
+    ]
+    scores = {"score": short(found.score), "default_score": short(found.default_score)}
+    return {**scores, "tried": {"options": names, "rows": rows}}
 
 
 def _place(name: str, config: RunConfig) -> Path:
@@ -143,18 +246,8 @@ def _place(name: str, config: RunConfig) -> Path:
     return Path(name) if config.settings.vary == ("training",) else Path(name, f"seed{config.seed}")
 
 
-def _enter_finished(cells: Mapping[str, SuiteCell], folder: Path, archive: Path) -> None:
-    """Enter the finished runs of some cells in the archive."""
-    found: dict[str, Runs] = {}
-    for name, cell in cells.items():
-        if list((folder / name).glob(f"**/{ABOUT}")):
-            found |= split_by_seed(cell, read_runs([folder / name]))
-    if found:
-        enter_runs(archive, found)
-
-
 def failed_seeds(cell: SuiteCell, suite: Suite, folder: Path) -> set[int]:
-    """Return the seeds whose last run failed.
+    """Return the seeds whose last run failed, all of them where the search failed.
 
     Args:
         cell: The cell.
@@ -162,6 +255,8 @@ def failed_seeds(cell: SuiteCell, suite: Suite, folder: Path) -> set[int]:
         folder: Folder of the searches and runs.
     """
     name = folder_of(cell, suite)
+    if (folder / SEARCH / name / FAILURE).exists():
+        return {config.seed for config in cell.configs}
     return {
         config.seed
         for config in cell.configs

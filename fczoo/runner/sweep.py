@@ -42,8 +42,12 @@ from fczoo.runner.trackers import check_loggers
 from fczoo.runner.warnings import LocatedWarning, WarningRecorder, earlier_warnings
 
 
-def check_sweep(sweep: Sweep, out: Path, execution: ExecutionConfig) -> Sweep:
+def check_sweep(
+    sweep: Sweep, out: Path, execution: ExecutionConfig, allow_others: bool = False
+) -> Sweep:
     """Check runs before anything is loaded or written; return them by the paths of their folders.
+
+    With ``allow_others`` other folders may be in ``out``.
 
     Raises FczooError for wrong loggers and for folders that are in use.
     """
@@ -55,7 +59,7 @@ def check_sweep(sweep: Sweep, out: Path, execution: ExecutionConfig) -> Sweep:
     check_unique(runs_by_folder)
     if execution.resume and not any((folder / ABOUT).is_file() for folder in runs_by_folder):
         raise FczooError(f"no run to resume in {out}; leave --resume out to begin one there")
-    for folder in {out, *runs_by_folder}:
+    for folder in {*runs_by_folder} if allow_others else {out, *runs_by_folder}:
         _check_free(folder, runs_by_folder)
     check_executor(execution)
     return runs_by_folder
@@ -87,7 +91,11 @@ def check_unique(sweep: Sweep) -> None:
 
 
 def run_sweep(
-    sweep: Sweep, out: Path, execution: ExecutionConfig = DEFAULT_EXECUTION
+    sweep: Sweep,
+    out: Path,
+    execution: ExecutionConfig = DEFAULT_EXECUTION,
+    on_end: Callable[[RunSpec], None] | None = None,
+    allow_others: bool = False,
 ) -> tuple[list[Path], int]:
     """Execute all runs in their folders below ``out``; return these and the number of failed runs.
 
@@ -95,12 +103,14 @@ def run_sweep(
     ``rounds.jsonl``, and ``summary.{json,csv,md}``, brought up to date after each run. What an
     earlier command has finished there is kept and not run again, a broken run resumes after its
     last round, and one that failed, which left ``failed.json``, is tried again.
+    ``on_end`` is called after each run, finished or failed, when its files are written. With
+    ``allow_others`` other folders may be in ``out``.
 
     Raises FczooError for input that cannot work, before anything is written, and for a folder that
     another process or configuration has; whatever a failing run raises, after what was finished is
     on disk, unless failures are skipped; and InterruptedCommandError after SIGINT or SIGTERM.
     """
-    sweep = check_sweep(sweep, out, execution)
+    sweep = check_sweep(sweep, out, execution, allow_others)
     earlier = earlier_warnings()
 
     @lru_cache(1)  # one setting is loaded once; of several, one at a time is in memory
@@ -137,6 +147,8 @@ def run_sweep(
         def end_run(run: RunSpec, kept: bool = False) -> None:
             _summarise(run.folder)
             progress.count_ended(run, kept)
+            if on_end:
+                on_end(run)
 
         if execution.sequential:
             connect = (

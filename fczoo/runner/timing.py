@@ -49,7 +49,7 @@ class StepTimer:
 
     def seconds(self, method: Method, cost: FirstRound, image_steps: float, images: int) -> float:
         """Return the seconds of ``image_steps``, and of the query features of ``images``."""
-        if not method.training().active_optims(self.task, 0):
+        if not self.trains(method):
             return 0.0
         queries, size = cost.query_flops * images / self.speed, self.settings.batch_size
         of_step = cost.flops * size / self.speed
@@ -67,17 +67,41 @@ class StepTimer:
     @cached_property
     def speed(self) -> float:
         """Return operations per second of the backbone's forward and backward."""
-        backbone = self._place_backbone(replace(self.config, depth=min(self.config.depth, BLOCKS)))
-        with FlopCounterMode(display=False) as counter:  # and what is imported and allocated once
-            self._pass(backbone, 1)
-        an_image = float(counter.get_total_flops())
         images, speed = 1, 0.0
         while True:
-            seconds = min(self._seconds(backbone, images) for _ in thread_counts())
-            speed = max(speed, an_image * images / seconds)
+            seconds = min(self._seconds(self._few_blocks, images) for _ in thread_counts())
+            speed = max(speed, self._operations * images / seconds)
             if images >= self.settings.batch_size or 4 * seconds > MOMENT:
                 return speed
             images = min(4 * images, self.settings.batch_size)
+
+    def trains(self, method: Method) -> bool:
+        """Return whether a method trains tensors of clients.
+
+        Args:
+            method: The method.
+        """
+        return bool(method.training().active_optims(self.task, 0))
+
+    def forward_seconds(self, images: int) -> float:
+        """Return the seconds of a forward pass of all blocks, which is half of one with backward.
+
+        Args:
+            images: Number of images.
+        """
+        blocks = self.config.depth / self._few_blocks.config.depth
+        return images * blocks * self._operations / 2 / self.speed
+
+    @cached_property
+    def _few_blocks(self) -> Backbone:
+        return self._place_backbone(replace(self.config, depth=min(self.config.depth, BLOCKS)))
+
+    @cached_property
+    def _operations(self) -> float:
+        """Return the operations of an image's forward and backward through few blocks."""
+        with FlopCounterMode(display=False) as counter:  # and what is imported and allocated once
+            self._pass(self._few_blocks, 1)
+        return float(counter.get_total_flops())
 
     def _place_backbone(self, config: ViTConfig) -> Backbone:
         return with_random_weights(config).to(self.device, DTYPES[self.settings.precision])

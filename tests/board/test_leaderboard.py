@@ -4,14 +4,13 @@ import csv
 import io
 import re
 from base64 import b64decode
-from html import unescape
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-from helpers_browser import Site, needs_browser, serve_site
+from helpers_browser import Site, cells, needs_browser, serve_site
 from helpers_runs import tune
 
 SCORES = {
@@ -55,24 +54,6 @@ def site(make_run, tmp_path_factory) -> Path:
     make_run(runs / "b", {"fedncm": {0: 80.0}, "hgp": {0: 30.0}, "ewc": {0: 30.0}}, rounds=9)
     make_run(runs / "c", {"l2p": {0: 80.0}}, rounds=7)
     return build_site(root / "site", str(runs))
-
-
-def cells(page: Path, table: str) -> list[list[str]]:
-    """Return the text of each cell of a table.
-
-    Args:
-        page: The page.
-        table: The table's label.
-
-    Returns:
-        One list per row.
-    """
-    _, _, text = page.read_text().partition(f'aria-label="{table}">')
-    body = text.partition("<tbody>")[2].partition("</tbody>")[0]
-    rows = [
-        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", body)
-    ]
-    return [[unescape(re.sub(r"<[^>]*>", "", cell)) for cell in row] for row in rows]
 
 
 def test_the_index_ranks_by_borda(site):
@@ -181,7 +162,7 @@ def test_without_names_it_takes_the_archive_here(site, tmp_path, monkeypatch):
     outcome = CliRunner().invoke(main, ["leaderboard", "--out", "site"])
     assert outcome.exit_code == 1 and outcome.stderr.count("\n") == 1
     assert (
-        f"no file {Path('results/results.csv')} here; name archives or run folders"
+        f"no suite and no file {Path('results/results.csv')} here; run a suite, or name archives"
         in outcome.stderr
     )
     (tmp_path / "results").mkdir()

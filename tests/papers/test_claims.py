@@ -19,7 +19,8 @@ from fczoo.papers.claims import PlainClaim, PrintedClaim, claims, get_claim
 from fczoo.papers.claims_across import AcrossClaim
 from fczoo.papers.reproduce import get_card
 from fczoo.papers.variants import readings
-from fczoo.reports.runs import read_experiments
+from fczoo.reports.runs import read_experiments, read_runs
+from fczoo.reports.suites import enter_runs, with_records
 from helpers_runs import tune, write_one, write_run
 
 
@@ -235,3 +236,26 @@ def test_run_has_both_sides(tmp_path, monkeypatch):
     assert better.settings.partition == worse.settings.partition == "dirichlet:0.05"
     assert better.options["rebalance"] == "all"
     assert "hgp-l2p-skew: HGP beats L2P under strong skew." in text
+
+
+def test_claims_read_suites_where_there_are_any(tmp_path):
+    """Judge claims by the suites' rows; what no suite has is not run here."""
+    low, high = {0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}
+    write_one(tmp_path / "a", "pilora", high, reweight="distance")
+    write_one(tmp_path / "b", "pilora", low, reweight="equal")
+    assert "1 hold" in claims_output("--results", str(tmp_path))
+    (tmp_path / "suites").mkdir()
+    rows = (
+        '[[rows]]\nmethod = "pilora"\n[[rows]]\nmethod = "pilora"\nrole = "ablation"\nname = "e"\n'
+    )
+    (tmp_path / "suites/one.toml").write_text(f'question = "?"\n[bench]\n{rows}')
+    text = claims_output("--results", str(tmp_path))
+    assert f"In all runs: of {ALL} claims {ALL} were not run here." in text
+    found = {}
+    for label, place in (("pilora", "a"), ("e", "b")):
+        (runs,) = read_runs([tmp_path / place])
+        for record in runs.records:
+            found[f"{label}/seed{record.seed}"] = with_records(runs, (record,))
+    enter_runs(tmp_path / "one.csv", found)
+    text = claims_output("--results", str(tmp_path))
+    assert f"In all runs: of {ALL} claims 1 hold, {ALL - 1} were not run here." in text

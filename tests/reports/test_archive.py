@@ -192,4 +192,6 @@ def test_the_results_of_this_repository_are_read_and_keep_the_folder_that_is_an_
     )
     assert with_folder == without_folder
     size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
-    assert size < 4_000_000  # all of it is downloaded with the code; compressed, an eighth of that
+    # all of it is downloaded with the code, compressed to an eighth; suites add up to 1.1 MB to the
+    # older archive
+    assert size < 4_900_000

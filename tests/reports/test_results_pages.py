@@ -25,6 +25,8 @@ def test_the_first_page_names_all_others():
 
 def test_the_first_page_counts_claims_as_the_command_does():
     page = " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
-    sentence = re.search(r"Of (\d+) claims of the papers (\d+) hold .*?\(`fczoo claims`\)", page)[0]
-    command_line = re.search(r"Where both sides were tuned: (.*)", listing(RESULTS))[1]
+    sentence = re.search(r"Of (\d+) claims of the papers (\d+) hold .*?\(`fczoo claims", page)[0]
+    command_line = re.search(
+        r"Where both sides were tuned: (.*)", listing(RESULTS / "results.csv")
+    )[1]
     assert re.findall(r"\d+", sentence) == re.findall(r"\d+", command_line)

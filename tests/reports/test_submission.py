@@ -308,3 +308,82 @@ def test_an_archive_is_no_run_folder(folder, archive):
     result = run_submit(archive.parent, archive)
     assert result.exit_code == 1
     assert "is in an archive; give the run folder" in result.stderr
+
+
+# --- rows of a suite
+
+SUITE = """
+question = "Does a mean need a covariance?"
+[bench]
+dataset = "digits"
+train_per_class = 8
+test_per_class = 4
+rounds = 1
+epochs = 1
+tasks = 3
+clients = 3
+seeds = "0-1"
+[[rows]]
+method = "fedncm"
+"""
+
+
+@pytest.fixture
+def suite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a suite with the settings of the folder's runs, below the current folder."""
+    monkeypatch.chdir(folder.parent)
+    file = folder.parent / "results/suites/means.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(SUITE)
+    return file
+
+
+def submit_rows(folder: Path, *words: str) -> Result:
+    return CliRunner().invoke(main, ["submit", str(folder), "--suite", "means", *words])
+
+
+def test_runs_enter_a_suite_as_its_rows(folder: Path, suite: Path) -> None:
+    """Enter a row that the suite has, and a method that becomes one."""
+    assert submit_rows(folder, "--dry-run").exit_code == 0
+    assert suite.read_text() == SUITE
+    result = submit_rows(folder)
+    assert result.output == f"4 runs entered into {Path('results/means.csv')}\n"
+    entered = [row["folder"] for row in rows(suite.parents[1] / "means.csv")]
+    assert entered == [f"{m}/seed{seed}" for m in ("fedncm", "fedridge") for seed in (0, 1)]
+    assert suite.read_text() == f'{SUITE}\n[[rows]]\nmethod = "fedridge"\n'
+    status = CliRunner().invoke(main, ["suite", "status", "means"])
+    assert "4 current" in status.output
+    again = submit_rows(folder)
+    assert again.exit_code == 1
+    assert "is in results/means.csv already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("epochs = 1", "epochs = 2", "its settings differ from those of suite means"),
+        (
+            'method = "fedncm"',
+            'method = "fedncm"\nset = {distance = "cosine"}',
+            "its options differ",
+        ),
+        ("[bench]", "trials = 2\n[bench]", "its search differ"),
+        ('"0-1"', '"0-2"', "fedncm: seed 2 of the suite is missing"),
+        ('"0-1"', '"1-2"', "its seed differs from those of suite means"),
+    ],
+)
+def test_runs_that_do_not_fit_a_suite_are_refused(
+    folder: Path, suite: Path, old: str, new: str, problem: str
+) -> None:
+    suite.write_text(SUITE.replace(old, new))
+    result = submit_rows(folder)
+    assert result.exit_code == 1
+    assert problem in result.stderr
+    assert "Traceback" not in result.output
+    assert not (suite.parents[1] / "means.csv").exists()
+    assert suite.read_text() == SUITE.replace(old, new)
+
+
+def test_a_suite_and_an_archive_are_not_both_named(folder: Path, suite: Path) -> None:
+    result = submit_rows(folder, "--into", "other.csv")
+    assert result.stderr == "Error: --suite and --into each name an archive; give one of them\n"

@@ -145,10 +145,10 @@ def test_code_that_a_run_uses_may_change_only_if_that_is_accepted(tmp_path):
 
     assert bench().returncode == 0
     with (tmp_path / "other_plugin.py").open("a") as file:
-        file.write("# no run uses it\n")
+        file.write("NO_RUN_USES = 1\n")
     assert bench().returncode == 0
     with (tmp_path / "aside_plugin.py").open("a") as file:
-        file.write("# a run uses it\n")
+        file.write("A_RUN_USES = 1\n")
     process = bench()
     assert process.returncode == 1 and process.stderr.count("\n") == 1
     assert f"begun with other code: {tmp_path / 'aside_plugin.py'};" in process.stderr

@@ -1,15 +1,26 @@
 """Suites: runs to repeat, rows of the archive, and the page that its rows rebuild."""
 
+import re
+import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from fczoo.board.suite_page import page_text
+from fczoo.board.suite_page import Page
 from fczoo.cli.app import main
+from fczoo.core.errors import FczooError
+from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.environment import commit
 from fczoo.reports import suites
-from fczoo.reports.archive import read_archive
+from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.runs import read_experiments
+from fczoo.runner import suite as runner_suite
+from fczoo.runner import sweep
+from fczoo.runner.configs import RunSpec
 from helpers_cli import run
 from helpers_runs import write_run
 
@@ -48,9 +59,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def states(*words: str) -> list[str]:
     """Return the states that ``fczoo suite status`` prints, row by row."""
-    lines = run("suite", "status", "means", *words).splitlines()
+    lines = run("suite", "status", "means", "--no-estimate", *words).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("---")) + 1
-    return [" ".join(line.split()[3:5]) for line in lines[start : start + 3]]
+    return [re.split(r"  +", line)[3] for line in lines[start : start + 3]]
 
 
 def test_a_suite_runs_what_is_missing_or_stale(
@@ -71,7 +82,7 @@ def test_a_suite_runs_what_is_missing_or_stale(
 
     changed = SUITE.replace("distance", "normalise").replace('"cosine" }', "true }")
     (folder / "suites/means.toml").write_text(changed)
-    assert states() == ["2 current", "2 current", "2 stale"]
+    assert states() == ["2 current", "2 current", "2 stale (options)"]
     run("suite", "run", "means")
     assert states() == ["2 current"] * 3
     new = {runs.name: runs for runs in read_archive(folder / "means.csv")}
@@ -79,7 +90,77 @@ def test_a_suite_runs_what_is_missing_or_stale(
     assert new["cosine/seed0"].records[0].result.options["normalise"] is True
 
     monkeypatch.setattr(suites, "code_digest", lambda config: "other code")
-    assert states() == ["2 stale"] * 3
+    assert states() == ["2 stale (code)"] * 3
+
+
+def test_rows_are_entered_as_runs_end_and_are_complete(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupt a suite in its fourth run: three rows are there, and another machine continues."""
+    execute, begun = sweep.execute_run, []
+
+    def stop_at_the_fourth(spec: RunSpec, *arguments: Any) -> bool:
+        begun.append(spec.label)
+        if len(begun) == 4:
+            raise KeyboardInterrupt
+        return execute(spec, *arguments)
+
+    monkeypatch.setattr(sweep, "execute_run", stop_at_the_fourth)
+    outcome = CliRunner().invoke(main, ["suite", "run", "means"])
+    assert outcome.exit_code == 130
+    errors = [line for line in outcome.stderr.splitlines() if line.startswith("Error")]
+    assert errors == [
+        "Error: stopped on request; finished runs are entered, and the same command resumes"
+    ]
+    assert "Traceback" not in outcome.stderr
+    lines = (folder / "means.csv").read_text().splitlines(keepends=True)
+    assert len(lines) == 1 + 3
+    for line in lines[1:]:  # each can be read without the others
+        (folder / "one.csv").write_text(lines[0] + line)
+        (runs,) = read_archive(folder / "one.csv")
+        record = runs.records[0]
+        assert record.about.hardware["cpu"]
+        assert len(record.result.versions["code"]) == 64
+        assert record.result.versions.get("commit", "") == commit()
+    monkeypatch.setattr(sweep, "execute_run", execute)
+    shutil.rmtree(folder / "suite-runs")  # as on another machine
+    begun.clear()
+    monkeypatch.setattr(sweep, "execute_run", lambda *a: begun.append(a[0].label) or execute(*a))
+    run("suite", "run", "means")
+    assert len(begun) == 3
+    assert (folder / "means.csv").read_text().startswith("".join(lines))
+
+
+def test_a_row_is_run_again_as_a_replication(folder: Path) -> None:
+    """Run a current row again: its values go to a separate file, and the page has a column."""
+    assert "nothing to replicate" in run("suite", "run", "means", "--replicate")
+    run("suite", "run", "means", "--rows", "fedncm,fedlda")
+    archive = (folder / "means.csv").read_bytes()
+    run("suite", "run", "means", "--rows", "fedncm", "--replicate")
+    assert (folder / "means.csv").read_bytes() == archive
+    again = {runs.name: runs.records[0] for runs in read_archive(folder / "means.replication.csv")}
+    assert sorted(again) == ["fedncm/seed0", "fedncm/seed1"]
+    run("suite", "report", "means")
+    rows = table(folder / "means.md")
+    assert rows["fedncm"]["replication"] == "+0.0"
+    assert rows["fedlda"]["replication"] == "–"
+    assert "difference of A_N of 2 runs made again (fczoo " in (folder / "means.md").read_text()
+
+
+def table(page: Path) -> dict[str, dict[str, str]]:
+    """Return the first table of a page: label of the row -> heading -> cell."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    stop = next((i for i, row in enumerate(cells[2:], 2) if len(row) != len(cells[0])), len(cells))
+    return {row[0]: dict(zip(cells[0], row, strict=True)) for row in cells[2:stop]}
+
+
+def test_the_time_of_rows_that_never_ran_is_estimated(folder: Path) -> None:
+    """Estimate rows without training by their features, which the others share."""
+    lines = run("suite", "status", "means").splitlines()
+    times = {line.split()[0]: re.split(r"  +", line)[-1] for line in lines[3:] if "missing" in line}
+    assert re.fullmatch(r"\d+ (s|min)", times["fedncm"])
+    assert times["fedlda"] == times["cosine"] == "features of another row"
 
 
 def test_the_page_has_the_rows_of_the_archive_alone(folder: Path) -> None:
@@ -115,12 +196,42 @@ def test_differences_are_tested_and_worded(tmp_path: Path) -> None:
         rows=[suites.SuiteRow("hgp"), suites.SuiteRow("fedavg"), suites.SuiteRow("ewc")],
         compare=[("fedavg", "hgp"), ("hgp", "ewc")],
     )
-    text = page_text("which", suite, read_experiments([tmp_path]))
+    text = Page("which", suite, read_experiments([tmp_path])).text
     assert "p values corrected for 2 comparisons (Holm)" in text
-    assert "- hgp is significantly better than fedavg: 5.5 points, p = 0.0055." in text
-    assert "- hgp and ewc do not differ significantly: 0.5 points, p = 0.48." in text
+    # half widths 4.303 * 0.5 / sqrt(3) = 1.242 and 4.303 * 1.0 / sqrt(3) = 2.484
+    first = "- HGP is significantly better than FedAvg (p = 0.0055; 5.5 points, 95 % interval"
+    assert f"{first} 4.3 to 6.7)." in text
+    second = "- HGP and EWC do not differ significantly (p = 0.48; 0.5 points, 95 % interval"
+    assert f"{second} -2.0 to 3.0)." in text
     # 75, 75.5 and 76: mean 75.5, half width 4.303 * 0.5 / sqrt(3) = 1.242
     assert "74.3 to 76.7" in text
+    # HGP is first, second and first; k = 3 rows and 3 seeds: 2.343 * sqrt(3 * 4 / (6 * 3)) = 1.91
+    assert "Mean ranks of 3 rows over 3 seeds and settings" in text
+    assert Page("which", suite, read_experiments([tmp_path])).critical.ranks["hgp"] == 4 / 3
+    assert round(Page("which", suite, read_experiments([tmp_path])).critical.distance, 2) == 1.91
+
+
+def test_a_picture_of_ranks_needs_three_blocks_and_no_ablation(tmp_path: Path) -> None:
+    seeds = {0: 70.0, 1: 71.0}
+    scores = {"hgp": seeds, "fedavg": seeds, "ewc": seeds, "lwf": {**seeds, 2: 70.0}}
+    write_run(tmp_path / "run", scores)
+    rows = [suites.SuiteRow("hgp"), suites.SuiteRow("fedavg"), suites.SuiteRow("ewc")]
+    suite = suites.Suite("Which?", {}, [*rows, suites.SuiteRow("lwf", role="ablation")])
+    page = Page("which", suite, read_experiments([tmp_path]))
+    assert page.critical is None
+    assert "## Ranks" not in page.text
+
+
+def test_rows_of_two_versions_of_the_code_share_no_page(folder: Path) -> None:
+    run("suite", "run", "means", "--rows", "fedncm")
+    archive = folder / "means.csv"
+    first, second = read_archive(archive)
+    result = replace(second.records[0].result, versions={"code": "f" * 64})
+    other = replace(second, records=(replace(second.records[0], result=result),))
+    write_archive([first, other], archive)
+    outcome = CliRunner().invoke(main, ["suite", "report", "means"])
+    assert outcome.exit_code == 1
+    assert "runs of fedncm in results/means.csv are of several versions" in outcome.stderr
 
 
 @pytest.mark.parametrize(
@@ -159,13 +270,76 @@ def test_a_wrong_command_is_one_line(folder: Path, words: list[str], problem: st
 
 @pytest.mark.slow
 def test_a_row_carries_its_search(folder: Path) -> None:
-    text = f"trials = 1\nfirst_tasks = 1\n{SUITE}"
+    text = f"trials = 2\nfirst_tasks = 1\n{SUITE}"
     (folder / "suites/means.toml").write_text(text)
     run("suite", "run", "means", "--rows", "fedncm,cosine")
     assert states() == ["2 current", "2 missing", "2 current"]
     found = {runs.name: runs.records[0] for runs in read_archive(folder / "means.csv")}
-    assert found["fedncm/seed1"].trials == 1
-    assert found["cosine/seed0"].trials == 1
     assert found["cosine/seed0"].result.options["distance"] == "cosine"  # fixed, not searched
-    (folder / "suites/means.toml").write_text(text.replace("trials = 1", "trials = 2"))
-    assert states() == ["2 stale", "2 missing", "2 stale"]
+    for record in found.values():
+        tried = record.search["tried"]
+        assert (record.trials, record.search["tasks"]) == (2, 1)
+        assert len(tried["rows"]) == 2
+        assert all(len(row) == 1 + len(tried["options"]) for row in tried["rows"])
+        assert record.search["score"] == max(row[0] for row in tried["rows"])
+        assert record.search["default_score"] == tried["rows"][0][0]
+    (folder / "suites/means.toml").write_text(text.replace("trials = 2", "trials = 3"))
+    assert states() == ["2 stale (search)", "2 missing", "2 stale (search)"]
+
+
+@pytest.mark.slow
+def test_another_machine_takes_the_values_that_a_row_carries(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"trials = 2\nfirst_tasks = 1\n{SUITE}"
+    (folder / "suites/means.toml").write_text(text.replace('"0-1"', '"0"'))
+    run("suite", "run", "means", "--rows", "fedncm")
+    shutil.rmtree(folder / "suite-runs")
+    (folder / "suites/means.toml").write_text(text)
+    assert states()[0] == "1 current, 1 missing"
+    monkeypatch.setattr(runner_suite, "tune", None)  # a search would fail
+    run("suite", "run", "means", "--rows", "fedncm")
+    first, second = (runs.records[0] for runs in read_archive(folder / "means.csv"))
+    assert first.result.options == second.result.options
+    assert first.search == second.search
+
+
+def test_a_search_without_a_result_fails_its_row_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(methods: list[str], *arguments: Any, **more: Any) -> None:
+        raise FczooError(f"no trial of {methods[0]} succeeded")
+
+    (folder / "suites/means.toml").write_text(f"trials = 2\n{SUITE}")
+    monkeypatch.setattr(runner_suite, "tune", fail)
+    outcome = CliRunner().invoke(main, ["suite", "run", "means", "--rows", "fedncm"])
+    assert outcome.exit_code == 1
+    assert "2 runs of means failed; failed.json below" in outcome.stderr
+    assert states() == ["2 failed", "2 missing", "2 missing"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_search_ends_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Stop a search in its second trial: the first is kept, and the command resumes after it."""
+    (folder / "suites/means.toml").write_text(f"trials = 3\nfirst_tasks = 1\n{SUITE}")
+    trial, begun = Benchmark.run, []
+
+    def stop_in_the_second(bench: Benchmark, *arguments: Any) -> Any:
+        begun.append(arguments)
+        if len(begun) == 2:
+            signal.raise_signal(number)
+        return trial(bench, *arguments)
+
+    monkeypatch.setattr(Benchmark, "run", stop_in_the_second)
+    outcome = CliRunner().invoke(main, ["suite", "run", "means", "--rows", "fedncm"])
+    assert outcome.exit_code == 130
+    errors = [line for line in outcome.stderr.splitlines() if "Error" in line]
+    assert errors == [
+        "Error: stopped on request; finished runs are entered, and the same command resumes"
+    ]
+    begun.clear()
+    monkeypatch.setattr(Benchmark, "run", lambda *a: begun.append(a) or trial(*a))
+    run("suite", "run", "means", "--rows", "fedncm")
+    assert len(begun) == 2  # the second trial again, and the third

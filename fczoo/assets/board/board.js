@@ -94,8 +94,9 @@ class Board {
   }
 
   passes(row) {
+    if (row.dataset.role === "ablation" && !this.form.elements.ablations?.checked) return false;
     return [...new FormData(this.form)].every(([name, word]) => {
-      if (!word) return true;
+      if (!word || name === "ablations") return true;
       if (name === "label") return row.dataset.label.toLowerCase().includes(word.toLowerCase());
       return row.dataset[name].split("|").includes(word);
     });

@@ -1,0 +1,238 @@
+"""The site of a leaderboard that reads suites: a start page of questions, and a page per suite."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fczoo.board.benchmark import benchmark, choices, heading, tags_of
+from fczoo.board.charts import as_csv
+from fczoo.board.pages import INDEX, render, write_pages
+from fczoo.board.ranks import MIN_METHODS, Cost, RankEntry, borda, critical, shortage
+from fczoo.board.suite_page import heading as setting_of
+from fczoo.board.suite_text import difference_sentences
+from fczoo.core.errors import FczooError
+from fczoo.reports.figures import colour_order
+from fczoo.reports.formats import TEST, UNTESTED_NOTE
+from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.suites import SUITES, Suite, read_suite, suite_experiments
+from fczoo.reports.tables import COLUMNS, entry_of, percent
+
+
+@dataclass(frozen=True)
+class SuiteTable:
+    """One table of a suite: its runs in one setting."""
+
+    suite: str  # its name
+    experiment: Experiment
+    roles: Mapping[str, str]  # row label -> role
+    index: int  # on the suite's page
+
+    @property
+    def address(self) -> str:
+        return f"{self.suite}.html#b{self.index}"
+
+    @cached_property
+    def field(self) -> dict[str, tuple[Line, float]]:
+        """Return the declared row of each method and its mean A_N, best first."""
+        entries = [
+            (line, entry)
+            for line in self.experiment.lines
+            if line.competes and self.roles[line.label] != "ablation"
+            if (entry := entry_of(line, COLUMNS["A_N"]))
+        ]
+        ranked = sorted(entries, key=lambda pair: -pair[1].mean)
+        return {line.records[0].method: (line, entry.mean) for line, entry in ranked}
+
+    @property
+    def scores(self) -> dict[str, float]:
+        return {name: score for name, (_, score) in self.field.items()}
+
+    @property
+    def traffic(self) -> dict[str, Cost]:
+        """Return the bytes that each method sends in a run, up and down."""
+        return {
+            name: ("", statistics.fmean(r.bytes_up + r.bytes_down for r in line.results))
+            for name, (line, _) in self.field.items()
+        }
+
+    @property
+    def time(self) -> dict[str, Cost]:
+        """Return the seconds of a run of each method, with its processor."""
+        return {
+            name: (_processors(line), statistics.fmean(r.seconds for r in line.results))
+            for name, (line, _) in self.field.items()
+        }
+
+
+def _processors(line: Line) -> str:
+    hardware = [record.about.hardware for record in line.records]
+    return "; ".join(sorted({f"{h.get('cpu')} {h.get('gpus')}" for h in hardware}))
+
+
+def has_suites(results: Path) -> bool:
+    """Return whether a folder has a suite with runs.
+
+    Args:
+        results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
+    """
+    files = (results / SUITES).glob("*.toml")
+    return any((results / f"{file.stem}.csv").is_file() for file in files)
+
+
+def write_suite_site(results: Path, folder: Path) -> int:
+    """Write a start page and one page per suite.
+
+    Args:
+        results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
+        folder: Folder of the site: a new one, an empty one, or one with an earlier site.
+
+    Returns:
+        Number of suites with runs.
+
+    Raises:
+        FczooError: A suite or its archive is damaged, or the folder holds anything but such a site.
+    """
+    suites = {file.stem: read_suite(file) for file in sorted((results / SUITES).glob("*.toml"))}
+    tables: dict[str, list[SuiteTable]] = {}
+    for name, suite in suites.items():
+        archive = results / f"{name}.csv"
+        roles = {row.label: row.role for row in suite.rows}
+        experiments = suite_experiments(suite, archive) if archive.is_file() else []
+        tables[name] = [SuiteTable(name, e, roles, i) for i, e in enumerate(experiments)]
+    all_tables = [table for some in tables.values() for table in some]
+    if not all_tables:
+        raise FczooError(f"no suite in {results / SUITES} has runs; see `fczoo suite run`")
+    order = colour_order([table.experiment for table in all_tables])
+    pages = {
+        f"{name}.html": _suite_page(name, suites[name], some, order)
+        for name, some in tables.items()
+        if some
+    }
+    write_pages(folder, {**pages, INDEX: _start_page(suites, tables)})
+    return len(pages)
+
+
+def _suite_page(
+    name: str, suite: Suite, tables: Sequence[SuiteTable], order: Mapping[str, int]
+) -> str:
+    pairs = [
+        (setting_of(t.experiment), t.experiment, pair) for t in tables for pair in suite.compare
+    ]
+    return render(
+        "benchmarks.html",
+        benchmarks=[benchmark(t.experiment, t.index, order, roles=t.roles) for t in tables],
+        home=INDEX,
+        suite={
+            "name": name,
+            "question": suite.question,
+            "cut": suite.cut,
+            "sentences": difference_sentences(pairs),
+        },
+        test=TEST,
+        untested=UNTESTED_NOTE,
+    )
+
+
+def _start_page(suites: Mapping[str, Suite], tables: Mapping[str, Sequence[SuiteTable]]) -> str:
+    """Render the questions of the suites, with ranks over their tables."""
+    all_tables = [table for some in tables.values() for table in some]
+    counted = [table for table in all_tables if len(table.field) > 1]
+    scores = [table.scores for table in counted]
+    rankings = [
+        borda(scores, costs)
+        for costs in (None, [t.traffic for t in counted], [t.time for t in counted])
+    ]
+    methods = [_method(name, rankings, counted) for name in rankings[0]]
+    columns = [
+        {"name": _column_name(table), "title": heading(table.experiment).title} for table in counted
+    ]
+    blocks = [block for block in scores if len(block) >= MIN_METHODS]
+    tags = [tags_of(line) for table in counted for line, _ in table.field.values()]
+    lines = [line for table in all_tables for line in table.experiment.lines]
+    return render(
+        "suites.html",
+        runs=sum(len(line.records) for line in lines),
+        known=len({line.records[0].method for line in lines}),
+        suites=[
+            {
+                "name": name,
+                "question": suite.question,
+                "address": f"{name}.html",
+                "benchmarks": [_benchmark(table) for table in tables[name]],
+            }
+            for name, suite in suites.items()
+        ],
+        methods=methods,
+        columns=columns,
+        choices=choices(tags),
+        csv=_csv(methods, columns),
+        ranks=critical(blocks),
+        shortage=shortage(blocks, "tables"),
+    )
+
+
+def _column_name(table: SuiteTable) -> str:
+    return f"{table.suite}, {table.experiment.about.partition['spec']}"
+
+
+def _benchmark(table: SuiteTable) -> dict[str, Any]:
+    """Return a table's row of the list of suites."""
+    methods = {name: pair for name, pair in table.field.items() if _role(table, name) == "method"}
+    first = next(iter(methods), None)
+    return {
+        "id": f"b{table.index}",
+        "heading": heading(table.experiment),
+        "first": f"{first}, {percent(methods[first][1])}" if first else "–",
+        "methods": len(methods),
+        "seeds": len(table.experiment.seeds),
+    }
+
+
+def _role(table: SuiteTable, name: str) -> str:
+    return table.roles[table.field[name][0].label]
+
+
+def _method(
+    name: str, rankings: Sequence[Mapping[str, RankEntry]], tables: Sequence[SuiteTable]
+) -> dict[str, Any]:
+    """Return a method's row of the ranks."""
+    words: dict[str, dict[str, None]] = {}
+    entries: list[dict[str, Any] | None] = []
+    role = "method"
+    for table in tables:
+        if name not in table.field:
+            entries.append(None)
+            continue
+        line, score = table.field[name]
+        role = _role(table, name)
+        for key, values in tags_of(line).items():
+            words.setdefault(key, {}).update(dict.fromkeys(values))
+        place = 1 + sum(rival > score for rival in table.scores.values())
+        entries.append({"place": place, "score": percent(score), "address": table.address})
+    return {
+        "label": name,
+        "role": role,
+        "words": {key: list(values) for key, values in words.items()},
+        "places": [(ranking[name].place, ranking[name].share) for ranking in rankings],
+        "taken": rankings[0][name].benchmark_count,
+        "entries": entries,
+    }
+
+
+def _csv(methods: Sequence[Mapping[str, Any]], columns: Sequence[Mapping[str, Any]]) -> str:
+    kinds = ("", " at equal bytes", " at equal compute")
+    head = [f"{word}{kind}" for kind in kinds for word in ("place", "Borda, %")]
+    rows = [
+        (
+            m["label"],
+            m["role"],
+            *(value for place, share in m["places"] for value in (place or "", share)),
+            m["taken"],
+            *(entry["place"] if entry else "" for entry in m["entries"]),
+        )
+        for m in methods
+    ]
+    return as_csv(["method", "role", *head, "tables", *(c["name"] for c in columns)], rows)

@@ -1,0 +1,200 @@
+"""Wording of a suite's page: tested differences, ranks, values and the origin of its rows."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from fczoo.board.ranks import Critical, holm
+from fczoo.core.options import plural
+from fczoo.core.registry import METHODS
+from fczoo.reports.paper_tables import display_label
+from fczoo.reports.run_config import recorded_config
+from fczoo.reports.run_folder import RunRecord
+from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.significance import LEVEL, interval, p_value
+from fczoo.reports.tables import COLUMNS, entry_of
+from fczoo.reports.text_format import option_word
+
+Comparison = tuple[str, Experiment, tuple[str, str]]
+"""Name of the setting, its runs, and the labels of the two rows to compare."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of two rows in A_N, with its test."""
+
+    setting: str
+    higher: str  # name of the row with the higher mean over the seeds of both
+    lower: str
+    points: float
+    bounds: tuple[float, float] | None  # 95 % interval; None: it does not vary
+    p: float | None  # two-sided paired t test; None: not tested
+
+    def sentence(self, corrected_p: float | None, several_settings: bool) -> str:
+        """Word the difference.
+
+        Args:
+            corrected_p: p value corrected for all comparisons of the suite.
+            several_settings: Whether to name the setting.
+        """
+        between = (
+            f", 95 % interval {self.bounds[0]:.1f} to {self.bounds[1]:.1f}" if self.bounds else ""
+        )
+        amount = f"{self.points:.1f} points{between}"
+        place = f"{self.setting}: " if several_settings else ""
+        if corrected_p is None:
+            return f"- {place}{self.higher} is {amount} above {self.lower}; this was not tested."
+        p = f"p = {corrected_p:.2g}"
+        if corrected_p < LEVEL:
+            return (
+                f"- {place}{self.higher} is significantly better than {self.lower} ({p}; {amount})."
+            )
+        rows = f"{self.higher} and {self.lower}"
+        return f"- {place}{rows} do not differ significantly ({p}; {amount})."
+
+
+def difference_sentences(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return one sentence per comparison; p values are corrected for their number (Holm).
+
+    Args:
+        comparisons: Comparisons of a suite in all of its settings; those whose rows did not run
+            are left out.
+
+    Returns:
+        A sentence on the test and a list; empty without comparisons.
+    """
+    found = [x for comparison in comparisons if (x := _difference(*comparison))]
+    if not found:
+        return []
+    tested = {i: x.p for i, x in enumerate(found) if x.p is not None}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    several = len({x.setting for x in found}) > 1
+    count = plural(len(tested), "comparison")
+    return [
+        f"Paired t tests of A_N over the seeds, p values corrected for {count} (Holm):",
+        "\n".join(x.sentence(corrected.get(i), several) for i, x in enumerate(found)),
+    ]
+
+
+def _difference(setting: str, experiment: Experiment, pair: tuple[str, str]) -> Difference | None:
+    """Return the difference of two rows; None if one of them or a common seed is missing."""
+    lines = {line.label: line for line in experiment.lines}
+    entries = [entry_of(lines[label], COLUMNS["A_N"]) for label in pair if label in lines]
+    if len(entries) < 2 or entries[0] is None or entries[1] is None:
+        return None
+    first, second = entries[0], entries[1]
+    seeds = sorted(first.by_seed.keys() & second.by_seed.keys())
+    if not seeds:
+        return None
+    by_seed = [first.by_seed[seed] - second.by_seed[seed] for seed in seeds]
+    names = [row_name(lines[label]) for label in pair]
+    if statistics.fmean(by_seed) < 0:
+        names, by_seed = names[::-1], [-difference for difference in by_seed]
+    points, p = statistics.fmean(by_seed), p_value(first, second)
+    return Difference(setting, names[0], names[1], points, interval(by_seed), p)
+
+
+def row_name(line: Line) -> str:
+    """Return the method's name as its paper writes it, or the name that the suite gives a row.
+
+    Args:
+        line: Row of a suite.
+    """
+    return display_label(line) if line.label == line.records[0].method else line.label
+
+
+def rank_sentence(ranks: Critical) -> str:
+    """Describe mean ranks and how to read their picture.
+
+    Args:
+        ranks: Mean ranks over seeds and settings.
+    """
+    over = f"Mean ranks of {len(ranks.ranks)} rows over {ranks.blocks} seeds and settings"
+    if ranks.p >= LEVEL:
+        return (
+            f"{over}: Friedman's test finds no difference (p = {ranks.p:.2g}), so the ranks say "
+            "nothing."
+        )
+    best = next(iter(ranks.ranks))
+    rest = sum(rank - ranks.ranks[best] > ranks.distance for rank in ranks.ranks.values())
+    return (
+        f"{over}: Friedman's test finds a difference (p = {ranks.p:.2g}). The critical difference "
+        f"is {ranks.distance:.1f} ranks (Nemenyi, 5 %): rows whose bars overlap are not "
+        f"significantly different. {best} has the best rank, {ranks.ranks[best]:.1f}; "
+        f"{rest} of {len(ranks.ranks) - 1} others are significantly below it."
+    )
+
+
+def changed_options(line: Line) -> str:
+    """Return the options in which a row differs from its method's own.
+
+    Args:
+        line: Row of a suite.
+    """
+    config = recorded_config(line.records[0])
+    if config.method not in METHODS.names():
+        return "unknown, as the method is not installed"
+    changed = config.changed_options("--set", "--tuned")
+    short = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in changed.items()}
+    return ", ".join(f"{k}={option_word(v)}" for k, v in short.items()) or "–"
+
+
+def _origin(record: RunRecord) -> str:
+    """Return versions and processor of a run."""
+    versions = record.result.versions if record.result else {}
+    hardware = record.about.hardware
+    processors = [str(hardware.get("cpu", "unknown processor")), *hardware.get("gpus", [])]
+    names = ("fczoo", "python", "torch")
+    return "; ".join(
+        [*(f"{name} {versions.get(name, '?')}" for name in names), " and ".join(processors)]
+    )
+
+
+def letters_of_origins(experiments: Sequence[Experiment]) -> dict[str, str]:
+    """Return the versions and processors of some runs, most frequent first, each with a letter.
+
+    Args:
+        experiments: Runs of a suite.
+    """
+    records = [record for e in experiments for line in e.lines for record in line.records]
+    origins = [_origin(record) for record in records]
+    ranked = sorted(dict.fromkeys(origins), key=lambda origin: -origins.count(origin))
+    return {origin: chr(ord("a") + i) for i, origin in enumerate(ranked)}
+
+
+def letters_of(line: Line, origins: Mapping[str, str]) -> str:
+    """Return the letters of the versions and processors that a row is from.
+
+    Args:
+        line: Row of a suite.
+        origins: Letter of each origin, as ``letters_of_origins`` returns them.
+    """
+    return ", ".join(sorted({origins[_origin(record)] for record in line.records}))
+
+
+def replication_note(replications: Iterable[RunRecord]) -> str:
+    """Describe what the column of replications shows; empty without any.
+
+    Args:
+        replications: Runs that were made again.
+    """
+    origins = [_origin(record) for record in replications]
+    if not origins:
+        return ""
+    places = " and ".join(dict.fromkeys(origins))
+    return (
+        f"Replication: difference of A_N of {plural(len(origins), 'run')} made again ({places}) to "
+        "the rows above, where code and values are the same."
+    )
+
+
+def origin_table(origins: Mapping[str, str]) -> str:
+    """Return the table of versions and processors.
+
+    Args:
+        origins: Letter of each origin.
+    """
+    rows = [[letter, origin] for origin, letter in origins.items()]
+    return tabulate(rows, ["origin", "versions and processor"], tablefmt="github")

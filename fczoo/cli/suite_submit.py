@@ -1,0 +1,107 @@
+"""``fczoo submit --suite``: check the runs of a run folder and enter them as rows of a suite."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fczoo.cli.suite import cells_of
+from fczoo.core.files import write_safely
+from fczoo.reports.run_folder import RunRecord, Runs
+from fczoo.reports.runs import read_runs
+from fczoo.reports.submission import submit
+from fczoo.reports.suites import (
+    SUITES,
+    Suite,
+    SuiteCell,
+    SuiteRow,
+    archived_runs,
+    code_digest,
+    enter_runs,
+    read_suite,
+    state_of,
+    with_records,
+)
+
+ADVICE = "run it with the suite's settings, search and this version of fczoo"
+
+
+@dataclass
+class _Entries:
+    """Runs that fit a suite, by their names in its archive, with faults and new rows."""
+
+    found: dict[str, Runs] = field(default_factory=dict)
+    cells: dict[str, SuiteCell] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    new_methods: dict[str, None] = field(default_factory=dict)
+
+
+def submit_to_suite(
+    folder: Path, name: str, results: Path, enter: bool = True
+) -> tuple[int, list[str]]:
+    """Check the runs of a folder and enter them as rows of a suite.
+
+    A method that the suite does not have becomes a row of it, with its options searched. Another
+    row is entered if its settings, options, search and code are those that the suite asks for, with
+    every seed.
+
+    Args:
+        folder: Run folder, or folder that contains run folders.
+        name: Name of the suite.
+        results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
+        enter: Whether to write; False: only check.
+
+    Returns:
+        Number of runs, and one line per fault; with a fault nothing is entered.
+
+    Raises:
+        FczooError: Nothing can be read, or a file is damaged.
+    """
+    path, archive = results / SUITES / f"{name}.toml", results / f"{name}.csv"
+    suite = read_suite(path)
+    count, faults = submit(folder, archive, enter=False)
+    entries = _Entries(faults=faults)
+    for runs in read_runs([folder]):
+        for record in runs.records:
+            if record.result is not None:
+                _add(entries, suite, path, runs, record)
+    entries.faults += _missing_seeds(entries, archive)
+    if entries.faults or not enter:
+        return count, entries.faults
+    if entries.new_methods:
+        rows = "".join(f'\n[[rows]]\nmethod = "{method}"\n' for method in entries.new_methods)
+        write_safely(path, f"{path.read_text(encoding='utf-8').rstrip()}\n{rows}".encode())
+    enter_runs(archive, entries.found)
+    return count, []
+
+
+def _add(entries: _Entries, suite: Suite, path: Path, runs: Runs, record: RunRecord) -> None:
+    """Add a run under the name of the row and setting that it fits, or the reason why none fits."""
+    rows = [row for row in suite.rows if row.method == record.method]
+    is_new = not rows
+    reasons: list[str] = []
+    for row in rows or [SuiteRow(record.method)]:
+        for cell in cells_of(suite, row, {}, str(path)):
+            for config in cell.configs:
+                if config.seed != record.seed:
+                    continue
+                state, reason = state_of(config, row, suite, record, code_digest(config))
+                if state == "current":
+                    archived = cell.archived_as(record.seed)
+                    entries.found[archived] = with_records(runs, (record,))
+                    entries.cells[cell.name] = cell
+                    if is_new:
+                        entries.new_methods[record.method] = None
+                    return
+                reasons.append(reason)
+    why = f"its {reasons[0]} differ" if reasons else "its seed differs"
+    entries.faults.append(f"{record.place}: {why} from those of suite {path.stem}; {ADVICE}")
+
+
+def _missing_seeds(entries: _Entries, archive: Path) -> list[str]:
+    """Return a fault for each row that has some seeds of the suite and not all."""
+    names = {*entries.found, *archived_runs(archive)}
+    faults = []
+    for cell in entries.cells.values():
+        seeds = [c.seed for c in cell.configs if cell.archived_as(c.seed) not in names]
+        if seeds:
+            faults.append(f"{cell.name}: seed {seeds[0]} of the suite is missing; {ADVICE}")
+    return faults

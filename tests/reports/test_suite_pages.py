@@ -1,0 +1,55 @@
+"""The suites in results/: their files can be run, and their pages come from rows and notes alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from fczoo.board.suite_page import read_page
+from fczoo.reports.suites import SUITES, read_suite
+from helpers_cli import run
+from helpers_pages import RESULTS
+
+FILES = sorted((RESULTS / SUITES).glob("*.toml"))
+NAMES = [file.stem for file in FILES]
+WITH_PAGE = [name for name in NAMES if (RESULTS / f"{name}.md").is_file()]
+TRAINED = {"pilora", "hgp", "fcilpt", "fppl"}
+BASELINES = {"ewc", "lwf", "l2p", "dualprompt", "codap", "fedproto", "ccvr", "glfc"}
+CONTROLS = {"fedavg", "fedncm", "local", "joint", "fedclm"}
+
+
+def test_there_are_five_suites():
+    assert NAMES == ["cifar100", "digits", "frozen", "skew", "tinyimagenet"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_of_a_suite_can_be_configured(name: str):
+    """List the rows as the file has them, with the label of each and three seeds per setting."""
+    suite = read_suite(RESULTS / SUITES / f"{name}.toml")
+    text = run("suite", "status", name, "--no-estimate", "--results", str(RESULTS))
+    assert text.startswith(f"{name}: {suite.question}\n")
+    assert suite.question.endswith("?")
+    rows = [line for line in text.splitlines() if line.split("  ")[0] in _labels(name)]
+    settings = suite.bench.get("partition", "")
+    assert len(rows) == len(suite.rows) * (len(settings) if isinstance(settings, list) else 1)
+    roles = {row.method: row.role for row in suite.rows if row.role != "ablation"}
+    assert {method for method, role in roles.items() if role == "control"} <= CONTROLS
+    assert roles.keys() & CONTROLS == {m for m, role in roles.items() if role == "control"}
+
+
+def _labels(name: str) -> set[str]:
+    return {row.label for row in read_suite(RESULTS / SUITES / f"{name}.toml").rows}
+
+
+def test_the_larger_suites_have_the_methods_that_they_are_about():
+    more = {"fedlora", "slca", "ranpac", "afcl", "stsae", "lorm", "afc", "local", "joint"}
+    assert _labels("cifar100") == TRAINED | BASELINES | {"fedavg", "fedncm"} | more
+    assert _labels("skew") == TRAINED | {"fedavg", "fedncm"}
+    assert _labels("tinyimagenet") == TRAINED | {"fedavg", "fedncm", "joint"}
+
+
+@pytest.mark.parametrize("name", WITH_PAGE)
+def test_a_page_comes_from_rows_and_notes_alone(name: str):
+    page = read_page(name, read_suite(RESULTS / SUITES / f"{name}.toml"), RESULTS)
+    written = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    assert (RESULTS / f"pictures/{name}-1.png").is_file()
+    assert replace(page, pictures=True).text == written
