@@ -12,6 +12,7 @@ MIIL                     no ``qkv_bias``
 =======================  ===========================================================================
 """
 
+import math
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -96,6 +97,16 @@ class ViTConfig:
         if "cls" in pool and not self.class_token:
             raise FczooError(f"{self.name} has no class token for pool {pool}; take pool mean")
         return replace(self, pool=pool)
+
+    def size_advice(self, positions: tuple[int, ...]) -> str:
+        """Return the advice for position rows [1, N, D] of another image size; empty for others."""
+        prefix = self.prefix_tokens if self.position == "all" else 0
+        if len(positions) != 3 or positions[2] != self.dim or positions[1] <= prefix:
+            return ""
+        side = math.isqrt(positions[1] - prefix)
+        if side**2 != positions[1] - prefix:
+            return ""
+        return f"give --image-size {side * self.patch_size}, which these positions are of"
 
     def record(self) -> dict[str, Any]:
         """Return the fields for a record; parts that ViTs of 2021 lack only where they are used."""
