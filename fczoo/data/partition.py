@@ -182,8 +182,8 @@ def make_partition(
     if getattr(partitioner, "needs_groups", False) and stream.groups is None:
         raise FczooError(
             f"--partition {spec} needs the domain, hospital, writer or user of each image, which "
-            f"{stream.name} does not have; take another partition, or an image folder with "
-            "groups.csv"
+            f"{stream.name} does not have; take another partition, --hf-columns group=NAME of a "
+            "data set hf:, or an image folder with groups.csv"
         )
     if getattr(partitioner, "scope", "task") == "dataset":
         if joining or transition < 1:
