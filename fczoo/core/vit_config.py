@@ -38,6 +38,10 @@ class Rope:
     halves: bool = False  # channel i rotates with i + n, as in DINOv3, not 2i with 2i + 1
 
 
+POOLS_TO_CHOOSE = ("cls", "mean", "cls+mean")
+"""Poolings that any weights allow; attention pooling needs weights of its own."""
+
+
 @dataclass(frozen=True)
 class ViTConfig:
     """Shape, parts and input of a plain vision transformer."""
@@ -90,10 +94,12 @@ class ViTConfig:
         """Return the configuration with another pooling of tokens; None: its own.
 
         Raises:
-            FczooError: The network does not have a class token to pool.
+            FczooError: The pooling is unknown, or the network does not have a class token to pool.
         """
         if pool is None:
             return self
+        if pool not in POOLS_TO_CHOOSE:
+            raise FczooError(f"pool is {pool!r}; it must be one of {', '.join(POOLS_TO_CHOOSE)}")
         if "cls" in pool and not self.class_token:
             raise FczooError(f"{self.name} has no class token for pool {pool}; take pool mean")
         return replace(self, pool=pool)
