@@ -96,7 +96,7 @@ class ViTConfig:
         Raises:
             FczooError: The pooling is unknown, or the network does not have a class token to pool.
         """
-        if pool is None:
+        if pool in (None, self.pool):
             return self
         if pool not in POOLS_TO_CHOOSE:
             raise FczooError(f"pool is {pool!r}; it must be one of {', '.join(POOLS_TO_CHOOSE)}")
