@@ -93,20 +93,20 @@ class L2P(PromptPool):
         # Task boundary: nothing is frozen or drawn again, all tasks share the pool.
         if state:
             return state
+        backbone.check_pool(self.pooled)
         if self.shifted_positions and backbone.config.position != "all":
             raise FczooError(
                 f"l2p.shifted_positions moves the class token's position row, and "
                 f"{backbone.config.name} has none; leave it out"
             )
         # Start of the run: prompts and keys from U(-1, 1).
-        dim = backbone.dim
-        rows = torch.zeros(self.chosen * self.length, dim)
+        rows = torch.zeros(self.chosen * self.length, backbone.token_dim)
         start = {
-            **self.start_pool(dim, -1, 1, rng),
+            **self.start_pool(backbone, -1, 1, rng),
             "position": rows.normal_(0, 0.02, generator=rng)
             if self.positions == "random"
             else rows,
-            **self.start_head(task, dim, rng),
+            **self.start_head(task, backbone.dim, rng),
         }
         pairs = lora_pairs(backbone, self.blocks, self.rank, rng, "l2p.blocks") if self.lora else {}
         return {**start, **pairs}

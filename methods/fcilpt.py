@@ -134,11 +134,15 @@ class FCILPT(PromptPool):
         # Task boundary: nothing is frozen or reset, the same pool continues.
         if state:
             return state
+        backbone.check_pool(self.pooled)
+        if self.query != "cls":
+            backbone.class_token()  # refuses a backbone without one
         # Start of the run: M prompts [L_p, D] with keys [D], and P^c [L_c, D]. The paper does not
         # state their distribution.
         low, high = (-1.0, 1.0) if self.init == "symmetric" else (0.0, 0.01)
-        pool = self.start_pool(backbone.dim, low, high, rng)
-        common = torch.empty(self.common_length, backbone.dim).uniform_(low, high, generator=rng)
+        pool = self.start_pool(backbone, low, high, rng)
+        common = torch.empty(self.common_length, backbone.token_dim)
+        common.uniform_(low, high, generator=rng)
         return {**pool, "common": common, **self.start_head(task, backbone.dim, rng)}
 
     def loss(

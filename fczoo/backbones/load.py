@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fczoo.backbones.names import BUNDLED_NAME, full_name, registered_backbone
-from fczoo.backbones.state_dict import UNUSED_PREFIXES, read_state_dict
+from fczoo.backbones.state_dict import UNUSED_PREFIXES, dropped_tensors, read_state_dict
 from fczoo.backbones.timm_vit import (
     BUNDLED_CONFIG,
     architecture,
@@ -279,7 +279,7 @@ class BackboneFacts(NamedTuple):
     parameters: int
     flops: int  # floating-point operations per image, two per multiplication with addition
     licence: str
-    dropped: str  # head of the checkpoint that is not loaded
+    dropped: str  # head and other tensors of the checkpoint that are not loaded
     note: str
 
 
@@ -301,12 +301,17 @@ def backbone_facts(spec: str, image_size: int | None = None) -> BackboneFacts:
         Backbone(config, weights, copy=False)(torch.empty(1, 3, side, side, device="meta"))
     name, path = split_spec(spec)
     entry = _timm_entry(name) if path is None else None
+    head = describe_head(full_name(name), int(getattr(entry, "num_classes", 0) or 0))
+    dropped = f"the checkpoint's {head}" if head else ""
+    if path is not None and path.is_file() and path.suffix != ".npz":
+        load_backbone(spec, image_size=image_size)  # refuses a file of another architecture
+        dropped = dropped_tensors(path)
     return BackboneFacts(
         config,
         sum(weight.numel() for weight in weights.values()),
         counter.get_total_flops(),
         BUNDLED_LICENCE if spec == BUNDLED_NAME else _licence(name, entry),
-        describe_head(full_name(name), int(getattr(entry, "num_classes", 0) or 0)),
+        dropped,
         _text(entry, "notes"),
     )
 

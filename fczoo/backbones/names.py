@@ -20,7 +20,7 @@ SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
 UNSUPPORTED = (
     "fczoo takes plain vision transformers: no convolutional networks (ResNet, ConvNeXt), no "
     "hierarchical transformers (Swin, Hiera, MViT), and no ViTs with other blocks or positions "
-    "(BEiT, AIMv2, Perception Encoder, parallel blocks, distilled DeiT)"
+    "(BEiT 1 and 2, AIMv2, Perception Encoder, parallel blocks, distilled DeiT)"
 )
 """What is not supported, in one sentence for lists and errors."""
 
@@ -48,18 +48,37 @@ _HUB_PATTERNS = (  # model of the Hugging Face hub -> timm's name of the same we
     (r"facebook/dinov2-(small|base|large|giant)", _DINOV2[0]),
     (r"facebook/dinov2-with-registers-(small|base|large|giant)", _DINOV2[1]),
     (r"facebook/dinov3-vit([sbl])16-pretrain-lvd1689m", "vit_{}_patch16_dinov3.lvd1689m"),
+    (r"facebook/dinov3-vit([sh])16plus-pretrain-lvd1689m", "vit_{}_plus_patch16_dinov3.lvd1689m"),
+    (r"facebook/dinov3-vit7b16-pretrain-lvd1689m", "vit_7b_patch16_dinov3.lvd1689m"),
     (r"facebook/dino-vit([sb])(8|16)", "vit_{}_patch{}_224.dino"),
     (r"facebook/vit-mae-(base|large)", "vit_{}_patch16_224.mae"),
     (r"facebook/deit-(tiny|small|base)-patch16-224", "deit_{}_patch16_224.fb_in1k"),
     (r"google/vit-(base|large)-patch(16|32)-224-in21k", "vit_{}_patch{}_224.orig_in21k"),
     (r"google/vit-(huge)-patch(14)-224-in21k", "vit_{}_patch{}_224.orig_in21k"),
     (r"google/vit-(base)-patch16-(224|384)", "vit_{}_patch16_{}.orig_in21k_ft_in1k"),
-    (r"google/siglip-(base|large)-patch16-(\d+)", "vit_{}_patch16_siglip_{}.webli"),
+    (r"google/siglip-(base|large|so400m)-patch(16|14)-(\d+)", "vit_{}_patch{}_siglip_{}.webli"),
+    (r"google/siglip2-so400m-patch14-384", "vit_so400m_patch14_siglip_378.v2_webli"),
+    (
+        r"google/siglip2-(base|large|so400m|giantopt)-patch(16|32|14)-(\d+)",
+        "vit_{}_patch{}_siglip_{}.v2_webli",
+    ),
     (r"openai/clip-vit-(base)-patch(16|32)", "vit_{}_patch{}_clip_quickgelu_224.openai"),
     (r"openai/clip-vit-(large)-patch(14)", "vit_{}_patch{}_clip_quickgelu_224.openai"),
     (r"openai/clip-vit-(large)-patch14-(336)", "vit_{}_patch14_clip_quickgelu_{}.openai"),
+    (
+        r"laion/CLIP-ViT-(B|L|H)-(16|32|14)-laion2B-s3[24]B-b\d\dK",
+        "vit_{}_patch{}_clip_224.laion2b",
+    ),
+    (r"laion/CLIP-ViT-(g)-14-laion2B-s12B-b42K", "vit_{}_patch14_clip_224.laion2b"),
+    (r"laion/CLIP-ViT-(B|L)-(16|14)-DataComp.XL-s13B-b90K", "vit_{}_patch{}_clip_224.datacompxl"),
 )
-_LETTERS = {"s": "small", "b": "base", "l": "large"}
+_LETTERS = {"s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}
+_TIMM_WORDS = {**_LETTERS, "siglip2": "v2_webli"}  # word of a hub's model -> part of timm's name
+_FAMILIES = re.compile(
+    r"beit3|clip|deit3|deit|dinov2|dinov3|dino|eva02|eva|flexivit|ijepa|mae|metaclip|miil|siglip2?"
+)
+"""Words of a hub's model that name a family of listed backbones."""
+_OTHER_FAMILIES = re.compile(r"aimv2|beit(?!3)|convnext|distilled|hiera|mvit|resnet|swin")
 
 
 def backbone_names() -> list[str]:
@@ -134,8 +153,24 @@ def unknown_name(name: str) -> FczooError:
     known_names = _architectures(backbone_names())
     close = difflib.get_close_matches(architecture, known_names, 3, CLOSE)
     close = close or names_with(architecture)
+    if "/" in name:
+        is_other = _OTHER_FAMILIES.search(name.lower())
+        close = [] if is_other else _names_like_hub_model(name) or close
     advice = f"did you mean {', '.join(close)}?" if close else f"{UNSUPPORTED}; {EXAMPLES}"
     return FczooError(f"no backbone is called {name!r}; {advice} (see 'fczoo list backbones')")
+
+
+def _names_like_hub_model(name: str) -> list[str]:
+    """Return three names of the family of a hub's model, those with most of its words first."""
+    words = re.split(r"[^a-z0-9.]+", name.partition("/")[2].lower())
+    family = next((part[0] for word in words if (part := _FAMILIES.match(word))), None)
+    if not family:
+        return []
+    words = [_TIMM_WORDS.get(word, word) for word in words]
+    family = "siglip" if family == "siglip2" else family
+    names = [listed for listed in backbone_names() if family in listed]
+    common_words = {name: sum(word in name for word in words) for name in names}
+    return sorted(names, key=lambda n: (-common_words[n], "base" not in n, len(n), n))[:3]
 
 
 def names_with(part: str) -> list[str]:
@@ -164,7 +199,8 @@ def _name_of_hub_model(spec: str) -> str:
     for pattern, timm_name in _HUB_PATTERNS:
         if hub_match := re.fullmatch(pattern, name, re.IGNORECASE):
             words = [_LETTERS.get(word.lower(), word.lower()) for word in hub_match.groups()]
-            return timm_name.format(*words)
+            if (model := timm_name.format(*words)) in _names_of_timm():
+                return model
     is_model = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.endswith(SUFFIXES)
     if name != spec or (is_model and not Path(spec).exists()):
         error = unknown_name(name)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fczoo.core.errors import FczooError
 
-log = logging.getLogger("fczoo")
+log = logging.getLogger("fczoo.backbones")
+log.setLevel(logging.INFO)  # runs say what they drop
 
 UNUSED_PREFIXES = (
     *("head.", "head_dist.", "pre_logits.", "decoder_", "mask_token", "masked_embed"),
@@ -83,8 +84,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         FczooError: The file is damaged, does not hold exactly one ViT, or its type is not floating.
     """
     content = _load(path)
-    names = [str(name) for name in content] if isinstance(content, Mapping) else []
-    chosen = _choose(path, list(_find_backbones(content)), names)
+    chosen = _choose(path, content)
     weights = {k: v for k, v in chosen.tensors().items() if not k.startswith(UNUSED_PREFIXES)}
     if "dist_token" in weights:
         problem = f"{path} is a distilled DeiT (dist_token), which is not a plain ViT"
@@ -149,7 +149,20 @@ def _find_backbones(content: Any, keys: tuple[str, ...] = ()) -> Iterator[_Candi
             yield from _find_backbones(value, (*keys, key))
 
 
-def _choose(path: Path, candidates: list[_Candidate], names: Iterable[str]) -> _Candidate:
+def dropped_tensors(path: Path) -> str:
+    """List what ``read_state_dict`` drops of a file; empty for a bare backbone.
+
+    Raises:
+        FczooError: As for ``read_state_dict``.
+    """
+    content = _load(path)
+    chosen = _choose(path, content)
+    return _describe_head(chosen, _list_dropped(content, chosen))
+
+
+def _choose(path: Path, content: Any) -> _Candidate:
+    candidates = list(_find_backbones(content))
+    names: Iterable[str] = map(str, content) if isinstance(content, Mapping) else ()
     if not candidates and any("patch_embeddings.projection" in name for name in names):
         problem = f"{path} has the names of Hugging Face transformers"
         raise FczooError(

@@ -253,7 +253,8 @@ def _epsilon(model: Any) -> float:
     return float(values.pop())
 
 
-log = logging.getLogger("fczoo")
+log = logging.getLogger("fczoo.backbones")
+log.setLevel(logging.INFO)  # runs say what they drop
 
 BUNDLED_CONFIG = ViTConfig(
     BUNDLED_NAME, image_size=32, patch_size=4, dim=128, depth=6, heads=4, mlp_dim=512

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from fczoo.backbones.names import BACKBONES
+from fczoo.backbones.names import BACKBONES, spellings
 from fczoo.cli.options import GroupedCommand, Name
 from fczoo.core.errors import FczooError
-from fczoo.core.metrics import USER_METRICS
+from fczoo.core.metrics import BASE_METRICS, METRICS, MORE_METRICS, USER_METRICS
+from fczoo.core.names import match
 from fczoo.core.registry import (
     AGGREGATORS,
     ATTACKS,
@@ -62,11 +63,12 @@ def write_plugin(kind: str, name: str, out: Path | None = None) -> Path:
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise FczooError(
-            f"{name!r} cannot name a {kind}; use lower-case letters, digits and single _ between "
-            "them"
+            f"{name!r} cannot name {_article(kind)}; use lower-case letters, digits and single _ "
+            "between them"
         )
-    if existing_name := KINDS[kind].find(name):
-        raise FczooError(f"there is a {kind} called {existing_name} already; choose another name")
+    if existing_name := _existing_name(kind, name):
+        problem = f"there is {_article(kind)} called {existing_name} already"
+        raise FczooError(f"{problem}; choose another name")
     distribution = f"fczoo-{name.replace('_', '-')}"
     folder = out or Path(distribution)
     if folder.exists():
@@ -90,6 +92,20 @@ def write_plugin(kind: str, name: str, out: Path | None = None) -> Path:
     return folder
 
 
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def _existing_name(kind: str, name: str) -> str | None:
+    """Return the registered or built-in part of this name; None if the name is free."""
+    built_in: tuple[str, ...] = ()
+    if kind == "backbone":
+        built_in = spellings()
+    elif kind == "metric":
+        built_in = (*METRICS, *MORE_METRICS, *BASE_METRICS)
+    return KINDS[kind].find(name) or match(name, built_in)
+
+
 def _class_name(kind: str, name: str) -> str:
     """Convert the name to a class name.
 
@@ -98,7 +114,8 @@ def _class_name(kind: str, name: str) -> str:
     class_name = "".join(part.capitalize() for part in name.split("_"))
     if keyword.iskeyword(class_name) or re.search(rf"\b{class_name}\b", _template(f"{kind}.py")):
         raise FczooError(
-            f"{name!r} cannot name a {kind}: {class_name} means something else; choose another name"
+            f"{name!r} cannot name {_article(kind)}: {class_name} means something else; choose "
+            "another name"
         )
     return class_name
 

@@ -321,7 +321,7 @@ def backbone_page(spec: str) -> str:
         ("pre-training", describe_pretraining(weights)),
     ]
     if facts.dropped:
-        rows.append(("dropped", f"the checkpoint's {facts.dropped}"))
+        rows.append(("dropped", facts.dropped))
     if facts.note and config.activation != "quick_gelu":  # timm's note asks for what it has
         rows.append(("note", facts.note))
     rows.append(("use it", f"fczoo bench --backbone {spec}"))

@@ -66,7 +66,8 @@ class Backbone:
         self.config, self.sha256 = config, sha256
         self.weights = {k: v.detach().clone() if copy else v.detach() for k, v in weights.items()}
         shapes = config.shapes()
-        for name in shapes.keys() | self.weights.keys():
+        names = sorted(shapes.keys() | self.weights.keys(), key=lambda n: (n == "pos_embed", n))
+        for name in names:
             shape = tuple(self.weights[name].shape) if name in self.weights else None
             if shape != shapes.get(name):
                 fault = f"has shape {shape}" if shape else "is missing"
@@ -75,10 +76,10 @@ class Backbone:
                     if name in shapes
                     else "but the architecture has no such tensor"
                 )
-                problem = (
-                    f"{name} {fault}, {requirement}; give NAME:FILE with the right architecture"
-                )
-                raise FczooError(f"weights do not fit {config.name}: {problem}")
+                problem = f"{name} {fault}, {requirement}"
+                advice = config.size_advice(shape) if name == "pos_embed" and shape else ""
+                advice = advice or "give NAME:FILE with the right architecture"
+                raise FczooError(f"weights do not fit {config.name}: {problem}; {advice}")
         block = "|".join(map(str, range(config.depth)))
         kinds = (
             rf"lora\.({block})\.({'|'.join(LORA_PARTS)})\.[ab]",
@@ -212,6 +213,21 @@ class Backbone:
             have = f"{self.config.name} has blocks 0 to {self.depth - 1}"
             raise FczooError(f"{label} names block {missing[0]}, but {have}")
 
+    def check_pool(self, pool: PooledRows) -> None:
+        """Check that this backbone can pool some output rows.
+
+        Args:
+            pool: Rows as for a call.
+
+        Raises:
+            FczooError: The configuration pools ``cls+mean`` and ``pool`` asks for prompts.
+        """
+        if pool != "cls" and self.config.pool == "cls+mean":
+            raise FczooError(
+                "pool cls+mean has no feature of prompts, which this method pools; take pool cls or "
+                "mean"
+            )
+
     def check_plugs(self, plugs: Mapping[str, Tensor]) -> None:
         """Check the names of plugs, so that none is ignored.
 
@@ -255,11 +271,7 @@ class Backbone:
             FczooError: A plug is unknown, or the configuration pools ``cls+mean`` and ``pool``
                 asks for prompts.
         """
-        if pool != "cls" and self.config.pool == "cls+mean":
-            raise FczooError(
-                "pool cls+mean has no feature of prompts, which this method pools; take pool cls or "
-                "mean"
-            )
+        self.check_pool(pool)
         return self._forward(images, plugs or {}, pool, {})
 
     def features_and_taps(

@@ -169,21 +169,18 @@ class Registry(Generic[Entry]):
         """
         name = self.find(name) or name
         if name in self._registrations:
+            registration = self._registrations[name]
             with contextlib.suppress(ValueError):
-                return declared_options(
-                    self._registrations[name].module, self._registrations[name].symbol
-                )
+                return declared_options(registration.module, registration.symbol)
         entry: Any = self.get(name)
-        return (
-            dataclass_options(entry)
-            if isinstance(entry, type) and dataclasses.is_dataclass(entry)
-            else {}
-        )
+        is_dataclass = isinstance(entry, type) and dataclasses.is_dataclass(entry)
+        return dataclass_options(entry) if is_dataclass else {}
 
     def create(self, spec: str, **options: Any) -> Any:
         """Create a registered entry from ``NAME``, ``NAME:VALUE`` or ``NAME:FIELD=VALUE,...``.
 
-        A bare ``VALUE`` belongs to the first field. A registered function is returned by its name.
+        A bare ``VALUE`` belongs to the first field, which ``NAME:FIELD:VALUE`` names. Functions
+        are returned by their name.
 
         Args:
             spec: Name and options of the entry.
@@ -197,9 +194,8 @@ class Registry(Generic[Entry]):
         name = self.find(name) or name
         if not isinstance(cls, type):
             if option_text:
-                raise FczooError(
-                    f"{self.kind} {name} has no options; write {name} instead of {spec}"
-                )
+                problem = f"{self.kind} {name} has no options"
+                raise FczooError(f"{problem}; write {name} instead of {spec}")
             return cls
         words, fields = {}, [f.name for f in dataclasses.fields(cls)]
         for i, part in enumerate(p for p in option_text.split(",") if p):
@@ -207,10 +203,12 @@ class Registry(Generic[Entry]):
             if sign:
                 words[key.strip()] = value.strip()
             elif i == 0 and fields:
-                words[fields[0]] = key.strip()
+                field, colon, rest = key.strip().partition(":")
+                named = {field: rest} if colon and match(field, fields) else {}
+                words |= named or {fields[0]: key.strip()}
             else:
-                advice = "write NAME:VALUE or NAME:FIELD=VALUE,..."
-                raise FczooError(f"cannot read {part!r} in {self.kind} {spec!r}; {advice}")
+                problem = f"cannot read {part!r} in {self.kind} {spec!r}"
+                raise FczooError(f"{problem}; write NAME:VALUE or NAME:FIELD=VALUE,...")
         values = {**spell_fields(fields, name, words), **options}
         return build(cls, name, values)
 

@@ -12,6 +12,7 @@ MIIL                     no ``qkv_bias``
 =======================  ===========================================================================
 """
 
+import math
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -35,6 +36,10 @@ class Rope:
     reference: int | None = None  # patches per side of the grid in pre-training; None: this grid's
     centred: bool = False  # coordinates of DINOv3
     halves: bool = False  # channel i rotates with i + n, as in DINOv3, not 2i with 2i + 1
+
+
+POOLS_TO_CHOOSE = ("cls", "mean", "cls+mean")
+"""Poolings that any weights allow; attention pooling needs weights of its own."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,25 @@ class ViTConfig:
         """Return the configuration with another pooling of tokens; None: its own.
 
         Raises:
-            FczooError: The network does not have a class token to pool.
+            FczooError: The pooling is unknown, or the network does not have a class token to pool.
         """
-        if pool is None:
+        if pool in (None, self.pool):
             return self
+        if pool not in POOLS_TO_CHOOSE:
+            raise FczooError(f"pool is {pool!r}; it must be one of {', '.join(POOLS_TO_CHOOSE)}")
         if "cls" in pool and not self.class_token:
             raise FczooError(f"{self.name} has no class token for pool {pool}; take pool mean")
         return replace(self, pool=pool)
+
+    def size_advice(self, positions: tuple[int, ...]) -> str:
+        """Return the advice for position rows [1, N, D] of another image size; empty for others."""
+        prefix = self.prefix_tokens if self.position == "all" else 0
+        if len(positions) != 3 or positions[2] != self.dim or positions[1] <= prefix:
+            return ""
+        side = math.isqrt(positions[1] - prefix)
+        if side**2 != positions[1] - prefix:
+            return ""
+        return f"give --image-size {side * self.patch_size}, which these positions are of"
 
     def record(self) -> dict[str, Any]:
         """Return the fields for a record; parts that ViTs of 2021 lack only where they are used."""

@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from fczoo.core.errors import FczooError, log_place
 from fczoo.core.files import encode_json, write_safely
+from fczoo.core.options import flag
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Partitioner, split_images
@@ -182,8 +183,8 @@ def make_partition(
     if getattr(partitioner, "needs_groups", False) and stream.groups is None:
         raise FczooError(
             f"--partition {spec} needs the domain, hospital, writer or user of each image, which "
-            f"{stream.name} does not have; take another partition, or an image folder with "
-            "groups.csv"
+            f"{stream.name} does not have; take another partition, --hf-columns group=NAME of a "
+            "data set hf:, or an image folder with groups.csv"
         )
     if getattr(partitioner, "scope", "task") == "dataset":
         if joining or transition < 1:
@@ -340,6 +341,12 @@ def _partition_of_indices(indices: list[np.ndarray], path: Path, stream: Stream)
     return Partition(stream.name, INDICES, 0, order, parts_by_task, variants=stream.variants)
 
 
+def _variant_flags(source: Partition | Stream) -> str:
+    """Return the options of the stream's variant of a partition or a stream."""
+    values = {"partition_seed" if k == "seed" else k: v for k, v in source.variants.items()}
+    return " ".join(f"{flag(name)} {value:g}" for name, value in values.items()) or "none"
+
+
 def _check_saved_partition(
     partition: Partition, stream: Stream, clients: int, joined: tuple[int, ...]
 ) -> Partition:
@@ -353,14 +360,12 @@ def _check_saved_partition(
         ("number of tasks", len(partition.tasks), len(stream.tasks)),
         ("number of clients", partition.clients, clients),
         ("number of clients joining at each task", partition.joined, joined),
-        ("variant of the stream", dict(partition.variants), dict(stream.variants)),
+        ("variant of the stream", _variant_flags(partition), _variant_flags(stream)),
     )
     for aspect, file_value, run_value in differences:
         if file_value != run_value:
-            raise FczooError(
-                f"the saved partition has another {aspect} than this run: {file_value} against "
-                f"{run_value}"
-            )
+            problem = f"the saved partition has another {aspect} than this run"
+            raise FczooError(f"{problem}: {file_value} against {run_value}")
     check_class_order(partition.class_order, stream.class_order)
     orphan_count = shared_count = 0
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.options import option
 from fczoo.core.tree import Tree
@@ -158,21 +159,21 @@ class PromptPool(PromptedHead):
                 f"pool; lower it or raise {self.name}.size"
             )
 
-    def start_pool(self, dim: int, low: float, high: float, rng: torch.Generator) -> Tree:
+    def start_pool(self, backbone: Backbone, low: float, high: float, rng: torch.Generator) -> Tree:
         """Create the pool at the start of a run, from U(low, high).
 
         Args:
-            dim: Embedding dimension D.
+            backbone: Backbone with tokens of width D and features of length Q.
             low: Lower bound of the values.
             high: Upper bound of the values.
             rng: Random generator.
 
         Returns:
-            ``pool.prompt`` [M, L_p, D] and ``pool.key`` [M, D].
+            ``pool.prompt`` [M, L_p, D] and ``pool.key`` [M, Q], for queries that are features.
         """
         return {
-            "pool.prompt": torch.empty(self.size, self.length, dim).uniform_(
+            "pool.prompt": torch.empty(self.size, self.length, backbone.token_dim).uniform_(
                 low, high, generator=rng
             ),
-            "pool.key": torch.empty(self.size, dim).uniform_(low, high, generator=rng),
+            "pool.key": torch.empty(self.size, backbone.dim).uniform_(low, high, generator=rng),
         }

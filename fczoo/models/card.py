@@ -154,6 +154,7 @@ def _training(record: ModelRecord, instance: Method) -> dict[str, Any]:
         if replaces_weights
         else "frozen, not in this folder"
     )
+    pool = f", pool {backbone['pool']}" if backbone.get("pool", "cls") != "cls" else ""
     return {
         "method": f"{record.method}: {instance.paper}",
         "options": options or "none",
@@ -161,7 +162,8 @@ def _training(record: ModelRecord, instance: Method) -> dict[str, Any]:
         "partition over clients": record.settings.get("partition"),
         **settings,
         "seed": record.seed,
-        "backbone": f"{backbone.get('name')}, SHA-256 {str(backbone.get('sha256'))[:16]}; {place}",
+        "backbone": f"{backbone.get('name')}{pool}, SHA-256 {str(backbone.get('sha256'))[:16]}; "
+        f"{place}",
         "input": f"{backbone.get('image_size')} pixels, mean {backbone.get('mean')}, "
         f"std {backbone.get('std')}",
         "number type": f"{record.precision} on {record.device}",

@@ -92,12 +92,13 @@ def _training(experiment: Experiment) -> str:
     source = "".join(f"{name}: " for name in schedule_sources(s))
     devices = ", ".join(dict.fromkeys(runs.about.device for runs in experiment.runs))
     pixels = f" at {s['image_size']} px" if s["image_size"] else ""
+    pool = f", pool {s['pool']}" if s["pool"] else ""
     schedule = (
         f"{s['rounds']} rounds x {s['epochs']} epochs, batch {s['batch_size']}, augmentation "
         f"{s['augment']}"
     )
     return (
-        f"{backbone['name']}{pixels} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
+        f"{backbone['name']}{pixels}{pool} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
         f"{source}{'no training' if _only_surveys(experiment) else schedule}; "
         f"seeds {', '.join(map(str, experiment.seeds))}{_seed_sources(experiment)}"
     )

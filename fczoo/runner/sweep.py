@@ -1,5 +1,6 @@
 """A sweep: data sets x partitions x methods x seeds, executed and written to run folders."""
 
+import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -114,9 +115,13 @@ def run_sweep(
     earlier = earlier_warnings()
 
     @lru_cache(1)  # one setting is loaded once; of several, one at a time is in memory
-    def open_benchmark(settings: Settings) -> tuple[Benchmark, Collection[LocatedWarning]]:
-        with WarningRecorder() as recorder:
-            return Benchmark.open(settings), recorder.warnings
+    def open_benchmark(
+        settings: Settings,
+    ) -> tuple[Benchmark, Collection[LocatedWarning], list[str]]:
+        with WarningRecorder() as recorder, WarningRecorder(level=logging.INFO) as messages:
+            bench = Benchmark.open(settings)
+        notes = [m.text for m in messages.warnings if m not in recorder.warnings]
+        return bench, recorder.warnings, notes
 
     with ExitStack() as stack:
         # a command that runs a single folder of the sweep meets its lock
@@ -127,17 +132,17 @@ def run_sweep(
         sharing_folder = stack.enter_context(shared_folder()) if shares else None
         for folder, configs in sweep.items():
             settings = execution.settings_of_this_process(configs[0].settings)
-            bench, opening_warnings = open_benchmark(settings)
+            bench, opening_warnings, notes = open_benchmark(settings)
             with WarningRecorder() as recorder:
                 recorder.add(*earlier, *opening_warnings)
                 about = _describe(folder, bench, configs, execution)
                 warn_of_short_schedules(configs)
                 warn_of_unused_settings(configs)
-            descriptions.append((folder, about, bench.partition, recorder.warnings))
+            descriptions.append((folder, about, bench.partition, recorder.warnings, notes))
             if sharing_folder:
                 shared_benchmarks[folder] = share(bench, sharing_folder)
-        for folder, about, partition, warnings in descriptions:
-            _begin(folder, about, partition, warnings)
+        for folder, *description in descriptions:
+            _begin(folder, *description)
             stack.callback(describe_warnings, folder)  # also of runs that are interrupted
         runs = _specify_runs(sweep, out, shared_benchmarks)
         for run in runs:
@@ -307,17 +312,23 @@ def _data_of(bench: Benchmark) -> dict[str, Any]:
 
 
 def _begin(
-    folder: Path, about: dict[str, Any], partition: Partition, warnings: Collection[LocatedWarning]
+    folder: Path,
+    about: dict[str, Any],
+    partition: Partition,
+    warnings: Collection[LocatedWarning],
+    notes: list[str],
 ) -> None:
-    """Write the folder's description, partition and first warnings.
+    """Write the folder's description, partition, first notes and warnings.
 
     The description comes first: it says whose folder this is, should the process end here.
     """
     write_about(folder, about)
     partition.save(folder / PARTITION)
     if contamination := read_about(folder).contamination:
-        with log_to_file(folder / LOG):
-            say(f"{about['settings']['dataset']}: {contamination}")
+        notes = [*notes, f"{about['settings']['dataset']}: {contamination}"]
+    with log_to_file(folder / LOG):
+        for note in notes:
+            say(note)
     add_warnings(folder, warnings)
 
 

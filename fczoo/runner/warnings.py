@@ -45,10 +45,11 @@ class WarningRecorder(logging.Handler):
     """Record each different warning inside a ``with`` block, in ``file`` if there is one.
 
     Warnings that the file holds already are not repeated: a run that resumes may give them again.
+    Another ``level`` records other messages as well.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, file: Path | None = None, level: int = logging.WARNING) -> None:
+        super().__init__(level)
         self.file = file
         self.warnings = dict.fromkeys(read_warnings(file) if file else ())
 

@@ -34,7 +34,13 @@ from fczoo.backbones.weights import describe_pretraining, pretraining_sets
         ("facebook/dino-vitb16", "vit_base_patch16_224.dino"),
         ("google/vit-base-patch16-224-in21k", "vit_base_patch16_224.orig_in21k"),
         ("google/vit-base-patch16-224", "vit_base_patch16_224.orig_in21k_ft_in1k"),
+        ("facebook/dinov3-vits16plus-pretrain-lvd1689m", "vit_small_plus_patch16_dinov3.lvd1689m"),
         ("google/siglip-base-patch16-224", "vit_base_patch16_siglip_224.webli"),
+        ("google/siglip-so400m-patch14-384", "vit_so400m_patch14_siglip_384.webli"),
+        ("google/siglip2-base-patch16-224", "vit_base_patch16_siglip_224.v2_webli"),
+        ("google/siglip2-so400m-patch14-384", "vit_so400m_patch14_siglip_378.v2_webli"),
+        ("laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "vit_base_patch16_clip_224.laion2b"),
+        ("laion/CLIP-ViT-L-14-DataComp.XL-s13B-b90K", "vit_large_patch14_clip_224.datacompxl"),
         ("openai/clip-vit-base-patch32", "vit_base_patch32_clip_quickgelu_224.openai"),
         ("openai/clip-vit-large-patch14-336", "vit_large_patch14_clip_quickgelu_336.openai"),
         ("VIT-Base_patch16_224.DINO", "vit_base_patch16_224.dino"),
@@ -48,21 +54,22 @@ def test_hub_spellings_are_timms_names(spelling, name):
 def test_hub_patterns_give_listed_names():
     known_names = set(backbone_names())
     for pattern, name in _HUB_PATTERNS:
-        words = [options.split("|") for options in re.findall(r"\(([^)]*)\)", pattern)]
-        spelling = pattern
-        for options in words:
-            first = {"\\d+": "256", "[sbl]": "b"}.get(options[0], options[0])
-            first = "b" if first in ("[sb]", "[sbl]") else first
-            spelling = re.sub(r"\([^)]*\)", first, spelling, count=1)
+        spelling = pattern.replace("(\\d+)", "256").replace("\\d", "1")
+        spelling = re.sub(r"\[(.)[^]]*\]", r"\1", spelling)  # the first of several letters
+        spelling = re.sub(r"\(([^)|]*)[^)]*\)", r"\1", spelling)  # the first of several words
         assert canonical_backbone(spelling) in known_names, (pattern, name)
 
 
 @pytest.mark.parametrize(
     ("spelling", "advice"),
     [
-        ("facebook/dinov2-smal", "no backbone is called 'facebook/dinov2-smal'"),
+        ("facebook/dinov2-smal", "did you mean vit_small_patch14_dinov2.lvd142m, "),
+        ("google/siglip2-base-patch16-naflex", "did you mean vit_base_patch16_siglip_224.v2_webli"),
+        ("laion/CLIP-ViT-bigG-14-laion2B-39B-b160k", "vit_large_patch14_clip_224.laion2b"),
+        ("laion/CLIP-convnext_base_w-laion2B-s13B-b82K", UNSUPPORTED),
+        ("microsoft/beit-base-patch16-224", UNSUPPORTED),
         ("google/vit-base-patch16-224-in22k", "did you mean vit_base_patch16_224"),
-        ("facebook/dinov3", "vit_base_patch16_dinov3, "),
+        ("facebook/dinov3", "did you mean vit_base_patch16_dinov3.lvd1689m, "),
         ("hf-hub:microsoft/swin-tiny-patch4-window7-224", UNSUPPORTED),
         ("microsoft/resnet-50", "a downloaded file as NAME:FILE"),
     ],

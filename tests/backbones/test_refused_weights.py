@@ -105,6 +105,15 @@ def test_a_tensor_too_many_or_too_few(folder, tmp_path):
     assert "norm.bias is missing" in refusal_of(tmp_path / "less.safetensors")
 
 
+def test_positions_of_another_image_size_get_the_size_as_advice(tmp_path):
+    weights = {**load_backbone("vit_nano_32").weights, "pos_embed": torch.zeros(1, 1 + 5 * 5, 128)}
+    save_file(weights, tmp_path / "mine.safetensors")
+    assert "give image_size 20, which these positions are of" in refusal_of(
+        f"vit_nano_32:{tmp_path / 'mine.safetensors'}"
+    )
+    load_backbone(f"vit_nano_32:{tmp_path / 'mine.safetensors'}", image_size=20)
+
+
 def test_a_file_of_another_architecture_than_named(folder):
     assert "weights do not fit vit_tiny_patch16_224" in refusal_of(
         f"vit_tiny_patch16_224:{folder / 'small.safetensors'}"

@@ -102,7 +102,7 @@ def test_a_dropped_head_is_said(tmp_path, caplog):
     state = timm_family("vit_tiny_patch16_224").state_dict()
     head = {"head.weight": torch.zeros(1000, 48), "head.bias": torch.zeros(1000)}
     save_file({**state, **head}, tmp_path / "mine.safetensors")
-    with caplog.at_level(logging.INFO, "fczoo"):
+    with caplog.at_level(logging.INFO):
         read_state_dict(tmp_path / "mine.safetensors")
     note = "mine.safetensors: dropped head.* (a classification head of 1,000 classes)"
     assert note in caplog.messages

@@ -1,11 +1,15 @@
 """``fczoo show backbone`` and ``fczoo list backbones``."""
 
 import pytest
+import torch
+from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from fczoo import load_backbone
 from fczoo.backbones.load import backbone_facts
 from fczoo.backbones.names import UNSUPPORTED, backbone_names
+from fczoo.cli.app import main
+from helpers_cli import TINY
 from helpers_papers import output_of
 
 
@@ -44,6 +48,20 @@ def test_a_file_has_a_page(tmp_path):
     save_file(load_backbone("vit_nano_32").weights, tmp_path / "mine.safetensors")
     page = output_of("show", "backbone", str(tmp_path / "mine.safetensors"))
     assert "65: 8 x 8 patches of 4 pixels, 1 class token" in page
+
+
+def test_runs_and_pages_report_the_head_of_a_file(tmp_path):
+    head = {"head.weight": torch.zeros(1000, 128), "head.bias": torch.zeros(1000)}
+    file = tmp_path / "mine.safetensors"
+    save_file({**load_backbone("vit_nano_32").weights, **head}, file)
+    assert "head.* (a classification head of 1,000 classes)" in output_of(
+        "show", "backbone", f"vit_nano_32:{file}"
+    )
+    words = ["--methods", "fedncm", "--backbone", f"vit_nano_32:{file}", *TINY]
+    outcome = CliRunner().invoke(main, ["bench", *words, "--out", str(tmp_path / "runs")])
+    note = "mine.safetensors: dropped head.* (a classification head of 1,000 classes)"
+    assert note in outcome.stderr and "warning" not in outcome.stdout.partition("method ")[0]
+    assert note in (tmp_path / "runs" / "log.txt").read_text("utf-8")
 
 
 def test_work_is_counted_as_two_operations_per_multiply_add():

@@ -95,6 +95,17 @@ def test_the_setting_at_its_default_leaves_records_as_they_were():
     assert config.with_pool("mean").record()["pool"] == "mean"
 
 
+@pytest.mark.parametrize("pool", ["max", "attention", ""])
+def test_other_pools_are_refused(pool):
+    with pytest.raises(FczooError, match="it must be one of cls, mean, cls\\+mean"):
+        load_backbone("vit_nano_32", pool=pool)
+
+
+def test_a_kept_model_may_name_its_own_attention_pooling():
+    config = family_backbone(timm_family("vit_base_patch16_siglip_224")).config
+    assert config.pool == "attention" and config.with_pool("attention") == config
+
+
 def test_the_bundled_backbone_with_each_pool():
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     cls, mean, both = (

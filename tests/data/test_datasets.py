@@ -1,5 +1,6 @@
 """Every data set, from small imitations in its published layout."""
 
+import inspect
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,11 @@ from helpers_datasets import (
 )
 
 VARIANTS = [name for name in ARRAYS if ":" in name]
+LOADERS = (
+    *("omnibenchmark", "objectnet", "vtab", "core50", "officehome", "pacs", "fed_isic2019"),
+    *("medmnist", "svhn", "emnist"),
+)
+"""Data sets with fixed protocols from the literature."""
 FAMILIES = {"medmnist"}  # which name no data set without a variant
 
 
@@ -236,3 +242,11 @@ def test_damaged_lists_and_folders(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / folder)
         with pytest.raises(FczooError, match=message):
             DATASETS.get(name)().load(tmp_path)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_is_a_short_file_with_counts_to_compare(name):
+    entry = DATASETS.get({"medmnist": "medmnist:bloodmnist"}.get(name, name))
+    assert entry.official.train and entry.official.test
+    module = inspect.getmodule(DATASETS.get(name))
+    assert len(inspect.getsource(module).splitlines()) <= 60

@@ -192,7 +192,10 @@ def test_variants_are_saved_with_the_partition(tmp_path: Path) -> None:
     from_file = replace(settings, partition=f"file:{path}")
     again, _ = open_stream(from_file, pixels=False)
     assert np.array_equal(again.train.labels, stream.train.labels)
-    with pytest.raises(FczooError, match=r"another variant of the stream than this run: .*0.2"):
+    with pytest.raises(
+        FczooError,
+        match=r"variant of the stream than this run: .*--label-noise 0.2 .* against --imb",
+    ):
         open_stream(replace(from_file, label_noise=0.0), pixels=False)
 
 

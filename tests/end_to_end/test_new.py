@@ -109,6 +109,23 @@ def test_what_cannot_be_written_is_refused_in_one_line(
     assert len(list(Path().iterdir())) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("backbone", "vit_nano_32", "there is a backbone called vit_nano_32 already"),
+        ("backbone", "vit_base_patch14_dinov2", "called vit_base_patch14_dinov2 already"),
+        ("metric", "faa", "there is a metric called FAA already"),
+        ("augmentation", "flip", "there is an augmentation called flip already"),
+        ("augmentation", "Mine", "'Mine' cannot name an augmentation"),
+    ],
+)
+def test_names_of_built_in_parts_are_refused(kind, name, says, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = CliRunner().invoke(main, ["new", kind, name])
+    assert outcome.exit_code == 1 and says in outcome.output
+    assert not list(Path().iterdir())
+
+
 @pytest.mark.parametrize(("kind", "name"), [("method", "optim"), ("dataset", "defaults")])
 def test_a_class_never_hides_what_its_module_uses(
     kind: str, name: str, tmp_path, monkeypatch

@@ -18,5 +18,8 @@ def test_methods_with_prefixes_take_features_of_twice_the_width(monkeypatch) -> 
     bench = toy_bench(family="wide", rounds=1, epochs=1)
     for method in ("hgp", "dualprompt"):
         assert len(bench.run(small_method(method), 0).accuracy) == 3
-    with pytest.raises(FczooError, match="which this method pools; take pool cls or mean"):
-        bench.run(small_method("l2p"), 0)
+    for method in ("l2p", "fcilpt"):
+        with pytest.raises(FczooError, match="which this method pools; take pool cls or mean"):
+            bench.check(small_method(method))  # before anything runs
+        pooled = replace(small_method(method), pooled="cls")
+        assert len(bench.run(pooled, 0).accuracy) == 3

@@ -60,6 +60,7 @@ def test_a_model_answers_as_the_last_evaluation(run, folder):
 def test_a_model_pools_tokens_as_its_run(pool, tmp_path):
     run = finished_run("fedncm", pool=pool)
     model = fczoo.load_model(fczoo.save_model(tmp_path, run))
+    assert f"vit_nano_32, pool {pool}, SHA-256" in (tmp_path / "README.md").read_text("utf-8")
     images = run.world.test.view(torch.arange(3))
     assert model.backbone.config == run.backbone.config
     assert torch.equal(model.features(images), run.backbone(images))

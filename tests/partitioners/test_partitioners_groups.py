@@ -30,7 +30,7 @@ def split_groups(
     [
         ("size:0", 10, [4, 3, 3]),
         # 11/11: shares 6/11, 3/11, 2/11 of 13 are 7.09, 3.55, 2.36; the largest remainder is .55
-        ("size:1", 13, [7, 4, 2]),
+        ("size:power:1", 13, [7, 4, 2]),
         ("size:1", 22, [12, 6, 4]),
         # shares 36/49, 9/49, 4/49
         ("size:2", 49, [36, 9, 4]),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fczoo.reports.captions import describe
 from fczoo.reports.runs import read_experiments
 
 THREE = {"one": {0: 70.0, 1: 71.0}, "two": {0: 60.0, 1: 61.0}}
@@ -17,6 +18,13 @@ def test_runs_with_the_same_protocol_share_a_table_and_others_do_not(make_run, t
         ["one", "two", "one (blocks=0,1)"],
         ["one"],
     ]
+
+
+def test_the_heading_names_the_pool(make_run, tmp_path):
+    make_run(tmp_path / "a", {"one": THREE["one"]}, pool="cls+mean")
+    make_run(tmp_path / "b", {"one": THREE["one"]})
+    headings = [describe(experiment) for experiment in read_experiments([tmp_path])]
+    assert [", pool cls+mean (" in heading for heading in headings] == [True, False]
 
 
 @pytest.mark.parametrize(
