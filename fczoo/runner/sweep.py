@@ -141,8 +141,8 @@ def run_sweep(
             descriptions.append((folder, about, bench.partition, recorder.warnings, notes))
             if sharing_folder:
                 shared_benchmarks[folder] = share(bench, sharing_folder)
-        for folder, *description in descriptions:
-            _begin(folder, *description)
+        for folder, about, partition, warnings, notes in descriptions:
+            _begin(folder, about, partition, warnings, notes)
             stack.callback(describe_warnings, folder)  # also of runs that are interrupted
         runs = _specify_runs(sweep, out, shared_benchmarks)
         for run in runs:
