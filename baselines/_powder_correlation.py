@@ -128,12 +128,12 @@ def correlate(state: Tree, power: int, clients: int = 0) -> Tree:
         top = value.flatten(1).topk(min(RELATED, value[0].numel()), 1).values
         largest = top[:, 0] / top.sum(1).clamp(min=1e-12)
         share[task] = torch.where(current[task], holds[task] * largest, share[task])
-    # Products of more tasks differ in their last bits. Without these, rows whose profiles are the
-    # same keep their bits, and clients that have such a row do not get it again.
+    # Products of more tasks differ in their last bits. Without these, rows of V whose profiles are
+    # the same keep their bits, and clients that have such a row do not get it again.
     decimals = 12 if share.dtype == torch.float64 else 7
     return {
         **state,
-        "weight": torch.where(current[:, None], weight.round(decimals=decimals), state["weight"]),
+        "weight": torch.where(current[:, None], weight, state["weight"]),
         "share": share.round(decimals=decimals),
     }
 

@@ -63,12 +63,13 @@ def use_message_style(style: MessageStyle) -> Iterator[None]:
         _style.reset(token)
 
 
-def message_line(level: Level, text: str) -> str | None:
+def message_line(level: Level, text: str, label: str | None = None) -> str | None:
     """Return the line of a message in the chosen style; None if it is not printed.
 
     Args:
         level: Level of the message: DEBUG for rounds, INFO for progress.
         text: Text of the message.
+        label: Word before the text. Default: ``Error`` or ``WARNING``, none for progress.
     """
     style = message_style()
     if (style.quiet and level != "ERROR") or (level == "DEBUG" and not style.verbose):
@@ -76,7 +77,8 @@ def message_line(level: Level, text: str) -> str | None:
     if style.json:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return encode_json({"time": now, "level": level, "message": text})
-    prefix = "Error: " if level == "ERROR" else f"{level}: " if level == "WARNING" else ""
+    label = label or {"ERROR": "Error", "WARNING": "WARNING"}.get(level)
+    prefix = f"{label}: " if label else ""
     if prefix and level in COLOURS and has_colours():
         prefix = f"\x1b[{COLOURS[level]}m{prefix.rstrip()}\x1b[0m "
     return prefix + text

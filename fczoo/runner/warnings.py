@@ -114,8 +114,7 @@ class WarningCollector(logging.Handler):
         pending, self.pending = self.pending, {}
         for level, warnings in pending.items():
             for line in warning_lines(warnings):
-                text = message_line("ERROR" if level == "ERROR" else "WARNING", line)
-                if text:
+                if text := message_line("WARNING", line, label=level):
                     tqdm.write(text, file=sys.stderr)  # above a progress bar, if any
 
 

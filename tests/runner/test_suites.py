@@ -333,7 +333,9 @@ def test_a_signal_in_a_search_ends_in_one_line(
         return trial(bench, *arguments)
 
     monkeypatch.setattr(Benchmark, "run", stop_in_the_second)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     outcome = CliRunner().invoke(main, ["suite", "run", "means", "--rows", "fedncm"])
+    signal.signal(signal.SIGINT, handler)
     assert outcome.exit_code == 130
     errors = [line for line in outcome.stderr.splitlines() if "Error" in line]
     assert errors == [
