@@ -60,7 +60,8 @@ def write(folder: Path) -> None:
 
 
 def _copy_results(folder: Path) -> None:
-    """Copy the pages next to the archive; a browser of the repository shows them there."""
+    """Copy pages and pictures next to the archive; a browser of the repository shows them there."""
+    shutil.copytree(RESULTS / "pictures", folder / "pictures", dirs_exist_ok=True)
     for page in (*RESULTS.glob("*.md"), *RESULTS.glob("tables/*.md")):
         copy = folder / page.relative_to(RESULTS)
         copy.parent.mkdir(parents=True, exist_ok=True)
