@@ -39,6 +39,8 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start a bench whose home is next to its run folder."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(out.parent)}
+    # Ray's workers do not survive in a process that was forked from a warm one
+    python = python or sys.executable
     return helpers_bench.start(out, methods, *SMALL, *options, env=env, python=python)
 
 
