@@ -195,7 +195,8 @@ def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begu
     in_turn, tmp_path
 ):
     pytest.importorskip("ray", reason="needs Ray")
-    bench = start(tmp_path / "run", "fedncm,hgp", *TINY, "--executor", "ray", env=dict(os.environ))
+    options = {"env": dict(os.environ), "python": sys.executable}  # Ray needs a fresh interpreter
+    bench = start(tmp_path / "run", "fedncm,hgp", *TINY, "--executor", "ray", **options)
     has_killed = False
     while bench.poll() is None and not has_killed:
         for process in holders(tmp_path / "run" / "hgp", "/rounds.jsonl"):
