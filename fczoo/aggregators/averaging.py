@@ -83,9 +83,9 @@ def stack_uploads(payloads: Sequence[Payload]) -> Tree:
     Returns:
         Their tensors [K, ...], and ``clients`` [K], the clients' numbers.
     """
-    stacked = {name: torch.stack([payload[name] for payload in payloads]) for name in payloads[0]}
+    tensors = {name: torch.stack([payload[name] for payload in payloads]) for name in payloads[0]}
     clients = torch.tensor([payload.client for payload in payloads])
-    return {"clients": clients.to(next(iter(stacked.values())).device), **stacked}
+    return {"clients": clients.to(next(iter(tensors.values())).device), **tensors}
 
 
 def mean_dtype(*dtypes: torch.dtype) -> torch.dtype:

@@ -168,8 +168,8 @@ def _names_like_hub_model(name: str) -> list[str]:
         return []
     words = [_TIMM_WORDS.get(word, word) for word in words]
     family = "siglip" if family == "siglip2" else family
-    names = [listed for listed in backbone_names() if family in listed]
-    common_words = {name: sum(word in name for word in words) for name in names}
+    names = [backbone for backbone in backbone_names() if family in backbone]
+    common_words = {name: sum(part in name for part in words) for name in names}
     return sorted(names, key=lambda n: (-common_words[n], "base" not in n, len(n), n))[:3]
 
 
@@ -179,9 +179,9 @@ def names_with(part: str) -> list[str]:
     Args:
         part: Part of a name; fewer than ``SHORTEST_PART`` letters are in too many names.
     """
-    word = part.lower().replace("-", "_")
-    return sorted((n for n in spellings() if word in n), key=len)[
-        : 3 if len(word) >= SHORTEST_PART else 0
+    spelling = part.lower().replace("-", "_")
+    return sorted((n for n in spellings() if spelling in n), key=len)[
+        : 3 if len(spelling) >= SHORTEST_PART else 0
     ]
 
 

@@ -15,9 +15,11 @@ from fczoo.reports.detail_figures import class_confusion_map, client_map, confus
 from fczoo.reports.drawing import (
     COLOURS,
     MARKERS,
+    WITHOUT_DATE,
+    add_legend,
+    check_plot,
     draw,
     import_matplotlib,
-    picture_class,
 )
 from fczoo.reports.figure import Curves, Figure, Heat, Points
 from fczoo.reports.figures import accuracy_against_bytes, accuracy_curves, accuracy_matrix
@@ -110,15 +112,15 @@ def _is_empty(figure: Figure) -> bool:
 def _rename(figure: Figure, names: Mapping[str, str]) -> Figure:
     """Return a figure with other labels; labels without a name stay."""
 
-    def renamed(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def rename_keys(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {names.get(label, label): value for label, value in values.items()}
 
     if isinstance(figure, Curves):
-        curves, positions = renamed(figure.curves), renamed(figure.positions)
+        curves, positions = rename_keys(figure.curves), rename_keys(figure.positions)
         return replace(figure, curves=curves, positions=positions)
     if isinstance(figure, Points):
         front = [names.get(label, label) for label in figure.front]
-        return replace(figure, points=renamed(figure.points), front=front)
+        return replace(figure, points=rename_keys(figure.points), front=front)
     if isinstance(figure, Heat):
         return replace(figure, rows=[names.get(label, label) for label in figure.rows])
     return figure
@@ -133,18 +135,13 @@ def colour_numbers(experiment: Experiment) -> dict[str, int]:
     Args:
         experiment: Runs that share one table.
     """
-    known = {name: number for number, name in enumerate(sorted(METHODS.names(), key=_is_baseline))}
-    numbers = [known.get(line.results[0].method) for line in experiment.lines]
-    places = [number % LOOKS for number in numbers if number is not None]
-    if len(set(places)) < len(numbers):
+    names = dict.fromkeys([*METHODS.names("fczoo.methods"), *METHODS.names()])
+    numbers = {name: number % LOOKS for number, name in enumerate(names)}
+    methods = [line.results[0].method for line in experiment.lines]
+    looks = {numbers[method] for method in methods if method in numbers}
+    if len(looks) < len(methods):
         return {}
-    return {
-        display_label(line): place for line, place in zip(experiment.lines, places, strict=True)
-    }
-
-
-def _is_baseline(name: str) -> bool:
-    return not METHODS.get(name).__module__.startswith("fczoo.methods.")
+    return {display_label(x): numbers[x.results[0].method] for x in experiment.lines}
 
 
 def check_plot_file(path: Path) -> None:
@@ -159,9 +156,7 @@ def check_plot_file(path: Path) -> None:
     """
     if path.suffix not in SUFFIXES:
         raise FczooError(f"--out {path} must end with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    if not path.absolute().parent.is_dir():
-        raise FczooError(f"--out {path}: no folder {path.parent}; create it first")
-    picture_class()
+    check_plot(path, "--out")
 
 
 def write_plot(
@@ -177,10 +172,9 @@ def write_plot(
     """
     picture = draw(figure, colours)
     _fit(picture, width)
-    dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     fonts = {"svg.fonttype": "none", "svg.hashsalt": "fczoo", "pdf.fonttype": 42}
     with import_matplotlib().rc_context(fonts):
-        picture.savefig(path, dpi=300, metadata=dates.get(path.suffix))
+        picture.savefig(path, dpi=300, metadata=WITHOUT_DATE.get(path.suffix))
 
 
 def _fit(picture: Any, width: float) -> None:
@@ -196,19 +190,10 @@ def _fit(picture: Any, width: float) -> None:
     for text in axes.texts:
         text.set_fontsize(min(FONT_SIZE, cell / (LETTER * len(text.get_text()))))
     for legend in picture.legends:
-        handles, labels = axes.get_legend_handles_labels()
+        labels = axes.get_legend_handles_labels()[1]
         legend.remove()
         entry = FONT_SIZE * (LETTER * max(map(len, labels)) + MARK) / POINTS
         columns = max(1, min(len(labels), int(width / entry)))
         rows = -(-len(labels) // columns)
         picture.set_figheight(picture.get_figheight() + LINE * FONT_SIZE / POINTS * rows)
-        picture.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-            fontsize=FONT_SIZE,
-            columnspacing=1.0,
-            handlelength=1.8,
-        )
+        add_legend(picture, axes, columns, FONT_SIZE, columnspacing=1.0, handlelength=1.8)

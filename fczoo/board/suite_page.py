@@ -11,6 +11,7 @@ from fczoo.board.ranks import Critical, critical
 from fczoo.board.suite_text import (
     changed_options,
     difference_sentences,
+    heading,
     letters_of,
     letters_of_origins,
     origin_table,
@@ -69,11 +70,10 @@ class Page:
             if self.pictures:
                 picture = f"pictures/{name}-{number}.png"
                 parts.append(f"![Accuracy over all classes seen, after each task]({picture})")
-        shown = {line.label for e in self.experiments for line in e.lines}
-        if missing := [row.label for row in suite.rows if row.label not in shown]:
+        run_labels = {line.label for e in self.experiments for line in e.lines}
+        if missing := [row.label for row in suite.rows if row.label not in run_labels]:
             parts.append(f"Not run yet: {', '.join(missing)}.")
-        pairs = [(heading(e), e, pair) for e in self.experiments for pair in suite.compare]
-        if sentences := difference_sentences(pairs):
+        if sentences := difference_sentences(self.experiments, suite.compare):
             parts += ["## Differences", *sentences]
         if ranks := self.critical:
             parts += ["## Ranks", rank_sentence(ranks)]
@@ -89,13 +89,13 @@ class Page:
     def _table(self, experiment: Experiment, origins: Mapping[str, str]) -> str:
         """Return the rows by accuracy, with intervals of A_N and differences of replications."""
         a_n, roles = COLUMNS["A_N"], {row.label: row.role for row in self.suite.rows}
-        ranked = sorted(
+        by_accuracy = sorted(
             ((entry.mean if (entry := entry_of(x, a_n)) else -1.0, x) for x in experiment.lines),
             key=lambda pair: -pair[0],
         )
-        differences = [_replicated(line, self.replications) for _, line in ranked]
+        differences = [_replication_difference(line, self.replications) for _, line in by_accuracy]
         body = []
-        for (_, line), difference in zip(ranked, differences, strict=True):
+        for (_, line), difference in zip(by_accuracy, differences, strict=True):
             entry = entry_of(line, a_n)
             bounds = interval(list(entry.by_seed.values())) if entry else None
             cells = []
@@ -163,7 +163,7 @@ def read_page(name: str, suite: Suite, results: Path) -> Page:
     return Page(name, suite, suite_experiments(suite, archive), replications, _notes(name, results))
 
 
-def _replicated(line: Line, replications: Mapping[str, RunRecord]) -> str:
+def _replication_difference(line: Line, replications: Mapping[str, RunRecord]) -> str:
     """Return the mean difference of the same runs made again; empty without any."""
     differences = []
     for record, result in zip(line.records, line.results, strict=True):
@@ -197,11 +197,6 @@ def _notes(name: str, results: Path) -> str:
     if len(text.splitlines()) > MAX_NOTES:
         raise FczooError(f"{file} has more than {MAX_NOTES} lines; shorten it")
     return text
-
-
-def heading(experiment: Experiment) -> str:
-    """Return data set and partition of an experiment."""
-    return f"{experiment.settings['dataset']}, {experiment.about.partition['spec']}"
 
 
 def _values(experiments: Sequence[Experiment]) -> str:

@@ -11,13 +11,12 @@ from fczoo.board.benchmark import benchmark, choices, heading, tags_of
 from fczoo.board.charts import as_csv
 from fczoo.board.pages import INDEX, render, write_pages
 from fczoo.board.ranks import MIN_METHODS, Cost, RankEntry, borda, critical, shortage
-from fczoo.board.suite_page import heading as setting_of
 from fczoo.board.suite_text import difference_sentences
 from fczoo.core.errors import FczooError
 from fczoo.reports.figures import colour_order
 from fczoo.reports.formats import TEST, UNTESTED_NOTE
 from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.suites import SUITES, Suite, read_suite, suite_experiments
+from fczoo.reports.suites import SUITES, Suite, archives_of, read_suite, suite_experiments
 from fczoo.reports.tables import COLUMNS, entry_of, percent
 
 
@@ -43,8 +42,8 @@ class SuiteTable:
             if line.competes and self.roles[line.label] != "ablation"
             if (entry := entry_of(line, COLUMNS["A_N"]))
         ]
-        ranked = sorted(entries, key=lambda pair: -pair[1].mean)
-        return {line.records[0].method: (line, entry.mean) for line, entry in ranked}
+        by_accuracy = sorted(entries, key=lambda pair: -pair[1].mean)
+        return {line.records[0].method: (line, entry.mean) for line, entry in by_accuracy}
 
     @property
     def scores(self) -> dict[str, float]:
@@ -78,8 +77,7 @@ def has_suites(results: Path) -> bool:
     Args:
         results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
     """
-    files = (results / SUITES).glob("*.toml")
-    return any((results / f"{file.stem}.csv").is_file() for file in files)
+    return any(archive.is_file() for archive in archives_of(results).values())
 
 
 def write_suite_site(results: Path, folder: Path) -> int:
@@ -95,10 +93,11 @@ def write_suite_site(results: Path, folder: Path) -> int:
     Raises:
         FczooError: A suite or its archive is damaged, or the folder holds anything but such a site.
     """
-    suites = {file.stem: read_suite(file) for file in sorted((results / SUITES).glob("*.toml"))}
+    suites: dict[str, Suite] = {}
     tables: dict[str, list[SuiteTable]] = {}
-    for name, suite in suites.items():
-        archive = results / f"{name}.csv"
+    for file, archive in archives_of(results).items():
+        name = file.stem
+        suite = suites[name] = read_suite(file)
         roles = {row.label: row.role for row in suite.rows}
         experiments = suite_experiments(suite, archive) if archive.is_file() else []
         tables[name] = [SuiteTable(name, e, roles, i) for i, e in enumerate(experiments)]
@@ -118,9 +117,6 @@ def write_suite_site(results: Path, folder: Path) -> int:
 def _suite_page(
     name: str, suite: Suite, tables: Sequence[SuiteTable], order: Mapping[str, int]
 ) -> str:
-    pairs = [
-        (setting_of(t.experiment), t.experiment, pair) for t in tables for pair in suite.compare
-    ]
     return render(
         "benchmarks.html",
         benchmarks=[benchmark(t.experiment, t.index, order, roles=t.roles) for t in tables],
@@ -129,7 +125,7 @@ def _suite_page(
             "name": name,
             "question": suite.question,
             "cut": suite.cut,
-            "sentences": difference_sentences(pairs),
+            "sentences": difference_sentences([t.experiment for t in tables], suite.compare),
         },
         test=TEST,
         untested=UNTESTED_NOTE,
@@ -139,18 +135,19 @@ def _suite_page(
 def _start_page(suites: Mapping[str, Suite], tables: Mapping[str, Sequence[SuiteTable]]) -> str:
     """Render the questions of the suites, with ranks over their tables."""
     all_tables = [table for some in tables.values() for table in some]
-    counted = [table for table in all_tables if len(table.field) > 1]
-    scores = [table.scores for table in counted]
+    contests = [table for table in all_tables if len(table.field) > 1]
+    scores = [table.scores for table in contests]
     rankings = [
         borda(scores, costs)
-        for costs in (None, [t.traffic for t in counted], [t.time for t in counted])
+        for costs in (None, [t.traffic for t in contests], [t.time for t in contests])
     ]
-    methods = [_method(name, rankings, counted) for name in rankings[0]]
+    methods = [_method(name, rankings, contests) for name in rankings[0]]
     columns = [
-        {"name": _column_name(table), "title": heading(table.experiment).title} for table in counted
+        {"name": _column_name(table), "title": heading(table.experiment).title}
+        for table in contests
     ]
     blocks = [block for block in scores if len(block) >= MIN_METHODS]
-    tags = [tags_of(line) for table in counted for line, _ in table.field.values()]
+    tags = [tags_of(line) for table in contests for line, _ in table.field.values()]
     lines = [line for table in all_tables for line in table.experiment.lines]
     return render(
         "suites.html",
@@ -210,8 +207,8 @@ def _method(
         role = _role(table, name)
         for key, values in tags_of(line).items():
             words.setdefault(key, {}).update(dict.fromkeys(values))
-        place = 1 + sum(rival > score for rival in table.scores.values())
-        entries.append({"place": place, "score": percent(score), "address": table.address})
+        rank = 1 + sum(rival > score for rival in table.scores.values())
+        entries.append({"place": rank, "score": percent(score), "address": table.address})
     return {
         "label": name,
         "role": role,
@@ -224,12 +221,12 @@ def _method(
 
 def _csv(methods: Sequence[Mapping[str, Any]], columns: Sequence[Mapping[str, Any]]) -> str:
     kinds = ("", " at equal bytes", " at equal compute")
-    head = [f"{word}{kind}" for kind in kinds for word in ("place", "Borda, %")]
+    head = [f"{name}{kind}" for kind in kinds for name in ("place", "Borda, %")]
     rows = [
         (
             m["label"],
             m["role"],
-            *(value for place, share in m["places"] for value in (place or "", share)),
+            *(value for rank, share in m["places"] for value in (rank or "", share)),
             m["taken"],
             *(entry["place"] if entry else "" for entry in m["entries"]),
         )

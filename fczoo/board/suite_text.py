@@ -17,9 +17,6 @@ from fczoo.reports.significance import LEVEL, interval, p_value
 from fczoo.reports.tables import COLUMNS, entry_of
 from fczoo.reports.text_format import option_word
 
-Comparison = tuple[str, Experiment, tuple[str, str]]
-"""Name of the setting, its runs, and the labels of the two rows to compare."""
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -43,42 +40,53 @@ class Difference:
             f", 95 % interval {self.bounds[0]:.1f} to {self.bounds[1]:.1f}" if self.bounds else ""
         )
         amount = f"{self.points:.1f} points{between}"
-        place = f"{self.setting}: " if several_settings else ""
+        start = f"{self.setting}: " if several_settings else ""
         if corrected_p is None:
-            return f"- {place}{self.higher} is {amount} above {self.lower}; this was not tested."
+            return f"- {start}{self.higher} is {amount} above {self.lower}; this was not tested."
         p = f"p = {corrected_p:.2g}"
         if corrected_p < LEVEL:
             return (
-                f"- {place}{self.higher} is significantly better than {self.lower} ({p}; {amount})."
+                f"- {start}{self.higher} is significantly better than {self.lower} ({p}; {amount})."
             )
         rows = f"{self.higher} and {self.lower}"
-        return f"- {place}{rows} do not differ significantly ({p}; {amount})."
+        return f"- {start}{rows} do not differ significantly ({p}; {amount})."
 
 
-def difference_sentences(comparisons: Sequence[Comparison]) -> list[str]:
+def heading(experiment: Experiment) -> str:
+    """Return data set and partition of an experiment.
+
+    Args:
+        experiment: Runs of a suite in one setting.
+    """
+    return f"{experiment.settings['dataset']}, {experiment.about.partition['spec']}"
+
+
+def difference_sentences(
+    experiments: Sequence[Experiment], compare: Sequence[tuple[str, str]]
+) -> list[str]:
     """Return one sentence per comparison; p values are corrected for their number (Holm).
 
     Args:
-        comparisons: Comparisons of a suite in all of its settings; those whose rows did not run
-            are left out.
+        experiments: Runs of a suite, one experiment per setting.
+        compare: Labels of the two rows of each comparison; those that did not run are left out.
 
     Returns:
         A sentence on the test and a list; empty without comparisons.
     """
-    found = [x for comparison in comparisons if (x := _difference(*comparison))]
-    if not found:
+    differences = [x for e in experiments for pair in compare if (x := _difference(e, pair))]
+    if not differences:
         return []
-    tested = {i: x.p for i, x in enumerate(found) if x.p is not None}
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    several = len({x.setting for x in found}) > 1
-    count = plural(len(tested), "comparison")
+    p_values = {i: x.p for i, x in enumerate(differences) if x.p is not None}
+    corrected_p = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    has_settings = len({x.setting for x in differences}) > 1
+    count = plural(len(p_values), "comparison")
     return [
         f"Paired t tests of A_N over the seeds, p values corrected for {count} (Holm):",
-        "\n".join(x.sentence(corrected.get(i), several) for i, x in enumerate(found)),
+        "\n".join(x.sentence(corrected_p.get(i), has_settings) for i, x in enumerate(differences)),
     ]
 
 
-def _difference(setting: str, experiment: Experiment, pair: tuple[str, str]) -> Difference | None:
+def _difference(experiment: Experiment, pair: tuple[str, str]) -> Difference | None:
     """Return the difference of two rows; None if one of them or a common seed is missing."""
     lines = {line.label: line for line in experiment.lines}
     entries = [entry_of(lines[label], COLUMNS["A_N"]) for label in pair if label in lines]
@@ -93,7 +101,7 @@ def _difference(setting: str, experiment: Experiment, pair: tuple[str, str]) -> 
     if statistics.fmean(by_seed) < 0:
         names, by_seed = names[::-1], [-difference for difference in by_seed]
     points, p = statistics.fmean(by_seed), p_value(first, second)
-    return Difference(setting, names[0], names[1], points, interval(by_seed), p)
+    return Difference(heading(experiment), names[0], names[1], points, interval(by_seed), p)
 
 
 def row_name(line: Line) -> str:
@@ -118,12 +126,12 @@ def rank_sentence(ranks: Critical) -> str:
             "nothing."
         )
     best = next(iter(ranks.ranks))
-    rest = sum(rank - ranks.ranks[best] > ranks.distance for rank in ranks.ranks.values())
+    worse_count = sum(rank - ranks.ranks[best] > ranks.distance for rank in ranks.ranks.values())
     return (
         f"{over}: Friedman's test finds a difference (p = {ranks.p:.2g}). The critical difference "
         f"is {ranks.distance:.1f} ranks (Nemenyi, 5 %): rows whose bars overlap are not "
         f"significantly different. {best} has the best rank, {ranks.ranks[best]:.1f}; "
-        f"{rest} of {len(ranks.ranks) - 1} others are significantly below it."
+        f"{worse_count} of {len(ranks.ranks) - 1} others are significantly below it."
     )
 
 
@@ -136,8 +144,8 @@ def changed_options(line: Line) -> str:
     config = recorded_config(line.records[0])
     if config.method not in METHODS.names():
         return "unknown, as the method is not installed"
-    changed = config.changed_options("--set", "--tuned")
-    short = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in changed.items()}
+    options = config.changed_options("--set", "--tuned")
+    short = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in options.items()}
     return ", ".join(f"{k}={option_word(v)}" for k, v in short.items()) or "–"
 
 
@@ -160,8 +168,8 @@ def letters_of_origins(experiments: Sequence[Experiment]) -> dict[str, str]:
     """
     records = [record for e in experiments for line in e.lines for record in line.records]
     origins = [_origin(record) for record in records]
-    ranked = sorted(dict.fromkeys(origins), key=lambda origin: -origins.count(origin))
-    return {origin: chr(ord("a") + i) for i, origin in enumerate(ranked)}
+    by_frequency = sorted(dict.fromkeys(origins), key=lambda origin: -origins.count(origin))
+    return {origin: chr(ord("a") + i) for i, origin in enumerate(by_frequency)}
 
 
 def letters_of(line: Line, origins: Mapping[str, str]) -> str:

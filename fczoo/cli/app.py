@@ -13,6 +13,7 @@ from fczoo.cli.bench import bench
 from fczoo.cli.data import data, partition
 from fczoo.cli.info import doctor, list_command, show
 from fczoo.cli.listing import KINDS
+from fczoo.cli.message_options import print_error
 from fczoo.cli.models import cite, evaluate, export, predict
 from fczoo.cli.new import new
 from fczoo.cli.options import CONTEXT, ExampleGroup
@@ -24,7 +25,7 @@ from fczoo.cli.site import site
 from fczoo.cli.suite import suite
 from fczoo.cli.tune import tune
 from fczoo.core.errors import OUT_OF_MEMORY, FczooError, lacks_memory, options_in_messages
-from fczoo.core.messages import MessageStyle, has_colours, message_line, use_message_style
+from fczoo.core.messages import MessageStyle, use_message_style
 from fczoo.core.terminal import lossy_output
 from fczoo.runner.warnings import gather_warnings
 
@@ -100,7 +101,7 @@ class Commands(ExampleGroup):
 
 def _fail(ctx: click.Context, text: str, code: int = 1) -> NoReturn:
     """Print an error in the style of messages and end the command."""
-    click.echo(message_line("ERROR", text), err=True, color=has_colours())
+    print_error(text)
     ctx.exit(code)
 
 

@@ -6,29 +6,47 @@ from typing import Any
 import click
 
 from fczoo.cli.options import OUTPUT, Command, Name, grouped_option
-from fczoo.core.messages import choose_message_style
+from fczoo.core.messages import choose_message_style, has_colours, message_line
+
+
+def print_error(text: str) -> None:
+    """Print an error on stderr, in the style of messages.
+
+    Args:
+        text: What is wrong, where, and what to do.
+    """
+    click.echo(message_line("ERROR", text), err=True, color=has_colours())
 
 
 def message_options() -> Callable[[Command], Command]:
     """Return the decorator that adds ``--quiet``, ``--verbose`` and ``--log-format``."""
 
-    def choose(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-        if value and param.name:
-            is_format = param.name == "log_format"
-            choose_message_style(**{"json" if is_format else param.name: value in (True, "json")})
+    def message_option(name: str, field: str, chosen: Any = True, **more: Any) -> Any:
+        """Return an option that sets a field of ``MessageStyle`` if it has the chosen value."""
 
-    def message_option(*names: str, **more: Any) -> Callable[[Command], Command]:
-        return grouped_option(OUTPUT, *names, callback=choose, expose_value=False, **more)
+        def choose(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+            if value == chosen:
+                choose_message_style(**{field: True})
+
+        return grouped_option(OUTPUT, name, callback=choose, expose_value=False, **more)
 
     options = (
         message_option(
-            "--quiet", is_flag=True, help="Print tables and errors only, no progress or warnings"
+            "--quiet",
+            "quiet",
+            is_flag=True,
+            help="Print tables and errors only, no progress or warnings",
         ),
         message_option(
-            "--verbose", is_flag=True, help="Print a line per round, too, of runs one after another"
+            "--verbose",
+            "verbose",
+            is_flag=True,
+            help="Print a line per round, too, of runs one after another",
         ),
         message_option(
             "--log-format",
+            "json",
+            chosen="json",
             type=Name(["text", "json"]),
             help="Format of the lines on stderr: text, or a JSON object per line, without bars  "
             "[default: text]",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fczoo.cli.data import HF_COLUMNS, place
+from fczoo.cli.message_options import print_error
 from fczoo.cli.options import GroupedCommand, Name, complete
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
-from fczoo.core.messages import has_colours, message_line
 from fczoo.core.registry import DATASETS, METHODS
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def predict(
         click.echo(_predictions(predictions, value, style), nl=style != "csv")
     errors = [result for result in results if not isinstance(result, Prediction)]
     for error in errors:
-        click.echo(message_line("ERROR", str(error)), err=True, color=has_colours())
+        print_error(str(error))
     if errors:
         click.get_current_context().exit(FczooError.exit_code)
 

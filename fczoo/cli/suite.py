@@ -84,7 +84,7 @@ def run(
     """Search and run what is missing or stale of suite NAME; the same command resumes.
 
     Each run is entered in results/NAME.csv as it ends, with all that identifies it: another
-    machine continues from this file alone.
+    machine continues from only this file.
     """
     from fczoo.cli.arguments import parse_cluster, parse_executor, parse_jobs, parse_words
     from fczoo.cli.downloads import find_missing, provide
@@ -149,29 +149,29 @@ def status(
     for cell, by_seed in zip(cells, states, strict=True):
         pending = [seed for seed, (state, _) in by_seed.items() if state != "current"]
         failures = failed_seeds(cell, chosen_suite, results / RUNS / name) if pending else set()
-        words = Counter[str]()
+        states_of_row = Counter[str]()
         for seed, (state, reason) in by_seed.items():
-            word = "failed" if seed in pending and seed in failures else state
-            total[word] += 1
-            words[f"stale ({reason})" if word == "stale" else word] += 1
-        counts = ", ".join(f"{n} {word}" for word, n in words.items())
+            state_name = "failed" if seed in pending and seed in failures else state
+            total[state_name] += 1
+            states_of_row[f"stale ({reason})" if state_name == "stale" else state_name] += 1
+        counts = ", ".join(f"{n} {state_name}" for state_name, n in states_of_row.items())
         time = ""
         if pending:
-            own, features = _seconds_of_run(cell, records, estimate)
+            run_seconds, features = _seconds_of_run(cell, records, estimate)
             searches = chosen_suite.search_share(cell) if len(pending) == len(by_seed) else 0.0
-            seconds = own * (len(pending) + searches)
-            shared = cell.configs[0].settings in settings_with_features
-            if features and not shared:
+            seconds = run_seconds * (len(pending) + searches)
+            is_counted = cell.configs[0].settings in settings_with_features
+            if features and not is_counted:
                 settings_with_features.add(cell.configs[0].settings)
                 seconds += features * (len(pending) + bool(searches))
-            unknown += not own + features
+            unknown += not run_seconds + features
             remaining_seconds += seconds
-            time = "features of another row" if features and shared else "unknown"
+            time = "features of another row" if features and is_counted else "unknown"
             time = duration_text(seconds) if seconds else time
         rows.append((cell.row.label, cell.row.role, cell.setting or "-", counts, time))
     click.echo(f"{name}: {chosen_suite.question}\n")
     click.echo(word_table(rows, ["row", "role", "setting", "runs", "time of what is left"]))
-    text = ", ".join(f"{n} {word}" for word, n in total.items())
+    text = ", ".join(f"{n} {state_name}" for state_name, n in total.items())
     if remaining_seconds:
         text += f"; about {duration_text(remaining_seconds)} one after another, with searches"
     if unknown:
@@ -232,8 +232,8 @@ def cells_of(
     from fczoo.runner.sweep import without_seed
 
     common = request(chosen_suite.bench, {*SETTINGS, "seeds"}, place)
-    own = {"methods": [row.method], "set": {row.method: row.set}}
-    sweep = sweep_of_request(merge_requests(common, {"set": {}, **given}, own))
+    of_row = {"methods": [row.method], "set": {row.method: row.set}}
+    sweep = sweep_of_request(merge_requests(common, {"set": {}, **given}, of_row))
     by_setting: dict[str, list[Any]] = {}
     for folder, configs in sweep.items():
         by_setting.setdefault(without_seed(folder), []).extend(configs)
@@ -275,8 +275,8 @@ def _pending(
         current = [seed for seed, (state, _) in by_seed.items() if state == "current"]
         seeds = current if replicate else [seed for seed in by_seed if seed not in current]
         if seeds:
-            archived = records[cell.archived_as(current[0])] if current else None
-            pending.append(replace(cell, pending=tuple(seeds), archived=archived))
+            current_run = records[cell.archived_as(current[0])] if current else None
+            pending.append(replace(cell, pending=tuple(seeds), archived=current_run))
     return pending
 
 

@@ -1,6 +1,6 @@
 """``fczoo submit --suite``: check the runs of a run folder and enter them as rows of a suite."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fczoo.cli.suite import cells_of
@@ -18,7 +18,6 @@ from fczoo.reports.suites import (
     enter_runs,
     read_suite,
     state_of,
-    with_records,
 )
 
 ADVICE = "run it with the suite's settings, search and this version of fczoo"
@@ -28,7 +27,7 @@ ADVICE = "run it with the suite's settings, search and this version of fczoo"
 class _Entries:
     """Runs that fit a suite, by their names in its archive, with faults and new rows."""
 
-    found: dict[str, Runs] = field(default_factory=dict)
+    runs_by_name: dict[str, Runs] = field(default_factory=dict)
     cells: dict[str, SuiteCell] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     new_methods: dict[str, None] = field(default_factory=dict)
@@ -69,7 +68,7 @@ def submit_to_suite(
     if entries.new_methods:
         rows = "".join(f'\n[[rows]]\nmethod = "{method}"\n' for method in entries.new_methods)
         write_safely(path, f"{path.read_text(encoding='utf-8').rstrip()}\n{rows}".encode())
-    enter_runs(archive, entries.found)
+    enter_runs(archive, entries.runs_by_name)
     return count, []
 
 
@@ -86,7 +85,7 @@ def _add(entries: _Entries, suite: Suite, path: Path, runs: Runs, record: RunRec
                 state, reason = state_of(config, row, suite, record, code_digest(config))
                 if state == "current":
                     archived = cell.archived_as(record.seed)
-                    entries.found[archived] = with_records(runs, (record,))
+                    entries.runs_by_name[archived] = replace(runs, records=(record,))
                     entries.cells[cell.name] = cell
                     if is_new:
                         entries.new_methods[record.method] = None
@@ -98,7 +97,7 @@ def _add(entries: _Entries, suite: Suite, path: Path, runs: Runs, record: RunRec
 
 def _missing_seeds(entries: _Entries, archive: Path) -> list[str]:
     """Return a fault for each row that has some seeds of the suite and not all."""
-    names = {*entries.found, *archived_runs(archive)}
+    names = {*entries.runs_by_name, *archived_runs(archive)}
     faults = []
     for cell in entries.cells.values():
         seeds = [c.seed for c in cell.configs if cell.archived_as(c.seed) not in names]

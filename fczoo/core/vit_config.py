@@ -39,7 +39,7 @@ class Rope:
 
 
 POOLS_TO_CHOOSE = ("cls", "mean", "cls+mean")
-"""Poolings that any weights allow; attention pooling needs weights of its own."""
+"""Poolings that any weights allow; attention pooling needs additional weights."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ MAPS = {
     "blue to red": "RdBu_r",
     "purple to orange": "PuOr_r",
 }
+WITHOUT_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+"""Suffix -> metadata of a file that is the same whenever it is written."""
 STYLE: Any = {
     "text.parse_math": False,  # names come from folders and may hold any sign
     "font.size": 9,
@@ -151,11 +153,7 @@ def save_figures(
         picture = draw(figure, order)
         for end in ("png", "pdf"):
             written.append(folder / f"{stem}.{end}")
-            picture.savefig(
-                written[-1],
-                dpi=160,
-                **({"metadata": {"CreationDate": None}} if end == "pdf" else {}),
-            )
+            picture.savefig(written[-1], dpi=160, metadata=WITHOUT_DATE.get(f".{end}"))
     return written
 
 
@@ -310,36 +308,50 @@ def _with_colours(
 
 def _with_legend(figure: Any, axes: Any) -> Any:
     """Add a legend below the figure if needed; a long one increases the height."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
         columns = _columns(labels)
         figure.set_figheight(figure.get_figheight() + 0.18 * max(0, len(labels) / columns - 2))
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
-        )
+        add_legend(figure, axes, columns, 8)
     return figure
+
+
+def add_legend(figure: Any, axes: Any, columns: int, font_size: float, **distances: float) -> None:
+    """Add a legend below the axes.
+
+    Args:
+        figure: Figure of matplotlib.
+        axes: Its axes, whose labels the legend shows.
+        columns: Number of columns.
+        font_size: Size of the letters in points.
+        **distances: Distances in the size of a letter, as matplotlib's legend takes them.
+    """
+    place = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=font_size, **place, **distances)
 
 
 def _columns(labels: Sequence[str]) -> int:
     return max(1, min(4, 80 // (max(map(len, labels)) + 6)))  # about 80 characters fit
 
 
-def check_plot(path: Path) -> None:
+def check_plot(path: Path, option: str = "--plot") -> None:
     """Raise FczooError unless a figure can be written to ``path``.
 
     Args:
         path: File of the figure.
+        option: Option that names it, for messages.
 
     Raises:
         FczooError: matplotlib is not installed, the folder does not exist, or the suffix is not a
             format of matplotlib.
     """
     if not path.absolute().parent.is_dir():
-        raise FczooError(f"--plot {path}: no folder {path.parent}; create it first")
+        raise FczooError(f"{option} {path}: no folder {path.parent}; create it first")
     kinds = sorted(picture_class()().canvas.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in kinds:
         raise FczooError(
-            f"--plot {path} names no kind of picture; its suffix must be one of "
+            f"{option} {path} names no kind of picture; its suffix must be one of "
             f".{', .'.join(kinds)}"
         )
 

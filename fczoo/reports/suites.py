@@ -67,7 +67,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Check labels.
 
         Raises:
-            ValueError: Two rows have one label, a method has two rows that are no ablations, or a
+            ValueError: Two rows have one label, two rows of a method are not ablations, or a
                 comparison names no row.
         """
         labels = [row.label for row in self.rows]
@@ -227,21 +227,11 @@ def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
         found: Its run folders.
     """
     return {
-        cell.archived_as(record.seed): with_records(runs, (record,))
+        cell.archived_as(record.seed): replace(runs, records=(record,))
         for runs in found
         for record in runs.records
         if record.result is not None
     }
-
-
-def with_records(runs: Runs, records: tuple[RunRecord, ...]) -> Runs:
-    """Return the runs of a folder with some of its records only.
-
-    Args:
-        runs: Runs of the folder.
-        records: Records to keep.
-    """
-    return replace(runs, records=records)
 
 
 def suite_experiments(suite: Suite, archive: Path) -> list[Experiment]:
@@ -286,6 +276,16 @@ def archived_as(record: RunRecord) -> str:
     return record.place.rpartition(": ")[2].removesuffix(f"/{record.method}/seed{record.seed}")
 
 
+def archives_of(results: Path) -> dict[Path, Path]:
+    """Return the archive of each suite of a folder, which need not exist, by file of the suite.
+
+    Args:
+        results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
+    """
+    files = sorted((results / SUITES).glob("*.toml"))
+    return {file: results / f"{file.stem}.csv" for file in files}
+
+
 def experiments_of_suites(results: Path) -> list[Experiment] | None:
     """Return the runs of all suites of a folder; None where it has no suite.
 
@@ -295,13 +295,12 @@ def experiments_of_suites(results: Path) -> list[Experiment] | None:
     Raises:
         FczooError: A suite or its archive is damaged.
     """
-    files = sorted((results / SUITES).glob("*.toml"))
-    if not files:
+    archives = archives_of(results)
+    if not archives:
         return None
-    archives = [(file, results / f"{file.stem}.csv") for file in files]
     return [
         experiment
-        for file, archive in archives
+        for file, archive in archives.items()
         if archive.is_file()
         for experiment in suite_experiments(read_suite(file), archive)
     ]

@@ -24,7 +24,7 @@ from fczoo.runner.progress import say
 from fczoo.runner.resume import only_process
 from fczoo.runner.sweep import run_sweep
 from fczoo.runner.tune import StopWithCommand, search_workers, tune
-from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedMethod, read_tuned, read_tuned_values
+from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedMethod, read_tuned, tuned_values_of
 
 SEARCH = "search"  # folder of the searches
 RUNS = "runs"  # folder of the run folders
@@ -219,11 +219,12 @@ def _searched_values(cell: SuiteCell, search: Path) -> tuple[dict[str, Any], dic
         return dict(cell.archived.result.options), cell.archived.search
     if not (search / TUNED_FILE).exists():
         return {}, {}
-    tuned = read_tuned_values(search / TUNED_FILE)
+    search_result = read_tuned(search / TUNED_FILE)
+    tuned = tuned_values_of(search_result)
     # the search has this cell's settings but for the seeds, of which it has its own
     record = tuned.record([method], {method: cell.row.set}, settings)
-    found = read_tuned(search / TUNED_FILE).methods[method]
-    return {**tuned.values[method], **cell.row.set}, {**record, **_trials_of(found)}
+    trials = _trials_of(search_result.methods[method])
+    return {**tuned.values[method], **cell.row.set}, {**record, **trials}
 
 
 def _trials_of(found: TunedMethod) -> dict[str, Any]:

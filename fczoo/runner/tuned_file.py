@@ -193,7 +193,15 @@ def read_tuned_values(path: Path) -> TunedValues:
     Raises:
         FczooError: The file is missing, changed or invalid.
     """
-    search_result = read_tuned(path)
+    return tuned_values_of(read_tuned(path))
+
+
+def tuned_values_of(search_result: TunedFile) -> TunedValues:
+    """Return the tuned values of a search.
+
+    Args:
+        search_result: Content of ``tuned.json``.
+    """
     return TunedValues(
         values={name: method.values for name, method in search_result.methods.items()},
         searched={name: method.space for name, method in search_result.methods.items()},

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 from fczoo.board.ranks import borda
 from fczoo.cli.app import main
 from fczoo.reports.runs import read_runs
-from fczoo.reports.suites import enter_runs, with_records
+from fczoo.reports.suites import enter_runs
 from helpers_browser import cells, needs_browser, serve_site
 from helpers_runs import write_run
 
@@ -47,7 +48,7 @@ def write_suite(root: Path, name: str, scores: dict[str, dict[int, float]], **mo
     for runs in read_runs([root / "runs" / name]):
         for record in runs.records:
             label = "lwf, late" if record.method == "lwf" else record.method
-            found[f"{label}/seed{record.seed}"] = with_records(runs, (record,))
+            found[f"{label}/seed{record.seed}"] = replace(runs, records=(record,))
     enter_runs(root / "results" / f"{name}.csv", found)
 
 

@@ -1,7 +1,7 @@
 """Claims: data that agree with the print, and verdicts worked out by hand."""
 
 import tomllib
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from fczoo.papers.claims_across import AcrossClaim
 from fczoo.papers.reproduce import get_card
 from fczoo.papers.variants import readings
 from fczoo.reports.runs import read_experiments, read_runs
-from fczoo.reports.suites import enter_runs, with_records
+from fczoo.reports.suites import enter_runs
 from helpers_runs import tune, write_one, write_run
 
 
@@ -255,7 +255,7 @@ def test_claims_read_suites_where_there_are_any(tmp_path):
     for label, place in (("pilora", "a"), ("e", "b")):
         (runs,) = read_runs([tmp_path / place])
         for record in runs.records:
-            found[f"{label}/seed{record.seed}"] = with_records(runs, (record,))
+            found[f"{label}/seed{record.seed}"] = replace(runs, records=(record,))
     enter_runs(tmp_path / "one.csv", found)
     text = claims_output("--results", str(tmp_path))
     assert f"In all runs: of {ALL} claims 1 hold, {ALL - 1} were not run here." in text
