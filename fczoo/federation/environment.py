@@ -1,6 +1,8 @@
 """Environment of a run: versions, hardware, and hashes of the code that its numbers depend on."""
 
 import ast
+import atexit
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -13,12 +15,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from fczoo import __version__
 from fczoo.backbones.names import registered_backbone
 from fczoo.backbones.weights import split_spec
-from fczoo.core.files import shorten
+from fczoo.core.files import home, shorten, write_safely
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, SPECS, make_aggregator
 from fczoo.federation.settings import Settings
@@ -100,6 +103,7 @@ def commit() -> str:
     return f"{head}+" if changes else head
 
 
+PARSED, MOST_PARSED = "fczoo-parsed-1", 3000  # file of parsed modules, and its most entries
 # with all that it imports: engine, core, data, security, backbones
 ENGINE = "fczoo.federation.benchmark"
 
@@ -170,10 +174,37 @@ def _source(module: str) -> tuple[str, tuple[str, ...]] | None:
         return None
     content = file.read_bytes()
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    tree = ast.parse(content)
-    modules = dict.fromkeys(_imports(tree, package))
-    text = statements(content.decode("utf-8"), tree)
-    return hashlib.sha256(text.encode()).hexdigest(), tuple(modules)
+    key = f"{package} {hashlib.sha256(content).hexdigest()}"
+    known = _parsed_before()
+    if key not in known:
+        tree = ast.parse(content)
+        modules = tuple(dict.fromkeys(_imports(tree, package)))
+        text = statements(content.decode("utf-8"), tree)
+        known[key] = hashlib.sha256(text.encode()).hexdigest(), modules
+    return known[key]
+
+
+@cache
+def _parsed_before() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return what parsing gave for modules of earlier processes, by package and content.
+
+    To parse the whole engine takes nearly a second. A process that parses more adds it at its end.
+    """
+    path = home() / "cache" / f"{PARSED}.json"
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[str, tuple[str, ...]]])
+    except (OSError, msgspec.DecodeError):  # none, or damaged: each module is parsed again
+        known = {}
+    count = len(known)
+
+    def save() -> None:
+        if len(known) > count:
+            with contextlib.suppress(OSError):  # a folder that cannot be written costs only time
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_safely(path, msgspec.json.encode(dict(list(known.items())[-MOST_PARSED:])))
+
+    atexit.register(save)
+    return known
 
 
 def statements(source: str, tree: ast.Module) -> str:

@@ -1,6 +1,7 @@
 """The hash of a run's code: what counts as a change of it, and the commit next to it."""
 
 import ast
+import os
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from fczoo.federation import environment
 from fczoo.federation.environment import commit, statements
+from helpers_warm import warm_python
 
 SOURCE = '''"""Add numbers."""
 
@@ -79,3 +81,42 @@ def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.
     commit.cache_clear()
     assert commit() == f"{head}+"
     commit.cache_clear()
+
+
+PARSE_ALL = """
+import ast, sys
+from fczoo.federation import environment
+
+parse, count = ast.parse, []
+ast.parse = lambda *arguments: (count.append(1), parse(*arguments))[1]
+print(environment.digest_of("fczoo.core.files"), len(count))
+"""
+
+
+def digest_and_parses(home: Path) -> list[str]:
+    """Hash one module and its imports in a process of its own; return the hash and the parses."""
+    process = subprocess.run(
+        [warm_python(), "-c", PARSE_ALL],
+        env={**os.environ, "FCZOO_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return process.stdout.split()
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"a": ["b"]}', b'{"fczoo.core ab": ["c", ["d"'])
+def test_modules_are_parsed_by_the_first_process_only(tmp_path: Path, damage: bytes):
+    digest, parses = digest_and_parses(tmp_path)
+    assert int(parses) > 1
+    assert digest_and_parses(tmp_path) == [digest, "0"]
+    (file,) = (tmp_path / "cache").glob("*.json")
+    file.write_bytes(damage)
+    assert digest_and_parses(tmp_path) == [digest, parses]
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path):
+    (tmp_path / "cache").write_text("a file in the place of the folder")
+    first, second = digest_and_parses(tmp_path), digest_and_parses(tmp_path)
+    assert first == second
+    assert int(first[1]) > 1

@@ -18,7 +18,7 @@ CONTROLS = {"fedavg", "fedncm", "local", "joint", "fedclm"}
 
 
 def test_the_suites_are_listed():
-    assert ["ablations", "cifar100", "digits", "frozen", "skew", "tinyimagenet"] == NAMES
+    assert NAMES == ["ablations", "cifar100", "digits", "frozen", "skew", "tinyimagenet"]
 
 
 @pytest.mark.parametrize("name", NAMES)
