@@ -1,5 +1,6 @@
 """Provide the toy world of ``fczoo.testing``, watched runs, golden inputs and run folders."""
 
+import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +48,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the tests out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FCZOO_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced_disk() -> Iterator[None]:
+    """Do not wait for the disk: a small run waits longer for it than it computes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 

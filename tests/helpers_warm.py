@@ -4,7 +4,8 @@ Most of a short command's time is the import of torch, and tests start hundreds 
 ``warm_python`` returns an executable to use in place of ``sys.executable``. It hands its words,
 folder, environment and streams to a server, which has imported the large libraries, but nothing of
 fczoo, and forks a process for them. What is imported later, plug-ins among it, is as in a new
-process. Its ``sys.executable`` is warm, too: the workers that it starts have imported torch.
+process, but for ``os.fsync``, which does not wait for the disk. Its ``sys.executable`` is warm,
+too: the workers that it starts have imported torch.
 
 The process that a test starts stands for the one that works: it hands on signals, dies with it and
 by the same signal. Children of the working process are found below ``server_process()``.
@@ -104,6 +105,7 @@ def serve(address: str) -> None:
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):  # of an extra that is not installed
             importlib.import_module(name)
+    os.fsync = lambda handle: None  # as conftest.py has it
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
