@@ -34,6 +34,8 @@ from .federation.settings import Settings as Settings
 from .models.storage import load_model as load_model
 from .models.storage import save_model as save_model
 from .protocols.registry import register_protocol as register_protocol
+from .reports.label_partition import LabelPartition as LabelPartition
+from .reports.label_partition import partition as partition
 from .runner.api import Results as Results
 from .runner.api import bench as bench
 from .runner.api import load_results as load_results

@@ -1,7 +1,7 @@
 """Output of ``fczoo partition``: images per client and class."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from tabulate import tabulate
@@ -12,7 +12,6 @@ from fczoo.data.stream import Stream
 from fczoo.data.stream_variants import noisy_count, variant_words
 
 PlotKind = Literal["heatmap", "bars", "bubbles"]
-FEW_CLASSES = 20  # whose names fit next to the scale of their colours
 
 
 def class_counts(partition: Partition, stream: Stream) -> np.ndarray:
@@ -134,103 +133,15 @@ def write_plot(
         kind: ``heatmap``, with a coloured cell per client and class; ``bars``, with a bar per
             client, stacked by class; or ``bubbles``, with areas in proportion to the images.
     """
+    from fczoo.reports.partition_figure import draw_partition  # imports torch
+
     counts = class_counts(partition, stream).sum(0)
-    clients, classes = counts.shape
-    from fczoo.reports.drawing import STYLE, import_matplotlib, picture_class  # imports torch
-
-    with import_matplotlib().rc_context(STYLE):
-        size = min(2 + 0.25 * classes, 24), min(1.5 + 0.25 * clients, 24)  # inches
-        figure = picture_class()(figsize=(7, size[1]) if kind == "bars" else size)
-        axes = figure.subplots()
-        if kind == "bars":
-            _draw_bars(axes, counts, stream)
-        else:
-            if kind == "heatmap":
-                _draw_heat_map(axes, counts)
-            else:
-                cell = min((size[0] - 2) / classes, (size[1] - 1.5) / clients)
-                _draw_bubbles(axes, counts, 72 * cell)
-            for task in stream.tasks[1:]:
-                axes.axvline(task.start - 0.5, color="black", linewidth=0.8)
-            axes.set(xlabel="class, in order of arrival (lines separate tasks)")
-            axes.xaxis.get_major_locator().set_params(integer=True)
-        title = [f"{partition.dataset}, {partition.spec}", *variant_words(partition.variants)]
-        axes.set(ylabel="client", title="\n".join(title))
-        axes.set_ylim(clients - 0.5, -0.5)  # the first client on top
-        axes.yaxis.get_major_locator().set_params(integer=True)
-        figure.savefig(path, dpi=120)
-
-
-def _draw_heat_map(axes: Any, counts: np.ndarray) -> None:
-    image = axes.imshow(
-        np.ma.masked_equal(counts, 0),
-        aspect="auto",
-        cmap="viridis",
-        interpolation="nearest",
-        vmin=0,
+    title = [f"{partition.dataset}, {partition.spec}", *variant_words(partition.variants)]
+    starts = [task.start for task in stream.tasks[1:]]
+    figure = draw_partition(
+        counts, stream.classes, kind, "\n".join(title), "class, in order of arrival", starts
     )
-    axes.spines[:].set_visible(True)
-    axes.figure.colorbar(image, label="images (white: none)")
-
-
-def _draw_bars(axes: Any, counts: np.ndarray, stream: Stream) -> None:
-    """Draw a bar per client; one collection of rectangles, as there may be very many."""
-    from matplotlib import colormaps
-    from matplotlib.collections import PolyCollection
-
-    classes = counts.shape[1]
-    rows, columns = np.nonzero(counts)
-    stop = counts.cumsum(1)[rows, columns]
-    start, low, high = stop - counts[rows, columns], rows - 0.4, rows + 0.4
-    corners = np.stack([start, low, stop, low, stop, high, start, high], 1).reshape(-1, 4, 2)
-    bars = PolyCollection(
-        list(corners),
-        array=columns,
-        cmap=colormaps["viridis"].resampled(classes),
-        clim=(-0.5, classes - 0.5),
-        edgecolors="white",
-        linewidths=0.4 if classes <= FEW_CLASSES else 0.1,
-    )
-    axes.add_collection(bars)
-    axes.set(xlabel="images", xlim=(0, 1.02 * counts.sum(1).max()))
-    scale = axes.figure.colorbar(bars, label="class, in order of arrival")
-    scale.ax.invert_yaxis()
-    if classes <= FEW_CLASSES:
-        scale.set_ticks(range(classes), labels=stream.classes)
-    scale.ax.tick_params(which="both", length=0)
-
-
-def _draw_bubbles(axes: Any, counts: np.ndarray, cell: float) -> None:
-    """Draw circles whose areas are in proportion to the images; the largest fills its cell.
-
-    Args:
-        axes: Axes of matplotlib.
-        counts: Images [clients, classes].
-        cell: Width and height of a cell in points.
-    """
-    from fczoo.reports.drawing import COLOURS  # imports torch
-
-    rows, columns = np.nonzero(counts)
-    areas = (0.95 * cell) ** 2 * counts[rows, columns] / counts.max()
-    circles = axes.scatter(columns, rows, areas, color=COLOURS[0], alpha=0.8, linewidths=0)
-    axes.set_xlim(-0.5, counts.shape[1] - 0.5)
-    axes.set_axisbelow(True)
-    axes.grid(alpha=0.25)
-    handles, labels = circles.legend_elements(
-        "sizes",
-        num=3,
-        fmt="{x:,g}",
-        color=COLOURS[0],
-        func=lambda area: area * counts.max() / areas.max(),
-    )
-    axes.figure.legend(
-        handles,
-        labels,
-        title="images",
-        loc="outside right upper",
-        frameon=False,
-        labelspacing=1,
-    )
+    figure.savefig(path, dpi=120)
 
 
 def _original(stream: Stream, index: np.ndarray) -> list[int]:

@@ -11,12 +11,11 @@ from click.testing import CliRunner
 from PIL import Image
 
 from fczoo.cli.app import main
-from fczoo.cli.show_partition import _draw_bars, _draw_bubbles
 from fczoo.core.registry import DATASETS
 from fczoo.data.partition import load_partition
 from fczoo.data.stream import make_stream
 from fczoo.reports.drawing import picture_class
-from helpers_partition import toy_stream
+from fczoo.reports.partition_figure import draw_bars, draw_bubbles
 
 SPLIT = [
     "--partition",
@@ -133,7 +132,7 @@ def axes():
 
 def test_bars_are_stacked_by_class(axes):
     """Client 0 has a bar from 0 to 9 of class 0 and one from 9 to 13 of class 2."""
-    _draw_bars(axes, COUNTS, toy_stream())
+    draw_bars(axes, COUNTS, "abcd", "class")
     (bars,) = axes.collections
     corners = [path.vertices[:4].tolist() for path in bars.get_paths()]
     assert corners[0] == [[0, -0.4], [9, -0.4], [9, 0.4], [0, 0.4]]
@@ -145,7 +144,7 @@ def test_bars_are_stacked_by_class(axes):
 
 
 def test_areas_of_bubbles_are_images(axes):
-    _draw_bubbles(axes, COUNTS, cell=20)
+    draw_bubbles(axes, COUNTS, cell=20)
     (bubbles,) = axes.collections
     assert bubbles.get_offsets().tolist()[:3] == [[0, 0], [2, 0], [1, 1]]
     areas = bubbles.get_sizes()
@@ -154,7 +153,7 @@ def test_areas_of_bubbles_are_images(axes):
 
 
 def test_bubbles_of_equal_areas(axes):
-    _draw_bubbles(axes, np.full((2, 3), 7), cell=20)
+    draw_bubbles(axes, np.full((2, 3), 7), cell=20)
     (legend,) = axes.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["7"]
 

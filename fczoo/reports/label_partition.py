@@ -1,0 +1,211 @@
+"""Partition of the user's own labels over clients."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fczoo.core.errors import FczooError, use_python_names
+from fczoo.core.files import encode_json, write_safely
+from fczoo.core.options import plain, plural, quote
+from fczoo.core.registry import PARTITIONERS
+from fczoo.core.seeds import check_seed
+from fczoo.core.tasks import Partitioner, Task
+from fczoo.data.dataset import Images
+from fczoo.data.partition import make_partition
+from fczoo.data.stream import NO_PIXELS, Stream
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LabelPartition:
+    """Images of each client, as positions in the user's list of labels.
+
+    Attributes:
+        spec: Partitioner with its options, such as ``dirichlet:0.1``.
+        seed: Seed of the draws.
+        classes: Distinct labels, ascending.
+        labels: Class of each image, int64 [N]: a position in ``classes``.
+        indices: Positions of the images of each client, ascending; int64 [n_k] for each client k.
+    """
+
+    spec: str
+    seed: int
+    classes: tuple[int | str, ...]
+    labels: np.ndarray
+    indices: tuple[np.ndarray, ...]
+
+    @property
+    def clients(self) -> int:
+        """Return the number of clients."""
+        return len(self.indices)
+
+    def __repr__(self) -> str:
+        images = plural(len(self.labels), "image")
+        classes = plural(len(self.classes), "class", "classes")
+        return (
+            f"<LabelPartition {self.spec}, seed {self.seed}: {images} of {classes} over "
+            f"{plural(self.clients, 'client')}>"
+        )
+
+    def _repr_png_(self) -> bytes | None:
+        """Return the picture that a notebook shows; None without matplotlib."""
+        try:
+            figure: Any = self.plot()
+        except FczooError:
+            return None
+        picture: bytes = figure._repr_png_()
+        return picture
+
+    def counts(self) -> np.ndarray:
+        """Count the images of each client and class.
+
+        Returns:
+            int64 counts [clients, classes].
+        """
+        classes = len(self.classes)
+        return np.stack([np.bincount(self.labels[i], minlength=classes) for i in self.indices])
+
+    def plot(self, kind: Literal["heatmap", "bars", "bubbles"] = "heatmap") -> "Figure":
+        """Draw the images per client and class.
+
+        Args:
+            kind: ``heatmap``, with a coloured cell per client and class; ``bars``, with a bar per
+                client, stacked by class; or ``bubbles``, with areas in proportion to the images.
+
+        Returns:
+            Figure of matplotlib: a notebook shows it, ``figure.savefig(FILE)`` writes it.
+
+        Raises:
+            FczooError: The kind is unknown, or matplotlib is not installed.
+        """
+        from fczoo.reports.partition_figure import KINDS, draw_partition  # imports torch
+
+        if kind not in KINDS:
+            raise FczooError(f"kind is {quote(kind)}; it must be one of {', '.join(KINDS)}")
+        title = f"{self.spec}, seed {self.seed}"
+        return draw_partition(self.counts(), tuple(map(str, self.classes)), kind, title)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON with a list of positions per client, which ``file:PATH`` reads.
+
+        ``fczoo bench --partition file:PATH`` takes it for a data set whose training images are
+        those of the labels, in the same order.
+
+        Args:
+            path: File to write; its suffix is ``.json``.
+
+        Raises:
+            FczooError: The path is not that of a JSON file, or its folder does not exist.
+        """
+        if not isinstance(path, str | os.PathLike) or Path(path).suffix != ".json":
+            raise FczooError(f"{quote(path)} is not a JSON file; give a name such as split.json")
+        place = Path(path)
+        if place.is_dir() or not place.absolute().parent.is_dir():
+            problem = "is a folder" if place.is_dir() else f"has no folder {place.parent}"
+            raise FczooError(f"{place} {problem}; give a file in a folder that exists")
+        lists = [positions.tolist() for positions in self.indices]
+        write_safely(place, f"{encode_json(lists)}\n".encode())
+
+
+@use_python_names
+def partition(
+    labels: Sequence[int] | Sequence[str] | np.ndarray,
+    spec: str,
+    clients: int,
+    seed: int = 0,
+    *,
+    groups: Sequence[int] | Sequence[str] | np.ndarray | None = None,
+) -> LabelPartition:
+    """Split images over clients by their labels.
+
+    Example: ``fczoo.partition(labels, "dirichlet:0.1", clients=10).indices[0]`` are the positions
+    of the first client's images. The split is that of ``fczoo partition --tasks 1`` on a data set
+    with these labels.
+
+    Args:
+        labels: Label of each image, whole numbers or words [N]; lists, arrays and tensors.
+        spec: Partitioner with its options, as ``--partition`` takes it (``fczoo list
+            partitioners``), or ``file:PATH`` for a saved one.
+        clients: Number of clients.
+        seed: Seed of the draws.
+        groups: Domain, hospital, writer or user of each image [N], for partitioners that need it.
+
+    Raises:
+        FczooError: Labels or groups are not one whole number or word per image, the partitioner is
+            unknown, or it cannot split these images.
+    """
+    classes, numbers = _numbered(labels, "labels")
+    if not isinstance(spec, str):
+        raise FczooError(f"spec is {quote(spec)}; give a partitioner such as 'dirichlet:0.1'")
+    count, images = plain(clients), len(numbers)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise FczooError(f"clients is {quote(clients)}; it must be a whole number from 1 up")
+    group_numbers = None if groups is None else _numbered(groups, "groups")[1]
+    if group_numbers is not None and len(group_numbers) != images:
+        raise FczooError(
+            f"groups has {plural(len(group_numbers), 'entry', 'entries')} and labels has {images}; "
+            "give one per image"
+        )
+    partitioner: Partitioner | None = None
+    if not spec.startswith("file:"):
+        partitioner = PARTITIONERS.create(spec)
+        if getattr(partitioner, "needs_groups", False) and groups is None:
+            raise FczooError(f"{spec} needs the group of each image; give groups=")
+        if images < count and getattr(partitioner, "disjoint", True):
+            raise FczooError(
+                f"labels has {plural(images, 'image')} for {count} clients; lower clients"
+            )
+    whole = Task(0, 0, len(classes), len(classes), 1)
+    stream = Stream(
+        "labels",
+        train=Images(NO_PIXELS, numbers),
+        test=Images(NO_PIXELS, numbers[:0]),
+        train_index=np.arange(images),
+        class_order=tuple(range(len(classes))),
+        classes=tuple(map(str, classes)),
+        tasks=(whole,),
+        groups=group_numbers,
+    )
+    split = make_partition(stream, spec, count, check_seed(seed), partitioner=partitioner)
+    return LabelPartition(split.spec, split.seed, classes, numbers, tuple(split.tasks[0]))
+
+
+def _numbered(values: Any, name: str) -> tuple[tuple[int | str, ...], np.ndarray]:
+    """Return distinct values, ascending, and for each value its position among them, int64 [N].
+
+    Args:
+        values: Whole numbers or words [N].
+        name: Name of the argument for messages.
+
+    Raises:
+        FczooError: They are something else, or there are none.
+    """
+    advice = f"{name} must be a list of whole numbers or words, one per image"
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise FczooError(f"{name} is {quote(values)}; {advice}")
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # lists of different lengths; a tensor on a GPU or with a gradient
+        raise FczooError(f"{name} is not an array of one axis; {advice}") from error
+    if array.ndim != 1:
+        raise FczooError(f"{name} has shape {list(array.shape)}; {advice}")
+    if not len(array):
+        raise FczooError(f"{name} is empty; {advice}")
+    if array.dtype.kind == "O":
+        wrong = [value for value in array if not isinstance(value, str)]
+    elif array.dtype.kind == "U" and not isinstance(values, np.ndarray):
+        wrong = [value for value in values if not isinstance(value, str)]  # NumPy made words of it
+    else:
+        wrong = [] if array.dtype.kind in "iuU" else [*array[:1].tolist()]
+    if wrong:
+        raise FczooError(f"{name} contains {quote(plain(wrong[0]))}; {advice}")
+    distinct, positions = np.unique(
+        array.astype(str) if array.dtype.kind == "O" else array, return_inverse=True
+    )
+    return tuple(distinct.tolist()), positions.astype(np.int64)
