@@ -26,6 +26,7 @@ from .core.types import Context as Context
 from .core.types import ServerContext as ServerContext
 from .core.types import Task as Task
 from .core.types import whole_batch as whole_batch
+from .core.user_matrix import compute_metrics as compute_metrics
 from .federation.benchmark import Benchmark as Benchmark
 from .federation.benchmark import run as run
 from .federation.callbacks import Callback as Callback
