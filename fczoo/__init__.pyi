@@ -1,6 +1,8 @@
 from .aggregators.merge import merge as merge
 from .backbones.load import load_backbone as load_backbone
 from .backbones.names import register_backbone as register_backbone
+from .backbones.plugged_vit import PluggedViT as PluggedViT
+from .backbones.plugged_vit import wrap_vit as wrap_vit
 from .core.errors import FczooError as FczooError
 from .core.method import Method as Method
 from .core.metrics import register_metric as register_metric

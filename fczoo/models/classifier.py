@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fczoo.backbones.plugged_vit import TensorBuffers
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
@@ -137,25 +138,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-class _TensorTree(nn.Module):
-    """Named tensors as buffers, which follow the module to its device."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]):
-        super().__init__()
-        for name, value in tensors.items():
-            self.register_buffer(_buffer_name(name), value)
-        self.names = tuple(tensors)
-
-    def tree(self) -> Tree:
-        """Return the tensors by their own names, in order."""
-        return {name: self.get_buffer(_buffer_name(name)) for name in self.names}
-
-
-def _buffer_name(name: str) -> str:
-    """Return the name of a tensor's buffer, without dots and apart from those of functions."""
-    return f"/{name.replace('.', '/')}"
-
-
 class Classifier(nn.Module):
     """The global model of a run, for inference: images -> logits over the classes seen.
 
@@ -177,7 +159,7 @@ class Classifier(nn.Module):
         view = config.image_size, record.test_crop, config.mean, config.std
         self.transform = EvaluationTransform(record.stored_size, *view, record.resize)
         self._config, self._sha256 = config, backbone.sha256
-        self._weights, self._tensors = _TensorTree(backbone.weights), _TensorTree(state)
+        self._weights, self._tensors = TensorBuffers(backbone.weights), TensorBuffers(state)
         self.register_buffer("has_images", torch.tensor(record.has_images), persistent=False)
         self._bind()
         super().train(False)
