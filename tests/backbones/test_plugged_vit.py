@@ -175,6 +175,10 @@ def test_models_that_are_no_plain_vit_are_refused(model):
         ),
         (
             {"tokens": torch.zeros(2, 100)},
+            "plug 'tokens' has width 100, tokens of vit_tiny_patch16_224 have 192",
+        ),
+        (
+            {"lora.0.q.a": torch.zeros(2, 100), "lora.0.q.b": torch.zeros(DIM, 2)},
             "shapes of plugs do not fit vit_tiny_patch16_224, 192 wide: ",
         ),
     ],
