@@ -7,7 +7,7 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tabulate import tabulate
 
@@ -31,12 +31,23 @@ from fczoo.reports.tables import GROUPS, SHORT, all_columns, make_table
 from fczoo.runner.configs import ExecutionConfig, make_sweep, store_paths
 from fczoo.runner.sweep import run_sweep
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
 
 @dataclass(frozen=True, repr=False)
 class Results:
     """Finished runs, grouped into experiments whose numbers may share one table.
 
-    Iterating gives every run's ``Result``; ``str`` gives the table that ``fczoo bench`` prints.
+    Iterating gives every run's ``Result``; ``len`` gives the number of runs, ``results[METHOD]``
+    those of a method, and ``str`` the table that ``fczoo bench`` prints. A notebook shows the
+    tables, and ``plot()`` as a picture.
+
+    Attributes:
+        runs: Runs of each folder or archive that was read, with their settings; no default.
+        experiments: Runs grouped by data, split, backbone and schedule, one table each; computed
+            from ``runs``.
     """
 
     runs: tuple[Runs, ...]
@@ -110,7 +121,7 @@ class Results:
             raise FczooError(f"style is {style!r}; it must be text, markdown, latex or csv")
         return sections(self.experiments, style, GROUPS if every_column else [SHORT])
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> "DataFrame":
         """Convert to a ``pandas.DataFrame`` with one row per run.
 
         Returns:
@@ -132,7 +143,7 @@ class Results:
                     rows.append({"method": line.label, "seed": result.seed, **context, **figures})
         return pandas.DataFrame(rows)
 
-    def plot(self, experiment: int = 0) -> Any:
+    def plot(self, experiment: int = 0) -> "Figure":
         """Draw the accuracy over all classes seen after each task, for every method.
 
         Args:
@@ -142,9 +153,18 @@ class Results:
             Figure of matplotlib: a notebook shows it, ``figure.savefig(FILE)`` writes it.
 
         Raises:
-            FczooError: matplotlib is not installed, or no run is finished.
+            FczooError: matplotlib is not installed, no run is finished, or there is no such
+                experiment.
         """
-        return draw(accuracy_curves(self.experiments[experiment]), colour_order(self.experiments))
+        try:
+            chosen = self.experiments[experiment]
+        except (IndexError, TypeError) as error:
+            last = len(self.experiments) - 1
+            raise FczooError(
+                f"experiment is {quote(experiment)}; these results have experiments 0 to {last}"
+            ) from error
+        figure: Figure = draw(accuracy_curves(chosen), colour_order(self.experiments))
+        return figure
 
     def save(self, path: str | Path) -> None:
         """Write a CSV file with one row per run, which ``load_results`` and ``fczoo report`` read.

@@ -86,6 +86,11 @@ def test_plots_have_a_curve_a_method(results):
     figure = results.plot()
     assert len(figure.axes[0].lines) == 2
     assert figure.get_layout_engine() is not None  # which keeps the legend out of the axes
+    assert figure._repr_png_().startswith(b"\x89PNG")  # a notebook shows it
+    with pytest.raises(FczooError, match="experiment is 1; these results have experiments 0 to 0"):
+        results.plot(1)
+    with pytest.raises(FczooError, match="experiment is 'digits'; these results have"):
+        results.plot("digits")
 
 
 def test_tables_come_in_the_styles_of_reports(results):
