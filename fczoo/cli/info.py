@@ -50,7 +50,8 @@ def list_command(kind: str | None) -> None:
 )
 def show(names: tuple[str, ...], dataset: str | None) -> None:
     """Show all about a method, data set, partitioner, aggregator, attack, local training, protocol,
-    release, backbone, setting or option. `show settings` has all settings of a run.
+    release, backbone, setting or option. `show settings` has all settings of a run, `show result`
+    the fields of its result.
 
     `show protocol NAME` and `show release NAME` select one where several have the name. `show
     backbone NAME` also takes a file of weights.
@@ -100,7 +101,7 @@ def show_any(word: str, dataset: str | None) -> str:
     Raises:
         FczooError: The name has no meaning.
     """
-    if word.lower() == "settings" or any(registry.find(word) for registry in PARTS):
+    if word.lower() in ("settings", "result") or any(registry.find(word) for registry in PARTS):
         from fczoo.cli.show import part_page  # imports torch
 
         return part_page(word, dataset or "digits")
@@ -116,7 +117,7 @@ def show_any(word: str, dataset: str | None) -> str:
     names = {name for registry in (*PARTS, *SOURCES.values()) for name in registry.names()}
     options = {name for method in METHODS.names() for name in METHODS.options(method)}
     settings = {field.name for field in fields(Settings)}
-    known_names = {"settings", BUNDLED_NAME} | names | options | settings
+    known_names = {"settings", "result", BUNDLED_NAME} | names | options | settings
     is_known_part = any(fold(word) in fold(name) for name in known_names)
     if not is_known_part and (backbones := names_with(word)):
         raise FczooError(

@@ -1,4 +1,4 @@
-"""Output of ``fczoo show``: pages of methods, data sets, other parts, settings and backbones."""
+"""Output of ``fczoo show``: pages of methods, data sets, other parts, settings, results and backbones."""
 
 import dataclasses
 import inspect
@@ -34,6 +34,7 @@ from fczoo.core.tree import Tree, nbytes
 from fczoo.core.vit_config import ViTConfig
 from fczoo.federation.settings import GROUPS, Settings
 from fczoo.models.card import method_entries
+from fczoo.reports.result_fields import FieldDescription, describe_result_fields
 from fczoo.reports.run_config import protocol_of_value
 from fczoo.reports.text_format import option_word, plain_table
 from fczoo.runner.cost import MOMENTS, MeasuredCost, measure
@@ -41,7 +42,7 @@ from fczoo.security.privacy import list_disclosures
 
 
 def part_page(name: str, dataset: str) -> str:
-    """Describe an entry of any registry or, as ``settings``, the settings.
+    """Describe an entry of any registry, the ``settings``, or the fields of a ``result``.
 
     Args:
         name: Name in any spelling.
@@ -55,11 +56,13 @@ def part_page(name: str, dataset: str) -> str:
     """
     if fold(name) == "settings":
         return _settings_page()
+    if fold(name) == "result":
+        return _result_page()
     pages = {METHODS: _method_page, DATASETS: _dataset_page}
     for registry in PARTS:
         if registry.find(name):
             return pages.get(registry, _options_page)(registry.get(name), dataset)
-    known_names = ["settings", *(n for registry in PARTS for n in registry.names())]
+    known_names = ["settings", "result", *(n for registry in PARTS for n in registry.names())]
     raise FczooError(f"nothing is called {name!r}; {nearest(name, known_names)}")
 
 
@@ -202,6 +205,13 @@ def _settings_page() -> str:
     return "\n\n".join(
         ["Settings of a run, on digits: options of fczoo bench, fields of fczoo.Settings", *tables]
     )
+
+
+def _result_page() -> str:
+    descriptions = describe_result_fields()
+    head = FieldDescription._fields
+    table = tabulate(descriptions, head, "simple", disable_numparse=True, maxcolwidths=80)
+    return f"Result of a run: fields of fczoo.Result and of result.json\n\n{table}"
 
 
 def _dataset_page(cls: Any, _: str) -> str:

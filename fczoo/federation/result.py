@@ -60,7 +60,7 @@ class Evaluation:
 
 @dataclass(repr=False)
 class Result:
-    """Result of a run.
+    """Result of a run; ``fczoo show result`` lists its fields with meaning, unit and default.
 
     ``accuracy[t][i]`` is the percentage on task i after task t; NaN without test images.
     """

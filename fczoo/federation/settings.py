@@ -31,7 +31,7 @@ SEEDED_SETTINGS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything about a run but the method. ``for_dataset`` takes a data set's schedule."""
+    """Everything about a run but the method; ``fczoo show settings`` lists the fields."""
 
     dataset: str = option("digits", "Name of a data set; see `fczoo list datasets`", group=DATA)
     protocol: str | None = option(

@@ -1,0 +1,112 @@
+"""Meaning, unit and default of each field of a result, as objects and ``result.json`` have them."""
+
+import re
+from dataclasses import MISSING, fields
+from inspect import formatannotation
+from typing import NamedTuple, get_type_hints
+
+from fczoo.federation.result import Result
+
+
+class FieldDescription(NamedTuple):
+    """One field of ``Result``."""
+
+    name: str
+    type: str
+    unit: str
+    default: str  # empty: a run always sets it
+    meaning: str
+
+
+RESULT_FIELDS: dict[str, tuple[str, str]] = {
+    "method": ("", "name of the method"),
+    "options": ("", "hyper-parameters of the method by name"),
+    "settings": ("", "fields of Settings by name; paths without their folders"),
+    "seed": ("", "seed of the run"),
+    "backbone": ("", "shape, input and SHA-256 of the backbone"),
+    "partition": ("", "partitioner, seed and SHA-256 of the split over clients"),
+    "class_order": ("", "original label of each class, in order of arrival"),
+    "task_sizes": ("classes", "classes per task"),
+    "test_counts": ("images", "test images per task"),
+    "trained_scalars": ("numbers", "numbers that a client trains in the first task"),
+    "remark": ("", "what a reader must know of the method as it ran"),
+    "start": (
+        "",
+        "kept model from which the run started: its name, number of tasks, and SHA-256 of its "
+        "tensors; empty for a run from the beginning",
+    ),
+    "accuracy": (
+        "%",
+        "[t][i]: on task i after task t, with the answer among all classes seen; NaN without test "
+        "images",
+    ),
+    "metrics": ("% or points", "metric -> its value after the latest task"),
+    "task_aware": ("%", "as accuracy, with the answer among the classes of the image's task"),
+    "next_accuracy": ("%", "[t]: on task t + 1 after task t; None where it has new classes"),
+    "top5": ("%", "[t]: images whose class is among the five best answers, all classes seen"),
+    "calibration": (
+        "points",
+        "[t]: expected calibration error over all images seen; empty for methods without logits",
+    ),
+    "class_accuracy": ("%", "[t][c]: on each class seen after task t; NaN without test images"),
+    "confusion": ("images", "after the latest task: entries of class, answer and their number"),
+    "client_accuracy": (
+        "%",
+        "after the latest task: per client, on test images with the class mix of its images; None "
+        "without images, empty where the server does not know the mixes",
+    ),
+    "client_tasks": (
+        "stages",
+        "client, first and last stage of each task of each client, where clients are in different "
+        "tasks",
+    ),
+    "client_task_accuracy": (
+        "%",
+        "[s]: per entry of client_tasks that has begun by stage s, on test images with its classes",
+    ),
+    "personal_accuracy": (
+        "%",
+        "after the last task: as client_accuracy, of each client's own fine-tuned model",
+    ),
+    "curve": (
+        "rounds, %, bytes",
+        "points of task, its rounds, accuracy over all classes seen, bytes sent so far; after every "
+        "task, and every eval_every rounds",
+    ),
+    "curve_seconds": ("s", "virtual time of each point of the curve, with client_devices"),
+    "virtual_seconds": ("s", "virtual time since the run began, with client_devices"),
+    "bytes_up": ("bytes", "all uploads of all clients"),
+    "bytes_down": ("bytes", "all broadcasts; a tensor that a client has is not sent again"),
+    "client_rounds": ("uploads", "uploads of all clients"),
+    "uploaded": ("bytes", "bytes_up by what they tell of a client's data"),
+    "rejected": ("", "uploads refused or lost, whole or in part: task, moment, client, reason"),
+    "skipped": ("", "exchanges with too few valid uploads: task, moment, reason"),
+    "far": ("uploads", "client -> uploads whose class statistics were far from the others'"),
+    "privacy": ("", "epsilon and delta of a client's uploads, with dp_noise"),
+    "seconds": ("s", "time of the run"),
+    "phases": ("s", "time of surveys, training, server and evaluation"),
+    "client_storage": (
+        "bytes",
+        "largest storage of a client, besides backbone and images of the task; None: not measured",
+    ),
+    "server_storage": ("bytes", "largest size of the server's state; None: not measured"),
+    "peak_memory": ("bytes", "largest memory of this run's process (run) and on the GPU (cuda)"),
+    "versions": ("", "packages with their versions, hash of the code, and commit"),
+}
+"""Field -> its unit, empty without one, and its meaning."""
+
+
+def describe_result_fields() -> list[FieldDescription]:
+    """Describe the fields of ``Result`` in their order."""
+    descriptions, hints = [], get_type_hints(Result)  # without the limits of numbers
+    for field in fields(Result):
+        default = ""
+        if field.default is not MISSING:
+            default = repr(field.default)
+        elif field.default_factory is not MISSING:
+            default = repr(field.default_factory())
+        words = formatannotation(hints[field.name]).replace("typing.", "")
+        words = re.sub(r"Optional\[(\w+)\]", r"\1 | None", words)
+        unit, meaning = RESULT_FIELDS[field.name]
+        descriptions.append(FieldDescription(field.name, words, unit, default, meaning))
+    return descriptions
