@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import click
+from blocks import blocks_page, result_page
 from figure import draw
 from tabulate import tabulate
 
@@ -50,7 +51,9 @@ def write(folder: Path) -> None:
         "parts": _parts_page(),
         "commands": _commands_page(),
         "settings": f"# Settings\n\n{_literal(part_page('settings', DATASET))}",
+        "result": result_page(),
         "api": _api_page(),
+        "blocks": blocks_page(),
     }
     texts |= {f"methods/{name}": _method_page(METHODS.get(name)) for name in _ours(METHODS)}
     for name, text in texts.items():

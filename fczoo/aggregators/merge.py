@@ -29,13 +29,15 @@ def merge(
     integers that an aggregator averages become float64.
 
     Args:
-        aggregator: what ``--aggregator`` takes, or the name of a method's merge.
-        trees: one per client, name -> tensor, or a ``Payload``.
-        num_samples: images of each client; 1 each unless given.
+        aggregator: Name that ``--aggregator`` takes, or name of a method's merge.
+        trees: One per client, name -> tensor of any shape, or a ``Payload``.
+        num_samples: Images of each client. Default: 1 each.
+
+    Returns:
+        The merged tensors, name -> tensor.
 
     Raises:
-        FczooError: for trees that do not fit each other or the aggregator, and for values that
-            are not finite.
+        FczooError: The trees do not fit each other or the aggregator, or a value is not finite.
     """
     if not isinstance(aggregator, str):
         raise FczooError(
@@ -132,6 +134,9 @@ def sound(aggregator: ServerAggregator) -> ServerAggregator:
     """Wrap an aggregator to check that it drops no tensor and returns finite ones.
 
     The wrapper raises FczooError otherwise.
+
+    Args:
+        aggregator: Aggregator to wrap.
     """
     name = getattr(aggregator, "name", type(aggregator).__name__)
 
@@ -157,6 +162,9 @@ def check_stateless(spec: str) -> None:
     """Raise FczooError where an aggregator keeps state or draws random numbers.
 
     A checkpoint does not hold either, so a resumed run would end with other numbers.
+
+    Args:
+        spec: Name of the aggregator, with its options.
     """
     aggregator = make_aggregator(spec)
     for count in UPLOAD_COUNTS:
@@ -172,7 +180,12 @@ def check_stateless(spec: str) -> None:
 
 
 def repeats(aggregator: ServerAggregator, uploads: Sequence[Payload]) -> bool:
-    """Return whether an aggregator merges equal uploads to equal trees after other merges."""
+    """Return whether an aggregator merges equal uploads to equal trees after other merges.
+
+    Args:
+        aggregator: Aggregator to try.
+        uploads: Uploads that it merges several times, with others in between.
+    """
     others = [p.holding({k: _changed_copy(v) for k, v in p.items()}) for p in uploads]
     first = aggregator(list(uploads))
     for _ in range(REPEATED_MERGES // 2):

@@ -91,8 +91,16 @@ class PluggedViT(nn.Module):
 
         Returns:
             Features [B, D].
+
+        Raises:
+            FczooError: The images have another shape, or numbers that are not floating-point.
         """
-        return self.backbone(images, self.plugs(), pool)
+        size = self._config.image_size
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            raise FczooError("images are not a tensor of floating-point numbers; normalise them")
+        if images.ndim != 4 or images.shape[1:] != (3, size, size):
+            raise FczooError(f"images have shape {list(images.shape)}; give [B, 3, {size}, {size}]")
+        return self.backbone(images.to(self.backbone.dtype), self.plugs(), pool)
 
     def plugs(self) -> Tree:
         """Return the parameters by the names of their plugs, as an aggregator merges them."""

@@ -46,8 +46,6 @@ class Results:
 
     Attributes:
         runs: Runs of each folder or archive that was read, with their settings; no default.
-        experiments: Runs grouped by data, split, backbone and schedule, one table each; computed
-            from ``runs``.
     """
 
     runs: tuple[Runs, ...]

@@ -187,6 +187,18 @@ def test_plugs_that_do_not_fit(model, plugs, message):
     assert error_of(fczoo.PluggedViT, model, plugs).startswith(message)
 
 
+def test_images_that_do_not_fit(model, images):
+    vit = fczoo.PluggedViT(model, {"tokens": torch.zeros(2, DIM)})
+    assert error_of(vit, images[0]) == "images have shape [3, 32, 32]; give [B, 3, 32, 32]"
+    assert error_of(vit, torch.zeros(1, 3, 224, 224)).startswith(
+        "images have shape [1, 3, 224, 224]"
+    )
+    message = "images are not a tensor of floating-point numbers; normalise them"
+    assert error_of(vit, images.to(torch.uint8)) == message
+    assert error_of(vit, None) == message
+    assert vit(images.double()).shape == (3, DIM)
+
+
 def test_values_that_do_not_fit(model):
     vit = fczoo.PluggedViT(model, {"tokens": torch.zeros(2, DIM)})
     assert error_of(vit.load_plugs, {}) == "load_plugs lacks 'tokens'; give tokens"

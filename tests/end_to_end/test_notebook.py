@@ -20,6 +20,7 @@ CELLS = (
     "results",
     "results['fedclm'][0]",
     "results.plot()",
+    "fczoo.partition([0, 0, 1, 1], 'iid', clients=2)",
     "fczoo.bench('fedncn')",
 )
 
@@ -32,7 +33,7 @@ def test_a_notebook_shows_tables_curves_and_progress(tmp_path) -> None:
     nbclient.NotebookClient(
         book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
-    _, ran, table, one, curves, wrong = (cell["outputs"] for cell in book.cells)
+    _, ran, table, one, curves, split, wrong = (cell["outputs"] for cell in book.cells)
     log = "".join(out["text"] for out in ran if out["output_type"] == "stream")
     assert "run 4 of 4, fedclm seed 1: task 3 of 3" in log
     assert "4 of 4 runs ended; best so far" in log
@@ -43,6 +44,7 @@ def test_a_notebook_shows_tables_curves_and_progress(tmp_path) -> None:
     assert "on task 3" in one[0]["data"]["text/html"]
     assert "<table>" in one[0]["data"]["text/html"]
     assert sum("image/png" in out.get("data", {}) for out in curves) == 1
+    assert sum("image/png" in out.get("data", {}) for out in split) == 1
     (error,) = (out for out in wrong if out["output_type"] == "error")
     assert error["ename"] == "FczooError"
     assert "no method is called 'fedncn'; did you mean" in error["evalue"]

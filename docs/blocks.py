@@ -1,0 +1,55 @@
+"""Pages of the building blocks and of the fields of a result, written as the handbook is built."""
+
+import importlib
+from pkgutil import iter_modules
+
+from tabulate import tabulate
+
+from fczoo.reports.result_fields import FieldDescription, describe_result_fields
+
+PACKAGES = {
+    "fczoo.functional": "Parts of methods: losses, heads, statistics, exemplars, LoRA, prompts.",
+    "fczoo.aggregators": "Merges of uploads; `fczoo.merge` calls them by name.",
+    "fczoo.partitioners": "Splits of labels over clients; `fczoo.partition` calls them by name.",
+}
+MODULES = {
+    "fczoo.core.backbone": "The plugs of a backbone: names and shapes of what may be trained.",
+    "fczoo.core.vit_config": "The configuration of a backbone.",
+    "fczoo.core.tree": "Trees: dictionaries, name -> tensor.",
+    "fczoo.core.metrics": "Formulas of metrics; `fczoo.compute_metrics` calls them all.",
+}
+ABOUT = """Every function and class, with shapes of its tensors. [Use as a library](../library.md) has
+examples of them. B is the number of images of a batch, C that of classes, c that of the current
+task's classes, D the length of a feature, L that of a prompt, K the number of clients."""
+
+
+def blocks_page() -> str:
+    """Return the page of all public functions and classes of the building blocks."""
+    parts = ["# Building blocks", ABOUT]
+    for package, about in PACKAGES.items():
+        parts += [f"## {package}", about]
+        folder = importlib.import_module(package).__path__
+        parts += [_module(f"{package}.{entry.name}") for entry in iter_modules(folder)]
+    parts += ["## fczoo.core", *(f"{about}\n\n{_module(name)}" for name, about in MODULES.items())]
+    protocol = ".. autoclass:: fczoo.core.types.ServerAggregator\n   :special-members: __call__"
+    return "\n\n".join([*parts, "### fczoo.core.types", _rst(protocol)])
+
+
+def _module(name: str) -> str:
+    return f"### {name}\n\n{_rst(f'.. automodule:: {name}')}"
+
+
+def _rst(text: str) -> str:
+    return f"~~~~{{eval-rst}}\n{text}\n~~~~"
+
+
+def result_page() -> str:
+    """Return the page of the fields of a result."""
+    rows = [
+        [f"`{entry.name}`", f"`{entry.type}`", entry.unit, entry.default, entry.meaning]
+        for entry in describe_result_fields()
+    ]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    table = tabulate(cells, FieldDescription._fields, tablefmt="pipe", disable_numparse=True)
+    about = "Fields of `fczoo.Result` and of `result.json`, as `fczoo show result` prints them."
+    return f"# Result\n\n{about}\n\n{table}"
