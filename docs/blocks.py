@@ -18,9 +18,9 @@ MODULES = {
     "fczoo.core.tree": "Trees: dictionaries, name -> tensor.",
     "fczoo.core.metrics": "Formulas of metrics; `fczoo.compute_metrics` calls them all.",
 }
-ABOUT = """Every function and class, with shapes of its tensors. [Use as a library](../library.md) has
-examples of them. B is the number of images of a batch, C that of classes, c that of the current
-task's classes, D the length of a feature, L that of a prompt, K the number of clients."""
+ABOUT = """Every function and class, with shapes of its tensors. Examples are in
+[Use as a library](../library.md). B is the number of images of a batch, C that of classes, c that
+of the current task's classes, D the length of a feature, L that of a prompt, K that of clients."""
 
 
 def blocks_page() -> str:

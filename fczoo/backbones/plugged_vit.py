@@ -35,8 +35,8 @@ def wrap_vit(model: nn.Module) -> Backbone:
     kind = type(model)
     if not kind.__module__.startswith("timm."):
         raise FczooError(
-            f"the model is a {kind.__module__}.{kind.__qualname__}; give a ViT of timm.create_model, "
-            "or load a file of weights with load_backbone('NAME:FILE')"
+            f"the model is a {kind.__module__}.{kind.__qualname__}; give a ViT of "
+            "timm.create_model, or load a file of weights with load_backbone('NAME:FILE')"
         )
     about: Any = getattr(model, "pretrained_cfg", None) or {}
     config = vit_config(about.get("architecture") or kind.__name__, model)
@@ -186,9 +186,9 @@ def _check_plugs(backbone: Backbone, plugs: Any) -> None:
             raise FczooError(f"plug {name!r} is not a tensor of floating-point numbers")
     backbone.check_plugs(plugs)
     for name in plugs:
-        place = name.rpartition(".")[0]
+        stem = name.rpartition(".")[0]
         partners = PARTNERS.get(name.partition(".")[0], ())
-        if missing := [f"{place}.{p}" for p in partners if f"{place}.{p}" not in plugs]:
+        if missing := [f"{stem}.{p}" for p in partners if f"{stem}.{p}" not in plugs]:
             raise FczooError(f"plug {name!r} needs {missing[0]!r} as well; give both")
     config = backbone.config
     shapes = {name: torch.empty(shape, device="meta") for name, shape in config.shapes().items()}

@@ -105,12 +105,12 @@ class LabelPartition:
         """
         if not isinstance(path, str | os.PathLike) or Path(path).suffix != ".json":
             raise FczooError(f"{quote(path)} is not a JSON file; give a name such as split.json")
-        place = Path(path)
-        if place.is_dir() or not place.absolute().parent.is_dir():
-            problem = "is a folder" if place.is_dir() else f"has no folder {place.parent}"
-            raise FczooError(f"{place} {problem}; give a file in a folder that exists")
+        file = Path(path)
+        if file.is_dir() or not file.absolute().parent.is_dir():
+            problem = "is a folder" if file.is_dir() else f"has no folder {file.parent}"
+            raise FczooError(f"{file} {problem}; give a file in a folder that exists")
         lists = [positions.tolist() for positions in self.indices]
-        write_safely(place, f"{encode_json(lists)}\n".encode())
+        write_safely(file, f"{encode_json(lists)}\n".encode())
 
 
 @use_python_names
@@ -140,13 +140,13 @@ def partition(
         FczooError: Labels or groups are not one whole number or word per image, the partitioner is
             unknown, or it cannot split these images.
     """
-    classes, numbers = _numbered(labels, "labels")
+    classes, numbers = _number_values(labels, "labels")
     if not isinstance(spec, str):
         raise FczooError(f"spec is {quote(spec)}; give a partitioner such as 'dirichlet:0.1'")
     count, images = plain(clients), len(numbers)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise FczooError(f"clients is {quote(clients)}; it must be a whole number from 1 up")
-    group_numbers = None if groups is None else _numbered(groups, "groups")[1]
+    group_numbers = None if groups is None else _number_values(groups, "groups")[1]
     if group_numbers is not None and len(group_numbers) != images:
         raise FczooError(
             f"groups has {plural(len(group_numbers), 'entry', 'entries')} and labels has {images}; "
@@ -161,7 +161,7 @@ def partition(
             raise FczooError(
                 f"labels has {plural(images, 'image')} for {count} clients; lower clients"
             )
-    whole = Task(0, 0, len(classes), len(classes), 1)
+    task = Task(0, 0, len(classes), len(classes), 1)
     stream = Stream(
         "labels",
         train=Images(NO_PIXELS, numbers),
@@ -169,14 +169,14 @@ def partition(
         train_index=np.arange(images),
         class_order=tuple(range(len(classes))),
         classes=tuple(map(str, classes)),
-        tasks=(whole,),
+        tasks=(task,),
         groups=group_numbers,
     )
     split = make_partition(stream, spec, count, check_seed(seed), partitioner=partitioner)
     return LabelPartition(split.spec, split.seed, classes, numbers, tuple(split.tasks[0]))
 
 
-def _numbered(values: Any, name: str) -> tuple[tuple[int | str, ...], np.ndarray]:
+def _number_values(values: Any, name: str) -> tuple[tuple[int | str, ...], np.ndarray]:
     """Return distinct values, ascending, and for each value its position among them, int64 [N].
 
     Args:

@@ -70,15 +70,15 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "curve": (
         "rounds, %, bytes",
-        "points of task, its rounds, accuracy over all classes seen, bytes sent so far; after every "
-        "task, and every eval_every rounds",
+        "points of task, its rounds, accuracy over all classes seen, bytes sent so far; after "
+        "every task, and every eval_every rounds",
     ),
     "curve_seconds": ("s", "virtual time of each point of the curve, with client_devices"),
     "virtual_seconds": ("s", "virtual time since the run began, with client_devices"),
     "bytes_up": ("bytes", "all uploads of all clients"),
     "bytes_down": ("bytes", "all broadcasts; a tensor that a client has is not sent again"),
     "client_rounds": ("uploads", "uploads of all clients"),
-    "uploaded": ("bytes", "bytes_up by what they tell of a client's data"),
+    "uploaded": ("bytes", "bytes_up by the content that they disclose of a client's data"),
     "rejected": ("", "uploads refused or lost, whole or in part: task, moment, client, reason"),
     "skipped": ("", "exchanges with too few valid uploads: task, moment, reason"),
     "far": ("uploads", "client -> uploads whose class statistics were far from the others'"),
@@ -87,7 +87,7 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "phases": ("s", "time of surveys, training, server and evaluation"),
     "client_storage": (
         "bytes",
-        "largest storage of a client, besides backbone and images of the task; None: not measured",
+        "largest storage of a client, next to backbone and images of the task; None: not measured",
     ),
     "server_storage": ("bytes", "largest size of the server's state; None: not measured"),
     "peak_memory": ("bytes", "largest memory of this run's process (run) and on the GPU (cuda)"),

@@ -43,8 +43,8 @@ def test_an_example_prints_what_the_page_says(code, output, tmp_path, monkeypatc
 
 
 def test_an_aggregator_in_a_flower_strategy(tmp_path):
-    """Merge by hand: (10 * 1 + 30 * 3 + 10 * 100) / 50 = 22, (10 * 2 + 30 * 4 - 1000) / 50 = -17.2."""
-    pytest.importorskip("flwr", reason="flwr is not installed; it needs an environment of its own")
+    """By hand: (10 * 1 + 30 * 3 + 10 * 100) / 50 = 22, (10 * 2 + 30 * 4 - 1000) / 50 = -17.2."""
+    pytest.importorskip("flwr", reason="flwr is not installed; it needs a separate environment")
     (tmp_path / "flower_strategy.py").write_text(STRATEGY.findall(TEXT)[0], encoding="utf-8")
     process = subprocess.run(
         [sys.executable, "flower_strategy.py"],
