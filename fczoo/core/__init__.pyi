@@ -9,6 +9,7 @@ from .payload import per_seen_class as per_seen_class
 from .payload import rows as rows
 from .payload import samples as samples
 from .payload import whole_tensors as whole_tensors
+from .registry import make_aggregator as make_aggregator
 from .training import Optim as Optim
 from .training import Scope as Scope
 from .training import TaskPhase as TaskPhase

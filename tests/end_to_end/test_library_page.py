@@ -54,7 +54,4 @@ def test_an_aggregator_in_a_flower_strategy(tmp_path):
         cwd=tmp_path,
     )
     assert process.returncode == 0, process.stderr
-    fedavg, median = (line.split(" ", 1) for line in process.stdout.splitlines())
-    values = [float(number) for number in fedavg[1].strip("[]").split(", ")]
-    assert fedavg[0] == "fedavg" and values == pytest.approx([22, -17.2])
-    assert median == ["median", "[3.0, 2.0]"]
+    assert process.stdout.splitlines() == ["fedavg [ 22.  -17.2]", "median [3. 2.]"]
