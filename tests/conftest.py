@@ -1,5 +1,6 @@
 """Provide the toy world of ``fczoo.testing``, watched runs, golden inputs and run folders."""
 
+import compileall
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -27,6 +28,8 @@ from fczoo.testing.world import (
 from helpers_golden import LARGEST, golden
 from helpers_runs import write_run
 
+ROOT = Path(__file__).parents[1]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -34,6 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="print the largest difference to each file of recorded outputs (with -n 0)",
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile fczoo once: many processes import it, some with ``PYTHONDONTWRITEBYTECODE``."""
+    if not hasattr(session.config, "workerinput"):
+        for package in ("fczoo", "methods", "baselines", "datasets"):
+            compileall.compile_dir(ROOT / package, quiet=2)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
