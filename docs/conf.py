@@ -6,6 +6,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent))
+import links
 import pages
 
 import fczoo
@@ -33,6 +34,19 @@ html_css_files = ["handbook.css"]
 html_show_sourcelink = False
 
 
+LONG_PAGES = ("commands",)
+"""Pages whose contents next to the text list sections only, not each option."""
+
+
+def adapt_page(app: Sphinx, name: str, content: list[str]) -> None:
+    """Let links to sources and results lead to generated pages, and shorten long contents."""
+    if not name.startswith("generated/"):
+        content[0] = links.link_to_generated(content[0], (Path(app.srcdir) / name).parent)
+    if name in LONG_PAGES:
+        content[0] = f"---\ntocdepth: 2\n---\n{content[0]}"
+
+
 def setup(app: Sphinx) -> None:
     """Write the generated pages before Sphinx looks for sources."""
     pages.write(Path(app.srcdir) / "generated")
+    app.connect("source-read", adapt_page)

@@ -4,20 +4,18 @@ import dataclasses
 import inspect
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import click
 from blocks import blocks_page, result_page
 from figure import draw
-from tabulate import tabulate
+from reference import pipe_table
 
 import fczoo
 import fczoo.testing
 from fczoo.board.benchmark import heading
-from fczoo.cli.app import main
 from fczoo.cli.info import source_page
 from fczoo.cli.listing import KINDS, REGISTRIES, listing
 from fczoo.cli.show import dataset_values, exchange, part_page
@@ -49,8 +47,6 @@ def write(folder: Path) -> None:
         "protocols": _sources_page("Protocols", PROTOCOLS, "protocol"),
         "releases": _sources_page("Released code", RELEASES, "release"),
         "parts": _parts_page(),
-        "commands": _commands_page(),
-        "settings": f"# Settings\n\n{_literal(part_page('settings', DATASET))}",
         "result": result_page(),
         "api": _api_page(),
         "blocks": blocks_page(),
@@ -86,11 +82,6 @@ def _rst(text: str) -> str:
     return f"~~~~{{eval-rst}}\n{text}\n~~~~"
 
 
-def _table(rows: Iterable[Sequence[Any]], head: Sequence[str]) -> str:
-    cells = [[str(cell).replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
-    return tabulate(cells, head, tablefmt="pipe", disable_numparse=True)
-
-
 # --- methods
 
 
@@ -100,7 +91,7 @@ def _methods_index() -> str:
     parts = ["# Methods", "A page each, as `fczoo show METHOD` has them. What is sent is measured."]
     for kind, names in groups.items():
         rows = [(f"[{name}]({name}.md)", METHODS.about(name)) for name in names]
-        parts += [f"## {kind.capitalize()}: {KINDS[kind]}", _table(rows, ["name", "idea"])]
+        parts += [f"## {kind.capitalize()}: {KINDS[kind]}", pipe_table(rows, ["name", "idea"])]
         parts.append(_toctree(names, kind.capitalize()))
     return "\n\n".join(parts)
 
@@ -128,12 +119,12 @@ def _method_page(cls: type[Method]) -> str:
     ]:
         parts += [
             "## Quirks of released code",
-            _table(quirk_rows, ["option", "what it does", "seen in"]),
+            pipe_table(quirk_rows, ["option", "what it does", "seen in"]),
         ]
     if rows := _readings(cls.name):
         parts += [
             "## Readings that are not offered",
-            _table(rows, ["what", "where it is so", "what fczoo does"]),
+            pipe_table(rows, ["what", "where it is so", "what fczoo does"]),
         ]
     if rows := _results(cls.name):
         about = (
@@ -142,7 +133,7 @@ def _method_page(cls: type[Method]) -> str:
             "heads at random, stands next to [all results](../results/README.md)."
         )
         head = ["benchmark", "row", *METRIC_COLUMNS, "seeds"]
-        parts += ["## Results", about, _table(rows, head)]
+        parts += ["## Results", about, pipe_table(rows, head)]
     entries = _literal("\n\n".join(method_entries(cls)), "bibtex")
     return "\n\n".join([*parts, "## Citation", f"{cls.paper}.", entries])
 
@@ -189,7 +180,7 @@ def _options_table(cls: type[Any]) -> str:
             )
         )
     return (
-        _table(rows, ["option", "default", "type", "limits", "tuning", "meaning"])
+        pipe_table(rows, ["option", "default", "type", "limits", "tuning", "meaning"])
         if rows
         else "None."
     )
@@ -209,7 +200,7 @@ def _readings(name: str) -> list[list[str]]:
     ]
 
 
-# --- protocols, other parts, command line
+# --- protocols, other parts
 
 
 def _sources_page(title: str, registry: Any, kind: str) -> str:
@@ -235,15 +226,6 @@ def _parts_page() -> str:
         for name in _ours(registry):
             parts += [f"### {name}", _literal(part_page(name, DATASET))]
     return "\n\n".join([*parts, "## Backbones", _literal(listing("backbones"))])
-
-
-def _commands_page() -> str:
-    parts = ["# Commands"]
-    context = click.Context(main, info_name="fczoo")
-    for name, command in main.commands.items():
-        inner = click.Context(command, info_name=name, parent=context)
-        parts += [f"## fczoo {name}", _literal(command.get_help(inner))]
-    return "\n\n".join(parts)
 
 
 # --- public names
