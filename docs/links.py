@@ -22,15 +22,15 @@ def link_to_generated(text: str, folder: Path) -> str:
         folder: Folder of the page.
     """
 
-    def replaced(link: re.Match[str]) -> str:
+    def replacement(link: re.Match[str]) -> str:
         page = generated_page((folder / link[2]).resolve())
         return link[0] if page is None else f"{link[1]}{relative(DOCS / page, folder)}"
 
-    return LINK.sub(replaced, text)
+    return LINK.sub(replacement, text)
 
 
 def generated_page(file: Path) -> str | None:
-    """Return the generated page that stands for a file; None if it stands for itself.
+    """Return the generated page that replaces a file; None if none does.
 
     Args:
         file: File in the repository.

@@ -29,7 +29,7 @@ DATASET = "cifar100"
 """Data set on whose schedule bytes are counted."""
 NOTICE = "<!-- Written by python docs/reference.py; do not edit it. -->"
 GENERATED_IMAGES = {"synthetic": "images", "generator": "generator"}
-"""First word of a tensor that clients receive -> what it stands for."""
+"""First word of a tensor that clients receive -> what takes the place of old images."""
 GRADIENTS = "gradients"  # of single images, in the words of the list of methods
 
 
@@ -139,8 +139,8 @@ def synthetic_data(method: Method, fact: Facts) -> str:
     if GRADIENTS in fact.sent.split(", "):
         return "from gradients"
     small = create_method(method.name, "digits")
-    held = measure(small, Settings.for_dataset("digits")).stored_broadcast
-    kinds = dict.fromkeys(name.partition(".")[0] for name in held)
+    broadcast = measure(small, Settings.for_dataset("digits")).stored_broadcast
+    kinds = dict.fromkeys(name.partition(".")[0] for name in broadcast)
     return ", ".join(GENERATED_IMAGES[kind] for kind in kinds if kind in GENERATED_IMAGES) or "none"
 
 

@@ -25,7 +25,7 @@ RECORD = {
     },
 }
 """Fields that every file has next to those of its type."""
-FINISHED = {"description": "Whether every task is learned and evaluated.", "type": "boolean"}
+IS_FINISHED = {"description": "Whether every task is learned and evaluated.", "type": "boolean"}
 BOTH = {
     "settings": "Settings of the run, as `fczoo show settings` lists them; those that earlier "
     "versions lacked are left out at their default.",
@@ -71,8 +71,8 @@ MEANINGS = {
         "bytes_down": "Bytes of all broadcasts, without tensors that a client already has.",
         "client_rounds": "Number of uploads.",
         "uploaded": "Bytes of uploads by content.",
-        "rejected": "Uploads that were refused, in whole or part, or lost: task, moment, client and "
-        "reason.",
+        "rejected": "Uploads that were refused, in whole or part, or lost: task, moment, client "
+        "and reason.",
         "skipped": "Exchanges with too few valid uploads, after which the state stayed: task, "
         "moment and reason.",
         "far": "Per client: number of uploads with class statistics far from those of others.",
@@ -130,15 +130,15 @@ def make_schema(name: str) -> dict[str, Any]:
     Args:
         name: Name of the file without its suffix.
     """
-    kind, version, measured = FILES[name]
+    kind, version, nullable_fields = FILES[name]
     (types,) = msgspec.json.schema_components([kind])[1].values()
     fields = {
-        key: {"description": MEANINGS[name][key], **(with_null(s) if key in measured else s)}
+        key: {"description": MEANINGS[name][key], **(with_null(s) if key in nullable_fields else s)}
         for key, s in types["properties"].items()
     }
     first = {"format": {**RECORD["format"], "const": version}}
     if name == "result":
-        first["finished"] = FINISHED
+        first["finished"] = IS_FINISHED
     return {
         "$schema": DIALECT,
         "title": f"{name}.json",

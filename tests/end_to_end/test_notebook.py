@@ -13,6 +13,12 @@ nbclient = pytest.importorskip(
 pytest.importorskip("ipykernel", reason="nbclient and ipykernel (extra test) are not installed")
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
+SHOWN = {
+    "own_data_and_method": (2, 1),  # a shape and curves; results
+    "start": (1, 2),  # curves; results and one run
+    "use_the_model": (2, 3),  # a digit and features; results, probabilities and confusion
+}
+"""Notebook -> pictures and tables that it shows."""
 CELLS = (
     "import fczoo",
     "results = fczoo.bench(['fedncm', 'fedclm'], range(2), dataset='digits', train_per_class=8,\n"
@@ -65,5 +71,6 @@ def test_a_notebook_of_the_handbook_runs_from_top_to_bottom(
         book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     shown = [{kind for out in cell.outputs for kind in out.get("data", {})} for cell in code]
-    assert sum("image/png" in kinds for kinds in shown) == 2  # a digit and the features
-    assert sum("text/html" in kinds for kinds in shown) == 3  # results, probabilities, confusion
+    pictures, tables = SHOWN[path.stem]
+    assert sum("image/png" in kinds for kinds in shown) == pictures
+    assert sum("text/html" in kinds for kinds in shown) == tables

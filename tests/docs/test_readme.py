@@ -1,0 +1,62 @@
+"""README: its methods, its links on a package index, and its citation."""
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+from fczoo.core.registry import METHODS
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+URL = "https://example.org/group/fczoo"
+
+
+def absolute_links(repository: str | None) -> str:
+    """Return README as the release tool packs it."""
+    spec = importlib.util.spec_from_file_location("release_tool", ROOT / "tools" / "release.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    text: str = tool.absolute_links(TEXT, repository, "1.2.3")
+    return text
+
+
+def test_the_table_has_every_method() -> None:
+    rows = re.findall(r"^\| .*`.*$", TEXT, flags=re.MULTILINE)
+    names = set(re.findall(r"`(\w+)`", "\n".join(rows)))
+    own = {*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")}
+    assert own <= names
+
+
+def test_it_renders_on_a_package_index() -> None:
+    """Leave no relative link, and no picture without an address."""
+    with_address, without = absolute_links(URL), absolute_links(None)
+    targets = re.findall(r"\]\(([^)]*)\)", with_address)
+    assert len(targets) > 30
+    assert all(target.startswith(("https://", "#")) for target in targets)
+    files = [t.partition(f"{URL}/")[2].partition("/v1.2.3/")[2] for t in targets if URL in t]
+    assert all((ROOT / file).exists() for file in files)
+    assert f"![Accuracy over all classes seen, after each of ten tasks]({URL}/raw/" in with_address
+    assert "![" not in without
+    assert "](docs/" not in without
+
+
+def test_the_parts_of_the_page_are_in_order() -> None:
+    parts = ("![", "fczoo bench", "fczoo predict", "## Install", "## What there is", "## Why not")
+    places = [TEXT.index(part) for part in (*parts, "## Cite", "## Where to go on")]
+    assert places == sorted(places)
+    assert "whl/cpu" in TEXT
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    line = next(line for line in TEXT.splitlines() if line.startswith("pip install '.[plot]'"))
+    assert {*extras["optional-dependencies"]} - {"test", "docs", "dev"} <= set(
+        re.findall(r"\w+", line)
+    )
+
+
+def test_the_entry_is_that_of_the_citation_file() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    title = re.findall(r'^  title: "(.*)"$', citation, flags=re.MULTILINE)[0]
+    year = re.findall(r"^  year: (\d+)$", citation, flags=re.MULTILINE)[0]
+    assert f"title = {{{title}}}" in TEXT
+    assert f"year = {{{year}}}" in TEXT
