@@ -1,5 +1,6 @@
 """The handbook builds without a warning, has a page per method, and its tutorials work."""
 
+import json
 import os
 import re
 import subprocess
@@ -102,6 +103,85 @@ def test_options_and_code_are_readable_on_a_telephone(site: Path, tmp_path: Path
         blocks, wide = pages.ask("tables.html", cut)
     assert count > 10 and right <= 390
     assert blocks >= 2 and wide == 0
+
+
+WIDTHS = """
+    const found = {};
+    for (const page of PAGES) {
+      const frame = parent.document.createElement("iframe");
+      frame.style = "width: WIDTHpx; height: 800px";
+      const loaded = new Promise(done => { frame.onload = done; });
+      frame.src = page;
+      parent.document.body.append(frame);
+      await loaded;
+      const blocks = [...frame.contentDocument.querySelectorAll(".highlight pre")];
+      const cut = blocks.filter(pre => pre.scrollWidth > pre.clientWidth + 1).length;
+      found[page] = [frame.contentDocument.documentElement.scrollWidth, cut];
+      frame.remove();
+    }
+    return found;
+"""
+"""Width of each page in a frame, and its blocks of code that are cut."""
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_scrolls_sideways_and_no_code_is_cut(
+    site: Path, tmp_path: Path, width: int
+) -> None:
+    names = [page.relative_to(site).as_posix() for page in sorted(site.rglob("*.html"))]
+    names = [name for name in names if not name.startswith("_")]
+    assert len(names) > 100
+    script = WIDTHS.replace("PAGES", json.dumps([f"/{name}" for name in names]))
+    with serve_site(site, tmp_path / "profile") as pages:
+        found = pages.ask("index.html", script.replace("WIDTH", str(width)))
+    assert len(found) == len(names)
+    assert not {page: wide for page, (wide, _) in found.items() if wide > width}
+    assert not {page: cut for page, (_, cut) in found.items() if cut}
+
+
+@pytest.mark.slow
+def test_every_option_has_an_anchor(site: Path) -> None:
+    """Headings of options are sections with an address."""
+    headings = re.findall(r"^### (.*)$", (DOCS / "commands.md").read_text(), flags=re.MULTILINE)
+    text = (site / "commands.html").read_text(encoding="utf-8")
+    ids = set(re.findall(r'<section id="([^"]+)"', text))
+    assert len(headings) > 150
+    for heading in headings:
+        assert re.sub(r"[^a-z0-9]+", "-", heading.lower()) in ids, heading
+        assert f">{heading}<" in text, heading  # with both hyphens
+
+
+SEARCH = """
+    const summary = () => document.querySelector(".search-summary")?.textContent || "";
+    for (let i = 0; i < 100 && !summary().includes("finished"); i++)
+      await fetch("/search.html").then(() => new Promise(done => setTimeout(done, 20)));
+    return [...document.querySelectorAll("#search-results li a")].map(a => a.getAttribute("href"));
+"""
+"""Addresses that a search finds, best first. Each wait fetches a page, as timers of this browser
+run ahead of the work."""
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@needs_browser
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        ("--train-per-class", "commands.html#index-"),
+        ("drop-rate", "commands.html#index-"),
+        ("already+in+use+by+another+configuration", "troubleshooting.html#index-"),
+        ("no+class+folders+in", "troubleshooting.html#index-"),
+    ],
+)
+def test_search_finds_options_and_messages(
+    site: Path, tmp_path: Path, words: str, address: str
+) -> None:
+    with serve_site(site, tmp_path / "profile") as pages:
+        found = pages.ask(f"search.html?q={words}", SEARCH)
+    assert found[0].startswith(address), found[:5]
 
 
 @pytest.mark.slow
