@@ -4,7 +4,6 @@ They can be read on a code host. A test compares them with the code.
 """
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -218,5 +217,4 @@ def settings_page() -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(DOCS))
     write()
