@@ -11,7 +11,11 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)")
-API = ROOT / "fczoo" / "__init__.pyi"
+PLACES = {
+    ROOT / "fczoo" / "__init__.pyi": "generated/api.md",
+    ROOT / "fczoo" / "functional": "generated/blocks.md",
+}
+"""File or folder -> the generated page about it."""
 
 
 def link_to_generated(text: str, folder: Path) -> str:
@@ -35,8 +39,8 @@ def generated_page(file: Path) -> str | None:
     Args:
         file: File in the repository.
     """
-    if file == API:
-        return "generated/api.md"
+    if file in PLACES:
+        return PLACES[file]
     if file.suffix == ".py" and file.parent in (ROOT / "methods", ROOT / "baselines"):
         return f"generated/methods/{file.stem}.md"
     if file.suffix == ".md" and file.is_relative_to(ROOT / "results"):

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from blocks import blocks_page, result_page
+from blocks import blocks_page
 from figure import draw
 from reference import pipe_table
 
@@ -47,7 +47,6 @@ def write(folder: Path) -> None:
         "protocols": _sources_page("Protocols", PROTOCOLS, "protocol"),
         "releases": _sources_page("Released code", RELEASES, "release"),
         "parts": _parts_page(),
-        "result": result_page(),
         "api": _api_page(),
         "blocks": blocks_page(),
     }

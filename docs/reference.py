@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import torch
+from blocks import result_page
 from schema import write_schemas
 from tabulate import tabulate
 
@@ -35,10 +36,15 @@ GRADIENTS = "gradients"  # of single images, in the words of the list of methods
 def write() -> None:
     """Write all pages and the schemas."""
     torch.set_num_threads(1)  # a step on few images is too small to share
-    texts = {"methods": methods_page(), "commands": commands_page(), "settings": settings_page()}
-    for name, text in texts.items():
+    for name, text in {"methods": methods_page(), **quick_pages()}.items():
         (DOCS / f"{name}.md").write_text(text, encoding="utf-8")
     write_schemas(DOCS / "schemas")
+
+
+def quick_pages() -> dict[str, str]:
+    """Return the pages that need no measurement, by name."""
+    result = f"{NOTICE}\n{result_page()}\n"
+    return {"commands": commands_page(), "settings": settings_page(), "result": result}
 
 
 def pipe_table(rows: Iterable[Sequence[Any]], head: Sequence[str]) -> str:

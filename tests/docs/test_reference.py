@@ -59,10 +59,11 @@ def test_a_cell_says_what_is_known_of_the_method(
     assert rows_of_methods()[name][docs_module("reference").COLUMNS.index(column)] == cell
 
 
-@pytest.mark.parametrize("page", ["commands", "settings"])
-def test_a_generated_page_is_current(page: str, docs_module: Import) -> None:
-    text = getattr(docs_module("reference"), f"{page}_page")()
-    assert (DOCS / f"{page}.md").read_text(encoding="utf-8") == text, AGAIN
+def test_generated_pages_are_current(docs_module: Import) -> None:
+    texts = docs_module("reference").quick_pages()
+    assert set(texts) == {"commands", "settings", "result"}
+    for name, text in texts.items():
+        assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == text, AGAIN
 
 
 def commands_of(group: click.Group, path: str) -> dict[str, click.Command]:
