@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "docs/tutorials", "docs/notebooks", "results", "results/tables", "benchmarks")
-GENERATED = (ROOT / "docs" / "generated", ROOT / "docs" / "_build")
+GENERATED_FOLDERS = (ROOT / "docs" / "generated", ROOT / "docs" / "_build")
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
 BLOCK = re.compile(r"^(```|~~~~).*?^\1", flags=re.DOTALL | re.MULTILINE)
 Import = Callable[[str], ModuleType]
@@ -44,7 +44,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         name, _, anchor = link.partition("#")
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), link
-        assert not any(file.is_relative_to(folder) for folder in GENERATED), link
+        assert not any(file.is_relative_to(folder) for folder in GENERATED_FOLDERS), link
         assert not anchor or anchor in anchors(file), link
 
 

@@ -29,20 +29,22 @@ def commands(page: Path) -> list[list[str]]:
 def problem(words: list[str]) -> str:
     """Return what is wrong with a command; empty if nothing is."""
     command: click.Command = main
-    rest = words[1:]
-    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-        name = rest.pop(0)
+    arguments = words[1:]
+    while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
+        name = arguments.pop(0)
         if name not in command.commands:
             return f"no command {name}"
         command = command.commands[name]
     options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
     if command.name == "reproduce":  # it passes options to bench
         options |= {o for p in main.commands["bench"].params for o in p.opts}
-    given = [word.partition("=")[0] for word in rest if word.startswith("--")]
-    unknown = [option for option in given if option not in options]
+    given_options = [
+        argument.partition("=")[0] for argument in arguments if argument.startswith("--")
+    ]
+    unknown = [option for option in given_options if option not in options]
     if unknown:
         return f"no option {unknown[0]}"
-    return "" if "suite" in words else _problem_of_methods(rest)  # rows of suites have names
+    return "" if "suite" in words else _problem_of_methods(arguments)  # rows of suites have names
 
 
 def _problem_of_methods(words: list[str]) -> str:

@@ -68,24 +68,24 @@ def test_generated_pages_are_current(docs_module: Import) -> None:
 
 def commands_of(group: click.Group, path: str) -> dict[str, click.Command]:
     """Return all commands by their words, without groups."""
-    found: dict[str, click.Command] = {}
+    commands: dict[str, click.Command] = {}
     for name, command in group.commands.items():
         inner = f"{path} {name}"
-        found |= (
+        commands |= (
             commands_of(command, inner) if isinstance(command, click.Group) else {inner: command}
         )
-    return found
+    return commands
 
 
 def test_every_option_has_a_heading_of_its_own() -> None:
     text = (DOCS / "commands.md").read_text(encoding="utf-8")
     headings = [line[4:] for line in text.splitlines() if line.startswith("### ")]
-    expected = {
+    option_names = {
         f"{path} {param.opts[0]}"
         for path, command in commands_of(main, "fczoo").items()
         for param in command.params
         if isinstance(param, click.Option) and not param.hidden
     }
     assert len(headings) == len(set(headings))
-    assert set(headings) == expected
-    assert {"fczoo bench --dataset", "fczoo suite run --jobs"} <= expected
+    assert set(headings) == option_names
+    assert {"fczoo bench --dataset", "fczoo suite run --jobs"} <= option_names
