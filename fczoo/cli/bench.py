@@ -22,6 +22,8 @@ from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.registry import METHODS
 
+MANY = ("set", "sweep", "cluster")  # options that may be repeated
+
 
 @click.command(cls=GroupedCommand, common=COMMON)
 @grouped_option(
@@ -55,10 +57,24 @@ from fczoo.core.registry import METHODS
 )
 @grouped_option(
     RUNS,
+    "--sweep",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    help="Run each value of METHOD.FIELD or a setting; repeat it for all combinations",
+)
+@grouped_option(
+    RUNS,
+    "--zip/--no-zip",
+    default=None,
+    help="Pair the values of several --sweep, the first with the first, instead of combining them  "
+    "[default: off]",
+)
+@grouped_option(
+    RUNS,
     "--tuned",
     metavar="FILE",
     type=click.Path(),
-    help="Take options from a tuned.json of `fczoo tune`; --set overrides them",
+    help="Take options of a tuned.json; --set overrides them",
 )
 @settings_options()
 @grouped_option(
@@ -187,7 +203,7 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.runner.trackers import LOGGERS, check_loggers
 
     option_values = {name: value for name, value in given.items() if value not in (None, ())}
-    option_values |= {name: list(given[name]) for name in ("set", "cluster") if given[name]}
+    option_values |= {name: list(given[name]) for name in MANY if given[name]}
     command = request(option_values, given, "fczoo bench")
     if note := one_seed(command.get("seeds", "")):
         say(note)
@@ -241,7 +257,7 @@ def bench(config: Path | None, **given: Any) -> None:
     click.echo(
         wrap_to_terminal(
             f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}"
-            f"{kept_models(folders)}"
+            f"{kept_models(folders)}{_sweep_note(options, out)}"
         )
     )
     if failure_count:
@@ -249,3 +265,8 @@ def bench(config: Path | None, **given: Any) -> None:
             f"{failure_count} of the runs failed; the table shows which and why, and the same "
             "command runs them again"
         )
+
+
+def _sweep_note(options: dict[str, Any], out: Path) -> str:
+    """Return the command that shows a sweep; empty without one."""
+    return f"\nfczoo report {out} --sweep has accuracy by value" if "sweep" in options else ""

@@ -24,7 +24,7 @@ LISTS = ("methods", "dataset", "partition", "log", "cluster")
 WORDS = ("protocol", "as_released", "out", "name", "tuned", "executor", "keep_model")
 SWITCHES = (
     *("resume", "diagnostics", "dry_run", "skip_failed", "accept_changed_code", "download"),
-    *("no_keep_model", "keep_server_state"),
+    *("no_keep_model", "keep_server_state", "zip"),
 )
 
 
@@ -173,6 +173,8 @@ def _expected_type(name: str, value: Any) -> str:
         isinstance(value, int | str) or is_string_list or _is_int_list(value)
     ):
         return 'a whole number, a list of them, or a range such as "0-4"'
+    if name == "sweep" and not (is_string_list or isinstance(value, dict)):
+        return "a table of lists, or a list of METHOD.FIELD=VALUE,VALUE"
     tables = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
     if name == "set" and not (is_string_list or tables):
         return f"a table for each method, or a list of METHOD.FIELD=VALUE ({flag(name)})"

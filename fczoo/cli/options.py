@@ -34,7 +34,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fczoo bench --methods pilora,hgp", "two methods on digits"),
         ("fczoo bench --methods all --dataset cifar100 --seeds 0-2", "all methods, three seeds"),
         ("fczoo bench --methods hgp --partition dirichlet:0.1", "another split over clients"),
-        ("fczoo bench --methods hgp --set hgp.lr=0.01", "another option of a method"),
+        ("fczoo bench --methods hgp --sweep hgp.lr=0.01,0.1", "each value of an option"),
         (
             "fczoo bench --protocol hgp --dataset cifar100 --dry-run",
             "the cost of a paper's settings",
@@ -100,7 +100,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 
 COMMON = frozenset(
     [
-        *("--config", "--methods", "--seeds", "--set", "--tuned"),
+        *("--config", "--methods", "--seeds", "--set", "--sweep", "--tuned"),
         *("--trials", "--first-tasks", "--seed", "--plot"),
         *(
             "--dataset",

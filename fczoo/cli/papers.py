@@ -208,6 +208,8 @@ def _run_file(folder: Path, text: str, count: int, extra: tuple[str, ...], dry_r
     if dry_run:
         command.append("--dry-run")
     with bench.make_context("fczoo reproduce", command) as bench_context:
+        if bench_context.params["sweep"]:
+            raise FczooError("--sweep does not go with several cells; copy the file and add it")
         bench.invoke(bench_context)
         return Path(bench_context.params["out"])
 
@@ -276,8 +278,9 @@ def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
 
     cells = read_config(given["config"], SETTINGS, given)[1] if given["config"] else []
     grid = [name for name in ("dataset", "partition") if len(parse_specs(given[name])) > 1]
-    if cells or grid:
+    if cells or grid or given["sweep"]:
         reason = f"--{grid[0]} names several" if grid else f"{given['config']} has cells"
+        reason = f"--sweep {given['sweep'][0]} makes several" if given["sweep"] else reason
         raise FczooError(
             f"{card.name} is one setting, and {reason}; leave it out, or use fczoo bench"
         )

@@ -116,7 +116,7 @@ COMMANDS: dict[str, str] = {
     "results": "fczoo report FOLDER",
     "visualize": "fczoo plot FOLDER --kind KIND --out FILE",
     "search": "fczoo tune",
-    "sweep": "fczoo tune for options of methods; fczoo bench --config FILE for a grid",
+    "sweep": "fczoo bench --sweep METHOD.OPTION=VALUE,VALUE; fczoo tune searches",
     "download": "fczoo data fetch NAME",
     "fetch": "fczoo data fetch NAME",
     "check": "fczoo data check NAME",

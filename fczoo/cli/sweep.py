@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.cli.arguments import parse_cluster, parse_methods, parse_seeds, parse_specs, parse_words
+from fczoo.cli.axes import Axis, Row, check_axes, combine_axes, parse_axes, sweep_axes
 from fczoo.cli.config import Request, default_protocol, merge_requests, request_of_run
 from fczoo.cli.pointers import check_partitions
 from fczoo.core.errors import FczooError
@@ -38,13 +39,18 @@ def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -
         FczooError: A name is unknown, or values do not fit.
     """
     names = [cell.get("name") or _name(cell) for cell in cells]
+    axes, rows = _read_axes(shared, command)
     sweep: dict[Path, Sequence[RunConfig]] = {}
     for name, cell in zip(names or [""], cells or [{}], strict=True):
         if name and (Path(name).name != name or "\\" in name):
             raise FczooError(
                 f"name = {name!r} of a cell cannot name a folder; use letters and digits"
             )
-        for folder, runs in sweep_of_request(merge_requests(shared, cell, command)).items():
+        request = merge_requests(shared, cell, command)
+        runs_by_folder = (
+            sweep_axes(request, rows, sweep_of_request) if rows else sweep_of_request(request)
+        )
+        for folder, runs in runs_by_folder.items():
             if name / folder in sweep:
                 raise FczooError(f"two cells are called {name}; give each another name: name = ...")
             sweep[name / folder] = runs
@@ -53,6 +59,8 @@ def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -
         raise FczooError(
             f"--set {min(stray)}.… names no method of this run ({', '.join(sorted(running))})"
         )
+    # options on the command line take precedence over a sweep of the file
+    check_axes(axes, (command,) if "sweep" in command else (shared, *cells, command), running)
     for layer in (shared, *cells):
         for method in layer.get("set", {}):
             if METHODS.find(method) is None:
@@ -60,6 +68,15 @@ def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -
                     f"set.{method} names no method; {nearest(method, METHODS.names())}"
                 )
     return sweep
+
+
+def _read_axes(shared: Request, command: Request) -> tuple[list[Axis], list[Row]]:
+    """Return the axes of ``--sweep`` and their rows; those of the command line replace a file's."""
+    options = {**shared, **command}
+    axes, zipped = parse_axes(options.get("sweep", ())), options.get("zip", False)
+    if zipped and not axes:
+        raise FczooError("--zip is given without --sweep; give two or more, or leave it out")
+    return axes, combine_axes(axes, zipped) if axes else []
 
 
 def sweep_of_request(request: Request) -> Sweep:
@@ -128,8 +145,24 @@ def sweep_of_request(request: Request) -> Sweep:
             )
         search = tuned_values.record(methods, request["set"], settings) if tuned_values else {}
         _check_varied_seeds(settings, seeds, setting_values)
-        sweep |= make_sweep(folder, settings, methods, seeds, options, search)
+        try:
+            sweep |= make_sweep(folder, settings, methods, seeds, options, search)
+        except FczooError as error:
+            raise FczooError(f"{error}{_sweep_advice(str(error), request['set'])}") from error
     return sweep
+
+
+def _sweep_advice(error: str, options: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what to type for several values, where an error is about a list in ``--set``."""
+    for method, values in options.items():
+        for option, value in values.items():
+            if (
+                isinstance(value, str)
+                and "," in value
+                and error.startswith(f"--set {method}.{option} ")
+            ):
+                return f"; several values are --sweep {method}.{option}={value}"
+    return ""
 
 
 def resume_sweep(out: Path, command: Request) -> Sweep:
@@ -145,6 +178,11 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
     Raises:
         FczooError: No run exists, or the command line makes several settings of one.
     """
+    if "sweep" in command:
+        raise FczooError(
+            "--resume continues the runs of a folder as they are; leave --sweep out, or add "
+            "--methods to run others as well"
+        )
     sweep: dict[Path, Sequence[RunConfig]] = {}
     paths = read_json(path_note(out), "note") if path_note(out).is_file() else {}
     for about in sorted(out.glob(f"**/{ABOUT}")):

@@ -1,0 +1,312 @@
+"""Options with several values: ``--sweep NAME=VALUE,VALUE`` and ``--zip``."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fczoo.cli.config import OF_BACKBONE, Request, merge_requests
+from fczoo.cli.pointers import check_fields, first_few, option_owners
+from fczoo.core.errors import FczooError
+from fczoo.core.names import match
+from fczoo.core.options import flag, nearest, plain, quote
+from fczoo.core.registry import METHODS
+from fczoo.federation.settings import Settings
+from fczoo.reports.run_config import RunConfig
+from fczoo.reports.runs import WITHOUT_EFFECT
+from fczoo.reports.text_format import option_word
+from fczoo.runner.configs import Sweep, folder_name
+
+BACKBONE = "backbone."  # ``backbone.image_size`` is the setting ``image_size``
+LISTS = ("dataset", "partition", "methods", "seeds")
+"""Options of ``fczoo bench`` that take lists themselves."""
+LONGEST_NAME = 200  # characters of a folder's name; file systems take 255
+REST = "others"  # folder of methods that no axis changes, where no setting is swept
+FORM = "write METHOD.OPTION=VALUE,VALUE or SETTING=VALUE,VALUE, e.g. hgp.lr=0.01,0.1"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An option of a method, or a setting, with its values as words."""
+
+    method: str  # empty for a setting
+    option: str
+    values: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return ``METHOD.OPTION``, or the name of a setting."""
+        return f"{self.method}.{self.option}" if self.method else self.option
+
+    def request(self, word: str) -> Request:
+        """Return the request that gives the option one value.
+
+        Args:
+            word: One of the values.
+        """
+        return {"set": {self.method: {self.option: word}}} if self.method else {self.option: word}
+
+    def value(self, config: RunConfig) -> str:
+        """Return the word of the value that a run has.
+
+        Args:
+            config: Run of the axis's method.
+        """
+        value = config.options[self.option] if self.method else vars(config.settings)[self.option]
+        items = value if isinstance(value, list | tuple) else [value]
+        return "-".join(option_word(plain(item)) for item in items)
+
+
+Row = tuple[tuple[Axis, str], ...]
+"""One value of each axis."""
+
+
+def parse_axes(given: Sequence[str] | Mapping[str, Any]) -> list[Axis]:
+    """Parse values of ``--sweep``.
+
+    Args:
+        given: Words such as ``hgp.lr=0.01,0.1``, or the table of a settings file.
+
+    Returns:
+        One axis per word.
+
+    Raises:
+        FczooError: A word cannot be read, a name is unknown or occurs twice, or a list is empty.
+    """
+    if isinstance(given, Mapping):
+        given = [f"{name}={_list_word(values)}" for name, values in _leaves(given)]
+    axes = [_parse_axis(word) for word in given]
+    names = [axis.name for axis in axes]
+    for name in names:
+        if names.count(name) > 1:
+            raise FczooError(f"--sweep has {name} twice; give all of its values in one list")
+    return axes
+
+
+def _leaves(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the lists of a table by name, those of a method as ``METHOD.OPTION``."""
+    return [
+        leaf
+        for name, value in table.items()
+        for leaf in (
+            [(f"{name}.{option}", v) for option, v in value.items()]
+            if isinstance(value, Mapping)
+            else [(name, value)]
+        )
+    ]
+
+
+def _list_word(values: Any) -> str:
+    """Return a list of a settings file as ``--sweep`` takes it: ``(0,1),(0,1,2)``."""
+    items = values if isinstance(values, list) else [values]
+    words = [
+        f"({option_word(item)})" if isinstance(item, list) else option_word(item) for item in items
+    ]
+    return ",".join(words)
+
+
+def _parse_axis(word: str) -> Axis:
+    target, sign, text = word.partition("=")
+    target = target.strip()
+    if not (sign and target):
+        raise FczooError(f"cannot read --sweep {quote(word)}; {FORM}")
+    method, option = _parse_name(target, word)
+    return Axis(method, option, tuple(_split_values(text, word)))
+
+
+def _parse_name(target: str, word: str) -> tuple[str, str]:
+    """Return the registered names of a method, or an empty word, and of its option or a setting."""
+    method, dot, option = target.partition(".")
+    if target.lower().startswith(BACKBONE):
+        method, dot, option = "", "", match(option, OF_BACKBONE) or target
+    if dot:
+        name = METHODS.find(method)
+        if name is None:
+            raise FczooError(
+                f"--sweep {target}: no method is called {quote(method)}; "
+                f"{nearest(method, METHODS.names())}"
+            )
+        known = METHODS.options(name)
+        spelled = match(option, known)
+        if spelled is None:
+            check_fields(name, known, [option])
+            raise FczooError(f"{name} has no option {quote(option)}; {nearest(option, known)}")
+        return name, spelled
+    option = option or target
+    if name := match(option, LISTS):
+        raise FczooError(f"--sweep {target}: {flag(name)} takes the list itself; give it there")
+    settings = [f.name for f in fields(Settings)]
+    setting = match(option.removeprefix("--"), settings)
+    if setting is None:
+        owners = option_owners(target)
+        if owners:
+            own = owners[next(iter(owners))]
+            raise FczooError(
+                f"cannot read --sweep {quote(word)}: {own} is an option of "
+                f"{first_few(list(owners))}; write METHOD.{own}=VALUE,VALUE"
+            )
+        raise FczooError(
+            f"--sweep: no setting is called {quote(target)}; {nearest(target, settings)} An option "
+            "of a method is METHOD.OPTION"
+        )
+    if setting in WITHOUT_EFFECT:
+        raise FczooError(
+            f"--sweep {setting}: {flag(setting)} is not a hyper-parameter; several are cells of "
+            "a settings file, see --config"
+        )
+    return "", setting
+
+
+def _split_values(text: str, word: str) -> list[str]:
+    """Split at commas outside of parentheses; ``(0,1),(0,1,2)`` has two values."""
+    values, depth = [""], 0
+    for letter in text:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if depth < 0:
+            break
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    if depth != 0:
+        raise FczooError(f"--sweep {quote(word)} has a parenthesis without its other half; add it")
+    values = [value.strip() for value in values]
+    if values == [""]:
+        raise FczooError(f"--sweep {quote(word)} has no value; {FORM}")
+    if "" in values:
+        raise FczooError(f"--sweep {quote(word)} has an empty entry; remove it and its comma")
+    return [
+        value[1:-1].rstrip(",") if value[0] == "(" and value[-1] == ")" else value
+        for value in values
+    ]
+
+
+def combine_axes(axes: Sequence[Axis], zipped: bool) -> list[Row]:
+    """Return the rows of a sweep: all combinations of values, or pairs.
+
+    Args:
+        axes: Axes of the sweep.
+        zipped: Whether the first values belong together, the second, and so on.
+
+    Raises:
+        FczooError: A value occurs twice, or lists to zip have unequal lengths.
+    """
+    if zipped:
+        lengths = {axis.name: len(axis.values) for axis in axes}
+        if len(axes) < 2:
+            raise FczooError("--zip pairs the values of two or more --sweep; add another")
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{count} of {name}" for name, count in lengths.items())
+            raise FczooError(f"--zip needs lists of one length, and there are {counts}")
+    rows = [
+        tuple(zip(axes, words, strict=True))
+        for words in (zip if zipped else itertools.product)(*(axis.values for axis in axes))
+    ]
+    for row in rows:
+        if rows.count(row) > 1:
+            axis, word = next((a, w) for a, w in row if zipped or a.values.count(w) > 1)
+            raise FczooError(f"--sweep has {axis.name}={word} twice; leave one out")
+    return rows
+
+
+def sweep_axes(
+    request: Request, rows: Sequence[Row], make_sweep: Callable[[Request], Sweep]
+) -> dict[Path, Sequence[RunConfig]]:
+    """Return the runs of all rows of a sweep.
+
+    A method runs once per combination of settings and of its own options: the options of other
+    methods do not multiply its runs.
+
+    Args:
+        request: Options without those that are swept.
+        rows: Values of the axes.
+        make_sweep: Function that returns the runs of a request by folder.
+
+    Returns:
+        Runs by folder: one level for the values, then those of ``make_sweep``.
+
+    Raises:
+        FczooError: A value does not fit, two values are the same, or folders would have one name.
+    """
+    sweep: dict[Path, Sequence[RunConfig]] = {}
+    order: dict[Path, tuple[int, int]] = {}  # by settings, then by method
+    done = set[tuple[str, Row]]()
+    all_settings = list(dict.fromkeys(_of_method(row, "") for row in rows))
+    for row in rows:
+        of_settings = _of_method(row, "")
+        base = merge_requests(request, *(axis.request(word) for axis, word in of_settings))
+        with _naming(row):
+            configs = [config for runs in make_sweep(base).values() for config in runs]
+        names = list(dict.fromkeys(config.method for config in configs))
+        by_row: dict[Row, list[str]] = {}
+        for method in names:
+            own = _of_method(row, method)
+            if (method, own) not in done:
+                done.add((method, own))
+                by_row.setdefault(own, []).append(method)
+        for own, methods in by_row.items():
+            changes = [axis.request(word) for axis, word in own]
+            with _naming(row):
+                runs_by_folder = make_sweep(merge_requests(base, {"methods": methods}, *changes))
+            for folder, runs in runs_by_folder.items():
+                place = _folder([axis for axis, _ in own], runs[0])
+                if place / folder in sweep:
+                    raise FczooError(f"--sweep gives {place.name} twice; leave one out")
+                sweep[place / folder] = runs
+                order[place / folder] = all_settings.index(of_settings), names.index(methods[0])
+    return {folder: sweep[folder] for folder in sorted(sweep, key=order.__getitem__)}
+
+
+def _of_method(row: Row, method: str) -> Row:
+    """Return the values of a row that are settings or options of a method."""
+    return tuple((axis, word) for axis, word in row if axis.method in ("", method))
+
+
+@contextmanager
+def _naming(row: Row) -> Iterator[None]:
+    """Let errors about a value name ``--sweep``, where the value is, in place of its option."""
+    try:
+        yield
+    except FczooError as error:
+        for axis, _ in row:
+            option = f"--set {axis.name} " if axis.method else f"{flag(axis.option)} "
+            if str(error).startswith(option):
+                rest = str(error).removeprefix(option)
+                raise FczooError(f"--sweep {axis.name} {rest}") from error
+        raise
+
+
+def _folder(axes: Sequence[Axis], config: RunConfig) -> Path:
+    """Return the folder of one row of a sweep."""
+    name = ",".join(f"{axis.name}={folder_name(axis.value(config))}" for axis in axes)
+    if len(name) > LONGEST_NAME:
+        raise FczooError(
+            f"--sweep has {len(axes)} options, too many for the name of a folder; give some as "
+            "cells of a settings file, see --config"
+        )
+    return Path(name or REST)
+
+
+def check_axes(axes: Sequence[Axis], layers: Sequence[Request], methods: set[str]) -> None:
+    """Check axes against what else is given.
+
+    Args:
+        axes: Axes of the sweep.
+        layers: Requests that take precedence over the sweep or are its own.
+        methods: Methods that run.
+
+    Raises:
+        FczooError: An option of an axis is also set, or its method does not run.
+    """
+    for axis in axes:
+        if axis.method and axis.method not in methods:
+            raise FczooError(
+                f"--sweep {axis.name} names no method of this run ({', '.join(sorted(methods))})"
+            )
+        for layer in layers:
+            given = layer.get("set", {}).get(axis.method, {}) if axis.method else layer
+            if axis.option in given:
+                option = f"--set {axis.name}" if axis.method else flag(axis.option)
+                raise FczooError(f"{option} and --sweep {axis.name} are both given; leave one out")
