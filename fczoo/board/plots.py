@@ -1,6 +1,6 @@
 """Single figures of runs for a paper: narrow, small print, one colour per method."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from fczoo.reports.figures import accuracy_against_bytes, accuracy_curves, accur
 from fczoo.reports.learning_curves import accuracy_over_bytes, accuracy_over_rounds
 from fczoo.reports.paper_tables import display_label
 from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.sweeps import find_sweeps, sweep_figures
 
 Kind = Literal["curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients", "tsne"]
 """``curves``: accuracy after each task. ``rounds``, ``bytes``: over rounds, over bytes sent.
@@ -87,6 +88,33 @@ def make_plot(
     if figure is None:
         raise FczooError(f"the runs of {line.label} have not recorded their confusion")
     return figure
+
+
+def make_sweep_plot(experiments: Sequence[Experiment], method: str | None = None) -> Curves:
+    """Return the figure of the final accuracy over the values of an option or setting.
+
+    Args:
+        experiments: Runs with several values.
+        method: Method of the sweep, where there are several.
+
+    Raises:
+        FczooError: No method was run with several values, or there are several such figures.
+    """
+    sweeps = find_sweeps(experiments)
+    if method is not None:
+        own = [s for s in sweeps if fold(method) in (fold(s.method), fold(s.title))]
+        if not own:
+            names = ", ".join(dict.fromkeys(s.method for s in sweeps))
+            raise FczooError(f"no sweep is of {method!r}; take --method from: {names}")
+        sweeps = own
+    figures = sweep_figures(sweeps)
+    if len(figures) > 1:
+        names = "; ".join(figure.name.removeprefix("sweep ") for figure in figures)
+        raise FczooError(
+            f"--kind sweep shows one sweep, and there are {len(figures)} ({names}); give --method "
+            "or fewer folders, or fczoo report --sweep --figures FOLDER for all"
+        )
+    return figures[0]
 
 
 def _choose_line(experiment: Experiment, kind: Kind, method: str | None) -> Line:

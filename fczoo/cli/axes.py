@@ -232,7 +232,7 @@ def sweep_axes(
     """
     sweep: dict[Path, Sequence[RunConfig]] = {}
     order: dict[Path, tuple[int, int]] = {}  # by settings, then by method
-    done = set[tuple[str, Row]]()
+    finished_rows = set[tuple[str, Row]]()
     all_settings = list(dict.fromkeys(_of_method(row, "") for row in rows))
     for row in rows:
         of_settings = _of_method(row, "")
@@ -243,8 +243,8 @@ def sweep_axes(
         by_row: dict[Row, list[str]] = {}
         for method in names:
             own = _of_method(row, method)
-            if (method, own) not in done:
-                done.add((method, own))
+            if (method, own) not in finished_rows:
+                finished_rows.add((method, own))
                 by_row.setdefault(own, []).append(method)
         for own, methods in by_row.items():
             changes = [axis.request(word) for axis, word in own]

@@ -1,7 +1,7 @@
 """``fczoo plot``: one figure of runs for a paper."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -11,7 +11,7 @@ from fczoo.core.errors import FczooError
 if TYPE_CHECKING:
     from fczoo.board.plots import Kind
 
-KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients", "tsne")
+KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients", "tsne", "sweep")
 
 
 @click.command(cls=GroupedCommand)
@@ -23,7 +23,8 @@ KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients",
     help=(
         "Accuracy after each task (curves), over rounds or over bytes sent, or at the end against "
         "all bytes (cost); on each task after each task (heatmap) or for each client (clients); "
-        "what is taken for what (confusion); features of test images (tsne)."
+        "what is taken for what (confusion); features of test images (tsne); final accuracy "
+        "over the values of an option (sweep)."
     ),
 )
 @click.option(
@@ -36,7 +37,7 @@ KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients",
 @click.option(
     "--method",
     metavar="NAME",
-    help="Method, or row, of a heatmap, confusion or tsne.  [default: the only one]",
+    help="Method, or row, of a heatmap, confusion, tsne or sweep.  [default: the only one]",
 )
 @click.option(
     "--width",
@@ -47,15 +48,30 @@ KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients",
     help="Width of the figure; 3.3 is a column of a paper in two columns.",
 )
 def plot(
-    folders: tuple[Path, ...], kind: "Kind", out: Path, method: str | None, width: float
+    folders: tuple[Path, ...],
+    kind: "Kind | Literal['sweep']",
+    out: Path,
+    method: str | None,
+    width: float,
 ) -> None:
     """Draw one figure of run folders or archives for a paper."""
-    from fczoo.board.plots import check_plot_file, colour_numbers, make_plot, write_plot
+    from fczoo.board.plots import (
+        check_plot_file,
+        colour_numbers,
+        make_plot,
+        make_sweep_plot,
+        write_plot,
+    )
     from fczoo.cli.models import own_benchmark
     from fczoo.reports.runs import read_experiments
 
     check_plot_file(out)
     experiments = read_experiments(folders)
+    if kind == "sweep":
+        sweep_figure = make_sweep_plot(experiments, method)
+        write_plot(sweep_figure, out, width)
+        click.echo(f"Written to {out}: {sweep_figure.caption}")
+        return
     if len(experiments) > 1:
         places = ", ".join(e.runs[0].place for e in experiments)
         raise FczooError(

@@ -50,6 +50,14 @@ ARCHIVE = Path("results") / "results.csv"
 )
 @click.option("--group", is_flag=True, help="Put a rule between kinds of methods of --columns.")
 @click.option(
+    "--sweep",
+    is_flag=True,
+    help=(
+        "Print accuracy over the options or settings in which runs of one method differ, with the "
+        "best row; --figures draws it.  [default metrics: A_N,Avg,FAA,forgetting]"
+    ),
+)
+@click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -59,7 +67,7 @@ ARCHIVE = Path("results") / "results.csv"
     "--figures",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Write the figures of --html also as PNG and PDF files to this folder.",
+    help="Write the figures of --html or --sweep as PNG and PDF files to this folder.",
 )
 @click.option(
     "--tsne",
@@ -86,14 +94,17 @@ def report(
     columns: str | None,
     rows: str | None,
     group: bool,
+    sweep: bool,
     html: Path | None,
     figures: Path | None,
     tsne: "ColourBy | None",
     archive: Path | None,
 ) -> None:
     """Print tables of run folders and archives, or of all runs below a folder."""
-    if figures and not html:
-        raise FczooError("--figures needs --html FILE; add it")
+    if figures and not (html or sweep):
+        raise FczooError("--figures needs --html FILE or --sweep; add one")
+    if sweep and (columns is not None or html or archive):
+        raise FczooError("--sweep prints tables of its own; leave out --columns, --html, --archive")
     if tsne and not html:
         raise FczooError("--tsne needs --html FILE; add it")
     if archive and html:
@@ -106,7 +117,9 @@ def report(
         raise FczooError("--rows and --group need --columns, such as --columns data,partition")
     if columns is not None and (html or archive or style in ("csv", "json")):
         raise FczooError("--columns prints text, markdown or latex; leave out the other output")
-    if columns is not None:
+    if sweep:
+        _report_sweep(folders, style, metrics, figures)
+    elif columns is not None:
         click.echo(_paper_table(folders, style, columns, metrics or "A_N,Avg", rows, group))
     elif archive:
         from fczoo.reports.archive import write_archive
@@ -129,15 +142,41 @@ def report(
         from fczoo.cli.arguments import wrap_to_terminal
         from fczoo.reports.formats import report as tables
 
-        names = _names(metrics)
-        if metrics is not None and not names:
-            raise FczooError("--metrics names no metric; give one or more, such as A_N,ECE")
-        text = tables(folders, style, names)
+        text = tables(folders, style, _metric_names(metrics))
         click.echo(wrap_to_terminal(text) if style == "text" else text)
 
 
 def _names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _metric_names(metrics: str | None) -> list[str]:
+    names = _names(metrics)
+    if metrics is not None and not names:
+        raise FczooError("--metrics names no metric; give one or more, such as A_N,ECE")
+    return names
+
+
+def _report_sweep(
+    folders: Sequence[Path], style: str, metrics: str | None, figures: Path | None
+) -> None:
+    """Print the tables of sweeps and write their figures."""
+    from fczoo.cli.arguments import wrap_to_terminal
+    from fczoo.reports.drawing import import_matplotlib, save_figures
+    from fczoo.reports.runs import read_experiments
+    from fczoo.reports.sweeps import METRICS, find_sweeps, sweep_figures, sweep_report
+
+    names = _metric_names(metrics)
+    sweeps = find_sweeps(read_experiments(folders))
+    text = sweep_report(sweeps, style, names)
+    drawn = sweep_figures(sweeps, (names or METRICS)[0])
+    if figures:
+        import_matplotlib()
+        figures.mkdir(parents=True, exist_ok=True)
+        written = save_figures(drawn, figures)
+    click.echo(wrap_to_terminal(text) if style == "text" else text)
+    if figures:
+        click.echo("\n".join(map(str, written)), err=style in ("csv", "json"))
 
 
 def _paper_table(

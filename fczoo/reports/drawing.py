@@ -209,6 +209,8 @@ def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
     axes.set(xlabel=figure.x, ylabel=figure.y, yscale="log" if figure.log else "linear")
     whole = all((figure.x_of(label) % 1 == 0).all() for label in figure.curves)
     axes.xaxis.get_major_locator().set_params(integer=whole)
+    if figure.ticks:
+        axes.set_xticks(range(1, len(figure.ticks) + 1), figure.ticks)
     if figure.marks and not figure.log:
         _start_at_zero(axes)
     return _with_legend(picture, axes)

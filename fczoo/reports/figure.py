@@ -33,6 +33,7 @@ class Curves(Figure):
     )  # label -> [x], other than 1, 2, ...
     log: bool = False  # the values' axis
     marks: bool = True  # each value has its own mark
+    ticks: Sequence[str] = ()  # names of 1, 2, ... on the axis of x
 
     def x_of(self, label: str) -> np.ndarray:
         """Return the place of each value of a curve on the axis.

@@ -49,7 +49,7 @@ def sign(entry: Entry, like_best: str, untested: str) -> str:
     return like_best if entry.like_best else untested if entry.is_untested else ""
 
 
-def to_text(table: Table) -> str:
+def to_text(table: Table, head: str = "method") -> str:
     """Format a table for the terminal.
 
     Marks: ``*`` best, ``°`` second, ``~`` not significantly different from the best, ``?`` not
@@ -57,11 +57,12 @@ def to_text(table: Table) -> str:
 
     Args:
         table: Table to format.
+        head: Name of the first column.
     """
-    return _format_table(table, "simple", VALUE_MARKS["text"], ("~", "?"))
+    return _format_table(table, head, "simple", VALUE_MARKS["text"], ("~", "?"))
 
 
-def to_markdown(table: Table) -> str:
+def to_markdown(table: Table, head: str = "method") -> str:
     """Format a table in Markdown.
 
     Best bold, second underlined, ``≈`` not significantly different from the best, ``†`` not tested
@@ -69,12 +70,13 @@ def to_markdown(table: Table) -> str:
 
     Args:
         table: Table to format.
+        head: Name of the first column.
     """
-    return _format_table(table, "github", VALUE_MARKS["markdown"], ("≈", "†"))
+    return _format_table(table, head, "github", VALUE_MARKS["markdown"], ("≈", "†"))
 
 
 def _format_table(
-    table: Table, style: str, marks: Mapping[str, str], signs: tuple[str, str]
+    table: Table, first: str, style: str, marks: Mapping[str, str], signs: tuple[str, str]
 ) -> str:
     def cell(entry: Entry | None, column: Column) -> str:
         text = number(entry, column)
@@ -86,7 +88,7 @@ def _format_table(
         [label, *map(cell, row, table.columns), seeds]
         for label, seeds, row in zip(table.labels, table.seeds, table.rows, strict=True)
     ]
-    head = ["method", *(c.name for c in table.columns), "seeds"]
+    head = [first, *(c.name for c in table.columns), "seeds"]
     return tabulate(body, head, tablefmt=style, disable_numparse=True, colalign=_align(head))
 
 
@@ -94,12 +96,13 @@ def _align(head: Sequence[str]) -> list[str]:
     return ["left", *["right"] * (len(head) - 1)]
 
 
-def to_latex(table: Table, caption: str) -> str:
+def to_latex(table: Table, caption: str, first: str = "Method") -> str:
     r"""Format a booktabs table; the document needs ``\usepackage{booktabs}``.
 
     Args:
         table: Table to format.
         caption: Its caption, without escapes.
+        first: Name of the first column, without escapes.
     """
     marks = VALUE_MARKS["latex"]
 
@@ -109,7 +112,7 @@ def to_latex(table: Table, caption: str) -> str:
             return text
         return marks[entry.mark].format(text) + sign(entry, r"$^{\approx}$", r"$^{\dagger}$")
 
-    head = ["Method", *(escape(c.name) + ARROWS[c.better] for c in table.columns), "Seeds"]
+    head = [escape(first), *(escape(c.name) + ARROWS[c.better] for c in table.columns), "Seeds"]
     body = [
         [escape(label), *map(cell, row, table.columns), str(seeds)]
         for label, seeds, row in zip(table.labels, table.seeds, table.rows, strict=True)

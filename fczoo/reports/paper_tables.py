@@ -149,10 +149,19 @@ def display_label(line: Line) -> str:
         line: Row of an experiment.
     """
     name = line.results[0].method
+    return display_name(name) + line.label.removeprefix(name)
+
+
+def display_name(name: str) -> str:
+    """Return the name of a method as its paper writes it; the name itself if it is not installed.
+
+    Args:
+        name: Registered name.
+    """
     if name not in METHODS.names():
-        return line.label
+        return name
     method = METHODS.get(name)
-    return (vars(method).get("title") or method.__name__) + line.label.removeprefix(name)
+    return str(vars(method).get("title") or method.__name__)
 
 
 def _caption(
