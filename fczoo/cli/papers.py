@@ -115,9 +115,11 @@ def reproduce(
     """
     from fczoo.cli.arguments import wrap_to_terminal
     from fczoo.papers.compare import spread
-    from fczoo.papers.paper_figures import find_figure, limit_cells, list_figures
+    from fczoo.papers.figure_lists import list_analyses, list_figures
+    from fczoo.papers.paper_figures import find_figure, limit_cells
     from fczoo.papers.printed_tables import choose_cells, find_table, list_tables
     from fczoo.papers.reproduce import get_card, listing, shell_command, verdict
+    from fczoo.papers.tables import get_paper
     from fczoo.papers.tables import papers as all_papers
     from fczoo.reports.runs import read_experiments
 
@@ -127,6 +129,8 @@ def reproduce(
                 "--dry-run and --reading are about one card; name it, or leave them out"
             )
         click.echo(wrap_to_terminal(listing(results or Path("results"), paper, tables, rows)))
+        if not (tables or rows) and (analyses := list_analyses(paper and get_paper(paper).key)):
+            click.echo(f"\n{analyses}")
         return
     if card.startswith("-"):
         raise click.NoSuchOption(card, ctx=click.get_current_context())

@@ -1,6 +1,7 @@
 """Figures of the papers: a grid of runs as a settings file, and the picture of its results."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -10,7 +11,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, read_toml
@@ -40,6 +40,8 @@ Draw = Literal[
 ]
 Operations = Callable[[Method, Settings], float]
 """Function that returns the operations of one test image's answer."""
+Changes = dict[str, Any]
+"""Setting, or METHOD.OPTION -> its value in a cell."""
 OF_DIAGNOSTICS = {"lora cosines": "why lora", "weights": "why reweight"}
 """Kind of picture -> start of the name of a report's figure that shows it."""
 
@@ -55,6 +57,7 @@ class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, Any] = {}  # other than the cells'
     options: dict[str, Any] = {}  # METHOD.OPTION -> value
     axes: dict[str, list[Any]] = {}  # setting, or METHOD.OPTION -> values, one changed at a time
+    combine: bool = False  # all combinations of the axes instead; the first one is that of x
     metric: str = "A_N"  # of traffic and sweeps
     assumed: str = ""
 
@@ -65,6 +68,14 @@ class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def folder(self) -> str:
         return self.key.replace("/", "-")
+
+    @property
+    def changes(self) -> list[Changes]:
+        """Return the changes of a card that are its cells; none without axes."""
+        if self.combine:
+            rows = itertools.product(*self.axes.values())
+            return [dict(zip(self.axes, row, strict=True)) for row in rows]
+        return [{axis: value} for axis, values in self.axes.items() for value in values]
 
     @property
     def cards(self) -> list[Target]:
@@ -114,17 +125,6 @@ def limit_cells(figure: PaperFigure, patterns: Sequence[str]) -> PaperFigure:
     return msgspec.structs.replace(figure, cells=chosen or names)
 
 
-def list_figures(paper: str) -> str:
-    """List the figures of a paper with their commands; empty if it has none.
-
-    Args:
-        paper: Key of the paper.
-    """
-    chosen = [figure for figure in paper_figures().values() if figure.paper == paper]
-    rows = [(f.shows, f"fczoo reproduce {f.key}", f.assumed) for f in chosen]
-    return tabulate(rows, ["figure shows", "command", "assumed"], maxcolwidths=50) if rows else ""
-
-
 def grid(figure: PaperFigure) -> dict[str, Cell]:
     """Return the cells of a figure: name of the run folder -> options of ``fczoo bench``.
 
@@ -134,29 +134,45 @@ def grid(figure: PaperFigure) -> dict[str, Cell]:
     if not figure.axes:
         return {card.folder(): card.cell() for card in figure.cards}
     return {
-        _cell_name(figure, card, axis, value): _changed_cell(figure, card, axis, value)
+        _cell_name(figure, card, changes): changed_cell(figure, card, changes)
         for card in figure.cards
-        for axis, values in figure.axes.items()
-        for value in values
+        for changes in figure.changes
     }
 
 
-def _cell_name(figure: PaperFigure, card: Target, axis: str, value: Any) -> str:
+def _cell_name(figure: PaperFigure, card: Target, changes: Changes) -> str:
     """Return the name of a cell; the values that all axes start from are one cell."""
-    if {**figure.settings, **figure.options}.get(axis) == value:
+    start = {**figure.settings, **figure.options}
+    if all(start.get(axis) == value for axis, value in changes.items()):
         return f"{card.row.method}-centre"
-    return f"{card.row.method}-{axis.partition('.')[2] or axis}-{option_word(value)}"
+    parts = [f"{short_name(axis)}-{option_word(value)}" for axis, value in changes.items()]
+    return "-".join([card.row.method or "", *parts]).replace(":", "_")
 
 
-def _changed_cell(figure: PaperFigure, card: Target, axis: str, value: Any) -> Cell:
-    """Return the cell of a card with a figure's settings and options, and one value of an axis."""
+def short_name(axis: str) -> str:
+    """Return the name of an option without its method.
+
+    Args:
+        axis: Name of a setting, or METHOD.OPTION.
+    """
+    return axis.partition(".")[2] or axis
+
+
+def changed_cell(figure: PaperFigure, card: Target, changes: Changes) -> Cell:
+    """Return the cell of a card with a figure's settings and options, and one value per axis.
+
+    Args:
+        figure: Figure with the settings and options.
+        card: Target that the cell starts from.
+        changes: Value of each axis.
+    """
     cell = card.cell()
     options = dict(word.split("=", 1) for word in cell["set"])
-    axis_option = {axis: value} if "." in axis else {}
-    options |= {k: option_word(v) for k, v in {**figure.options, **axis_option}.items()}
-    axis_setting = {} if axis_option else {axis: value}
-    settings = {k: option_word(v) for k, v in {**figure.settings, **axis_setting}.items()}
-    return {**cell, **settings, "set": [f"{name}={word}" for name, word in options.items()]}
+    settings = {**figure.settings, **{k: v for k, v in changes.items() if "." not in k}}
+    changed_options = {**figure.options, **{k: v for k, v in changes.items() if "." in k}}
+    options |= {name: option_word(value) for name, value in changed_options.items()}
+    words = {name: option_word(value) for name, value in settings.items()}
+    return {**cell, **words, "set": [f"{name}={word}" for name, word in options.items()]}
 
 
 def grid_file(figure: PaperFigure) -> str:
@@ -187,7 +203,8 @@ def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
     """
     by_cell = _first_lines(figure, out)
     if figure.draw == "sweep":
-        return [_sweep(figure, axis, by_cell) for axis in figure.axes]
+        axes = list(figure.axes)[:1] if figure.combine else figure.axes
+        return [_sweep(figure, axis, by_cell) for axis in axes]
     lines = {_label(card): by_cell[card.folder()] for card in figure.cards}
     if figure.draw == "traffic":
         return [_traffic(figure, lines)]
@@ -225,19 +242,30 @@ def _label(card: Target) -> str:
 
 
 def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Line]) -> Curves:
+    """Return the curves over one axis: one per card and combination of the other axes."""
+    values = figure.axes[axis]
+    others = {k: v for k, v in figure.axes.items() if k != axis} if figure.combine else {}
     curves = {}
-    for card in figure.cards:
-        lines = [runs[_cell_name(figure, card, axis, value)] for value in figure.axes[axis]]
-        values = [[result.metrics[figure.metric] for result in line.results] for line in lines]
-        curves[_label(card)] = np.array(values).T
-    name = axis.partition(".")[2] or axis
+    for card, row in itertools.product(figure.cards, itertools.product(*others.values())):
+        fixed = dict(zip(others, row, strict=True))
+        cells = [
+            {name: {**fixed, axis: value}[name] for name in figure.axes if name in (axis, *fixed)}
+            for value in values
+        ]
+        lines = [runs[_cell_name(figure, card, changes)] for changes in cells]
+        numbers = [[result.metrics[figure.metric] for result in line.results] for line in lines]
+        words = ", ".join(f"{short_name(k)}={option_word(v)}" for k, v in fixed.items())
+        curves[f"{_label(card)} ({words})" if words else _label(card)] = np.array(numbers).T
+    is_numeric = all(isinstance(value, int | float) for value in values)
+    positions = np.array(values, dtype=float) if is_numeric else np.arange(1, len(values) + 1)
     return Curves(
-        name=f"{figure.folder} {name}",
+        name=f"{figure.folder} {short_name(axis)}",
         caption=figure.shows,
-        x=name,
+        x=short_name(axis),
         y=f"{figure.metric}, %",
         curves=curves,
-        positions=dict.fromkeys(curves, np.array(figure.axes[axis], dtype=float)),
+        positions=dict.fromkeys(curves, positions),
+        ticks=() if is_numeric else [option_word(value) for value in values],
     )
 
 

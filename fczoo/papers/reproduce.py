@@ -86,11 +86,22 @@ class Target:
         Raises:
             FczooError: The variant is ``released`` and no code is released.
         """
-        words = ["bench"]
-        for name, value in self.cell(reading).items():
-            for word in [value] if isinstance(value, str) else value:
-                words += [flag(name), word]
+        words = ["bench", *cell_words(self.cell(reading))]
         return [*words, "--out", f"results/{self.folder(reading)}", *extra]
+
+
+def cell_words(cell: Cell) -> list[str]:
+    """Return the options of a cell as arguments of a command.
+
+    Args:
+        cell: Words by option; a list repeats the option.
+    """
+    return [
+        word
+        for name, value in cell.items()
+        for entry in ([value] if isinstance(value, str) else value)
+        for word in (flag(name), entry)
+    ]
 
 
 def cards() -> dict[str, Target]:

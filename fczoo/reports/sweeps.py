@@ -22,7 +22,6 @@ from fczoo.reports.text_format import columns as terminal_width
 from fczoo.reports.text_format import option_word
 
 METRICS = ("A_N", "Avg", "FAA", "forgetting")
-SEPARATE = ("dataset", "partition")  # settings that no table or figure mixes
 NOTE = (
     "These are accuracies on test images. fczoo tune chooses values for a comparison without them."
 )
@@ -51,9 +50,11 @@ class OptionSweep:
         return display_name(self.method)
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Return data set and partition."""
-        return _place(self.points[0].experiment)
+    def place(self) -> tuple[str, ...]:
+        """Return data set and partition; the latter only if all points have it."""
+        partitions = {_partition(point.experiment): None for point in self.points}
+        shared = partitions if len(partitions) == 1 else ()
+        return (_dataset(self.points[0].experiment), *shared)
 
     @property
     def heading(self) -> str:
@@ -67,7 +68,8 @@ class OptionSweep:
 def find_sweeps(experiments: Iterable[Experiment]) -> list[OptionSweep]:
     """Return a sweep for each method that was run with several values of an option or setting.
 
-    Runs on another data set or partition are another sweep.
+    Runs on another data set are another sweep, and so are those on another partition, unless
+    nothing else differs.
 
     Args:
         experiments: Experiments of any folders.
@@ -75,12 +77,18 @@ def find_sweeps(experiments: Iterable[Experiment]) -> list[OptionSweep]:
     Raises:
         FczooError: No method was run with several values.
     """
-    groups: dict[tuple[tuple[str, str], str], list[tuple[Experiment, Line]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[tuple[Experiment, Line]]]] = {}
     for experiment in experiments:
         for line in experiment.lines:
-            key = _place(experiment), line.results[0].method
-            groups.setdefault(key, []).append((experiment, line))
-    sweeps = [_sweep(method, lines) for (_, method), lines in groups.items() if len(lines) > 1]
+            by_partition = groups.setdefault((_dataset(experiment), line.results[0].method), {})
+            by_partition.setdefault(_partition(experiment), []).append((experiment, line))
+    sweeps = []
+    for (_, method), by_partition in groups.items():
+        several = [lines for lines in by_partition.values() if len(lines) > 1]
+        if several:
+            sweeps += [_sweep(method, lines) for lines in several]
+        elif len(by_partition) > 1:  # the partition itself is what differs
+            sweeps.append(_sweep(method, [lines[0] for lines in by_partition.values()]))
     if not sweeps:
         raise FczooError(
             "no method has runs with several values of an option or setting; fczoo bench --sweep "
@@ -89,8 +97,12 @@ def find_sweeps(experiments: Iterable[Experiment]) -> list[OptionSweep]:
     return sweeps
 
 
-def _place(experiment: Experiment) -> tuple[str, str]:
-    return str(experiment.settings["dataset"]), str(experiment.about.partition["spec"])
+def _dataset(experiment: Experiment) -> str:
+    return str(experiment.settings["dataset"])
+
+
+def _partition(experiment: Experiment) -> str:
+    return str(experiment.about.partition["spec"])
 
 
 def _sweep(method: str, lines: Sequence[tuple[Experiment, Line]]) -> OptionSweep:
@@ -122,8 +134,9 @@ def _values(method: str, experiment: Experiment, line: Line) -> dict[str, Any]:
     """Return the settings and options of a line that may be an axis."""
     settings = experiment.settings
     by_seed = {SEEDED_SETTINGS[source] for source in settings["vary"]}
-    ignored = {*WITHOUT_EFFECT, *SEPARATE, *by_seed}
+    ignored = {*WITHOUT_EFFECT, *by_seed}
     options = line.results[0].options
+    settings = {**settings, "partition": _partition(experiment)}
     return {
         **{name: value for name, value in settings.items() if name not in ignored},
         **{f"{method}.{name}": value for name, value in options.items()},
@@ -230,8 +243,8 @@ def _as_json(sweep: OptionSweep, table: Table) -> dict[str, Any]:
         }
         for point, row in zip(sweep.points, to_json(table), strict=True)
     ]
-    dataset, partition = sweep.place
-    names = {"method": sweep.method, "dataset": dataset, "partition": partition}
+    dataset, *partition = sweep.place
+    names = {"method": sweep.method, "dataset": dataset, "partition": "".join(partition)}
     return {**names, "axes": sweep.axes, "rows": rows}
 
 
@@ -252,7 +265,8 @@ def _to_csv(sweeps: Sequence[OptionSweep], tables: Sequence[Table]) -> str:
             values = zip(sweep.axes, point.values, strict=True)
             options = "; ".join(f"{name}={option_word(value)}" for name, value in values)
             mark = int(point in best)
-            rows.append([*sweep.place, sweep.method, options, *numbers, seeds, mark])
+            place = _dataset(point.experiment), _partition(point.experiment)
+            rows.append([*place, sweep.method, options, *numbers, seeds, mark])
     return to_csv_text(rows)
 
 
@@ -266,7 +280,7 @@ def sweep_figures(sweeps: Sequence[OptionSweep], name: str = METRICS[0]) -> list
     Raises:
         FczooError: No column has this name.
     """
-    groups: dict[tuple[tuple[str, str], tuple[str, ...]], list[OptionSweep]] = {}
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[OptionSweep]] = {}
     for sweep in sweeps:
         groups.setdefault((sweep.place, sweep.axes), []).append(sweep)
     places = dict.fromkeys(place for place, _ in groups)

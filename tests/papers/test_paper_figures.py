@@ -9,7 +9,9 @@ import torch
 from fczoo.core.registry import create_method
 from fczoo.federation.diagnostics import pair_distance, read
 from fczoo.federation.settings import Settings
+from fczoo.papers.figure_lists import sweep_commands
 from fczoo.papers.paper_figures import find_figure, grid, paper_figures, pictures
+from fczoo.runner.sweep import check_unique
 from fczoo.runner.timing import inference_operations
 from helpers_cli import TINY
 from helpers_papers import output_of
@@ -51,9 +53,12 @@ def test_runs_of_a_figure_are_valid_and_differ(name, monkeypatch, tmp_path):
     """``bench`` accepts the settings of each cell, and no two cells are the same run."""
     monkeypatch.chdir(tmp_path)
     planned = []
-    monkeypatch.setattr("fczoo.runner.dry_run.dry_run", lambda runs, _: planned.append(runs) or "")
+    monkeypatch.setattr("fczoo.runner.sweep.check_unique", planned.append)
+    monkeypatch.setattr("fczoo.runner.dry_run.dry_run", lambda *_: "")
     output_of("reproduce", name, "--dry-run")
-    assert len(planned) == len(grid(find_figure(name)))
+    check_unique(planned[0])
+    cells = {folder.parts[0] for folder in planned[0]}  # below them may be a level for seeds
+    assert len(cells) == len(grid(find_figure(name)))
 
 
 def test_a_dry_run_refuses_two_cells_of_one_run(tmp_path):
@@ -135,3 +140,40 @@ def test_a_sweep_is_a_curve_over_its_values(make_run, tmp_path):
     assert curves.positions["pilora"].tolist() == [0, 3, 6, 9, 11]
     assert curves.curves["pilora"].tolist() == [[45, 50, 55, 60, 65], [46, 51, 56, 61, 66]]
     assert (curves.x, curves.y) == ("blocks", "A_N, %")
+
+
+def test_combined_axes_have_a_curve_per_value_of_the_others(make_run, tmp_path):
+    """The first axis is that of x; words stand at 1, 2, ..."""
+    figure = find_figure("fppl/Fig4")
+    names = list(grid(figure))
+    assert names[:2] == ["fppl-partition-dirichlet_1-pool-true", names[0][:-4] + "false"]
+    for i, name in enumerate(names):
+        make_run(tmp_path / name, {"fppl": {2023: 2.0 * i}})
+    (curves,) = pictures(figure, tmp_path)
+    assert curves.curves["fppl (pool=true)"].tolist() == [[40, 42, 44, 46, 48]]
+    assert curves.curves["fppl (pool=false)"].tolist() == [[41, 43, 45, 47, 49]]
+    assert curves.ticks[0] == "dirichlet:1" and curves.positions["fppl (pool=true)"][0] == 1
+
+
+def test_hyper_parameter_analyses_are_listed_as_sweeps(monkeypatch):
+    """Each command makes the values of its axes; they are those of the figure's cells."""
+    listing = output_of("reproduce")
+    for name in ("pilora/Fig4", "pilora/AppB1", "fcilpt/Fig8", "fppl/Fig4"):
+        assert f"fczoo reproduce {name}" in listing
+    assert "fczoo reproduce pilora/Fig4" not in output_of("reproduce", "--paper", "hgp")
+    assert "--sweep pilora.blocks=0,3,6,9,11" in output_of("reproduce", "pilora")
+    planned = []
+    monkeypatch.setattr("fczoo.runner.sweep.check_unique", planned.append)
+    monkeypatch.setattr("fczoo.runner.dry_run.dry_run", lambda *_: "")
+    counts = {"pilora/Fig4": [4, 4], "pilora/AppB1": [5], "fcilpt/Fig8": [4, 3, 3, 3]}
+    for name, lengths in counts.items():
+        for words in sweep_commands(find_figure(name)):
+            output_of(*words, "--dry-run")
+        assert [len(sweep) for sweep in planned] == lengths
+        planned.clear()
+    (words,) = sweep_commands(find_figure("fppl/Fig4"))
+    assert words[-2:] == ["--sweep", "fppl.pool=true,false"]
+    output_of(*words, "--seeds", "2023", "--dry-run")
+    assert {(c[0].options["pool"], c[0].settings.partition) for c in planned[0].values()} == {
+        (pool, f"dirichlet:{beta}") for pool in (True, False) for beta in (1, 0.5, 0.1, 0.05, 0.01)
+    }

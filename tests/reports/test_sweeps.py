@@ -131,6 +131,20 @@ def test_splits_are_not_mixed_and_curves_have_the_common_seeds(
     assert np.array_equal(second.positions["HGP"], [1, 2])
 
 
+def test_partitions_are_an_axis_where_nothing_else_differs(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    for i, partition in enumerate(("iid", "dirichlet:0.1")):
+        scores = {"hgp": {0: 60.0 - 20 * i}, "fppl": {0: 50.0}}
+        make_run(tmp_path / f"runs/{i}", scores, partition=partition)
+    # partitions by hand have the same images, so each is read alone
+    experiments = [e for i in (0, 1) for e in read_experiments([tmp_path / f"runs/{i}"])]
+    sweeps = find_sweeps(experiments)
+    assert [sweep.axes for sweep in sweeps] == [("partition",)] * 2
+    (figure,) = sweep_figures(sweeps)
+    assert figure.curves["HGP"].tolist() == [[70.0, 60.0]]
+
+
 def test_figures_are_written(rates: Path, make_run: MakeRun, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "figures"
