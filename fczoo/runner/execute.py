@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from traceback import format_exc
 from typing import Any
 
@@ -37,6 +38,7 @@ from fczoo.reports.run_folder import (
 )
 from fczoo.runner.configs import ExecutionConfig, RunSpec, is_finished
 from fczoo.runner.progress import Progress, ProgressCallback, log_to_file, say
+from fczoo.runner.tracked_files import send_run
 from fczoo.runner.trackers import LOGGERS
 from fczoo.runner.warnings import LocatedWarning, WarningRecorder, read_warnings, warning_lines
 
@@ -127,6 +129,9 @@ def _run(
 ) -> None:
     checkpoint, portable = Checkpoint(run.checkpoint, check_interrupt), bench.settings.portable()
     with ExitStack() as stack:
+        files_folder = (
+            Path(stack.enter_context(TemporaryDirectory())) if execution.loggers else Path()
+        )
         trackers = [
             stack.enter_context(LOGGERS[name](run.folder_of_run, portable))
             for name in execution.loggers
@@ -139,6 +144,8 @@ def _run(
         federated_run = FederatedRun(bench, method, seed, callback, checkpoint, probe, transport)
         for _ in federated_run:
             _keep(run.folder_of_run, federated_run, execution)
+        if trackers:
+            send_run(run, trackers, files_folder)
     checkpoint.remove()
 
 

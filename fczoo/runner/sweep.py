@@ -31,7 +31,13 @@ from fczoo.reports.run_folder import (
     write_about,
 )
 from fczoo.reports.runs import WITHOUT_EFFECT
-from fczoo.runner.configs import DEFAULT_EXECUTION, ExecutionConfig, RunSpec, Sweep
+from fczoo.runner.configs import (
+    DEFAULT_EXECUTION,
+    ExecutionConfig,
+    RunSpec,
+    Sweep,
+    is_finished,
+)
 from fczoo.runner.execute import add_warnings, describe_warnings, execute_run, skip_finished
 from fczoo.runner.executors import check_executor, run_side_by_side
 from fczoo.runner.executors.ray_clients import clients_on_ray
@@ -39,6 +45,7 @@ from fczoo.runner.progress import Progress, log_to_file, say
 from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
 from fczoo.runner.schedule import warn_of_short_schedules, warn_of_unused_settings
 from fczoo.runner.shared_memory import SharedBenchmark, share, shared_folder
+from fczoo.runner.tracked_files import send_report
 from fczoo.runner.trackers import check_loggers
 from fczoo.runner.warnings import LocatedWarning, WarningRecorder, earlier_warnings
 
@@ -149,8 +156,12 @@ def run_sweep(
             run.folder_of_run.mkdir(parents=True, exist_ok=True)
         progress = stack.enter_context(Progress(runs))
 
+        new_runs = list[RunSpec]()
+
         def end_run(run: RunSpec, kept: bool = False) -> None:
             _summarise(run.folder)
+            if not kept:
+                new_runs.append(run)
             progress.count_ended(run, kept)
             if on_end:
                 on_end(run)
@@ -175,6 +186,8 @@ def run_sweep(
             run_side_by_side(remaining, execution, out, end_run, progress.follow)
         for folder in sweep:
             _summarise(folder)  # a run may have been ended between its last result and the summary
+        if execution.loggers and any(map(is_finished, new_runs)):
+            send_report(list(sweep), out, execution.loggers)
     return list(sweep), sum((run.folder_of_run / FAILURE).exists() for run in runs)
 
 

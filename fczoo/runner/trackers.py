@@ -3,9 +3,11 @@
 They are TensorBoard, Weights & Biases and MLflow, and each needs an extra.
 """
 
+import hashlib
 import importlib
 import logging
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,10 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError, first_line
+from fczoo.core.files import encode_json
 from fczoo.core.method import Method
 from fczoo.core.options import nearest
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.result import Result
+from fczoo.federation.settings import SEEDED_SETTINGS
+from fczoo.reports.runs import WITHOUT_EFFECT
+
+LONGEST_NAME = 128  # characters of a name of W&B
+LONGEST_TAG = 64
+REPORT = "report"  # job of a tracker's run that holds the tables of all runs
+TAGS = ("dataset", "partition", "backbone", "protocol")  # settings that are tags
 
 
 class Logger(Callback, ABC):
@@ -31,10 +41,11 @@ class Logger(Callback, ABC):
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         self.folder, self.config = folder, config
         self.step, self.running = 0, False
+        self.group, self.job, self.tags = "", "", tuple[str, ...]()
 
     @abstractmethod
     def open(self, name: str, config: Mapping[str, Any]) -> None:
-        """Start a run called ``name``."""
+        """Start a run called ``name``; ``group``, ``job`` and ``tags`` describe it."""
 
     @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -43,6 +54,9 @@ class Logger(Callback, ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the finished or failed run."""
+
+    def store(self, kind: str, files: Sequence[Path]) -> None:
+        """Store files of a kind, such as ``model``; a tracker without a store leaves them out."""
 
     def __enter__(self) -> "Logger":
         return self
@@ -53,9 +67,25 @@ class Logger(Callback, ABC):
 
     def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
         self.step = done
-        options = {f"{method.name}.{k}": v for k, v in asdict(method).items()}
+        own_options = asdict(method)
+        self.group, self.job = group_name(method.name, own_options, self.config), f"seed {seed}"
+        self.tags = (method.name, *_tags(self.config))
+        options = {f"{method.name}.{k}": v for k, v in own_options.items()}
+        self._begin(f"{method.name} seed {seed}", {**self.config, **options, "seed": seed})
+
+    def start_report(self, name: str) -> None:
+        """Start a run that holds the tables and figures of all runs of a command.
+
+        Args:
+            name: Name of the run.
+        """
+        self.group = self.job = REPORT
+        self.tags = tuple(_tags(self.config))
+        self._begin(name, self.config)
+
+    def _begin(self, name: str, config: Mapping[str, Any]) -> None:
         try:
-            self.open(f"{method.name} seed {seed}", {**self.config, **options, "seed": seed})
+            self.open(name, config)
         except Exception as error:
             raise FczooError(f"--log {self.extra} cannot begin: {first_line(error)}") from error
         self.running = True
@@ -76,6 +106,15 @@ class Logger(Callback, ABC):
         tasks = {f"task {i + 1}": a for i, a in enumerate(result.accuracy[-1])}
         self._send(self.log, {**result.metrics, **tasks}, self.step)
 
+    def finish(self, files: Mapping[str, Sequence[Path]]) -> None:
+        """Store the final tables, figures and model.
+
+        Args:
+            files: Files by kind.
+        """
+        for kind, paths in files.items():
+            self._send(self.store, kind, paths)
+
     def _send(self, call: Callable[..., None], *arguments: Any) -> None:
         if not self.running:
             return
@@ -88,8 +127,32 @@ class Logger(Callback, ABC):
             )
 
 
+def group_name(method: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Return the name that runs share which differ in their seed only.
+
+    Args:
+        method: Name of the method.
+        options: Its options.
+        settings: Settings of the run as plain values.
+
+    Returns:
+        Method, data set, partition and a hash of all options and settings that change a number.
+    """
+    by_seed = {SEEDED_SETTINGS[source] for source in settings.get("vary", ())}
+    ignored = {*WITHOUT_EFFECT, *by_seed}
+    same = {name: value for name, value in settings.items() if name not in ignored}
+    key = hashlib.sha256(encode_json([dict(options), same]).encode()).hexdigest()[:8]
+    words = [method, *(str(settings[k]) for k in ("dataset", "partition") if k in settings)]
+    return f"{' '.join(words)[: LONGEST_NAME - 9]} {key}"
+
+
+def _tags(settings: Mapping[str, Any]) -> list[str]:
+    words = [str(settings[name]) for name in TAGS if settings.get(name)]
+    return [word[:LONGEST_TAG] for word in dict.fromkeys(words)]
+
+
 class TensorBoard(Logger):
-    """Event files in the run's folder."""
+    """Event files in the run's folder, where the model already is."""
 
     extra = "tensorboard"
 
@@ -103,12 +166,25 @@ class TensorBoard(Logger):
         for key, value in values.items():
             self.writer.add_scalar(key, value, step)
 
+    def store(self, kind: str, files: Sequence[Path]) -> None:
+        for path in files:
+            if kind == "tables" and path.suffix == ".md":
+                self.writer.add_text(path.stem, path.read_text(encoding="utf-8"), self.step)
+            elif path.suffix == ".png":
+                from matplotlib.image import imread
+
+                image = imread(path)[..., :3]
+                self.writer.add_image(path.stem, image, self.step, dataformats="HWC")
+
     def close(self) -> None:
         self.writer.close()
 
 
 class WandB(Logger):
-    """Project ``fczoo``, or WANDB_PROJECT; WANDB_MODE=offline keeps it on this machine."""
+    """Project ``fczoo``, or WANDB_PROJECT; WANDB_MODE=offline keeps it on this machine.
+
+    W&B's variables WANDB_NAME, WANDB_RUN_GROUP, WANDB_JOB_TYPE and WANDB_TAGS take precedence.
+    """
 
     extra = "wandb"
 
@@ -117,7 +193,10 @@ class WandB(Logger):
 
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fczoo"),
-            name=name,
+            name=_unless("WANDB_NAME", name),
+            group=_unless("WANDB_RUN_GROUP", self.group or None),
+            job_type=_unless("WANDB_JOB_TYPE", self.job or None),
+            tags=_unless("WANDB_TAGS", list(self.tags) or None),
             config=dict(config),
             dir=str(self.folder),
             reinit="finish_previous",
@@ -126,12 +205,30 @@ class WandB(Logger):
     def log(self, values: Mapping[str, float], step: int) -> None:
         self.run.log(dict(values), step=step)
 
+    def store(self, kind: str, files: Sequence[Path]) -> None:
+        import wandb
+
+        title = f"{self.group} {self.job}"[: LONGEST_NAME - len(kind) - 1]
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", f"{title} {kind}"), type=kind)
+        for path in files:
+            artifact.add_file(str(path), name=path.name)
+        self.run.log_artifact(artifact)
+
     def close(self) -> None:
         self.run.finish()
 
 
+def _unless(variable: str, value: Any) -> Any:
+    """Return None, for which W&B reads its environment variable, where the user has set it."""
+    return None if os.environ.get(variable) else value
+
+
 class MLflow(Logger):
-    """Experiment ``fczoo`` on the server that MLFLOW_TRACKING_URI names."""
+    """Server of MLFLOW_TRACKING_URI.
+
+    The experiment is that of MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID, else ``fczoo``. A run
+    is called MLFLOW_RUN_NAME, else after its method and seed.
+    """
 
     extra = "mlflow"
 
@@ -139,15 +236,37 @@ class MLflow(Logger):
         import mlflow
 
         self.server = mlflow.MlflowClient()
-        existing = self.server.get_experiment_by_name("fczoo")
-        experiment = existing.experiment_id if existing else self.server.create_experiment("fczoo")
-        self.run = self.server.create_run(experiment, run_name=name).info.run_id
+        tags = {"group": self.group, "job_type": self.job, "tags": ", ".join(self.tags)}
+        self.run = self.server.create_run(
+            self._experiment(),
+            run_name=os.environ.get("MLFLOW_RUN_NAME") or name,
+            tags={key: value for key, value in tags.items() if value},
+        ).info.run_id
         for key, value in config.items():
             self.server.log_param(self.run, key, value)
+
+    def _experiment(self) -> str:
+        """Return the ID of the experiment, which is created if it has a new name."""
+        name, number = map(os.environ.get, ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"))
+        if number and not name:
+            return str(self.server.get_experiment(number).experiment_id)
+        existing = self.server.get_experiment_by_name(name or "fczoo")
+        if existing is None:
+            return str(self.server.create_experiment(name or "fczoo"))
+        if number and number != existing.experiment_id:
+            raise FczooError(
+                f"MLFLOW_EXPERIMENT_ID is {number}, and experiment {name} has ID "
+                f"{existing.experiment_id}; unset one of the two"
+            )
+        return str(existing.experiment_id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for key, value in values.items():
             self.server.log_metric(self.run, key, value, step=step)
+
+    def store(self, kind: str, files: Sequence[Path]) -> None:
+        for path in files:
+            self.server.log_artifact(self.run, str(path), kind)
 
     def close(self) -> None:
         self.server.set_terminated(self.run)

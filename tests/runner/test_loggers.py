@@ -3,8 +3,13 @@
 Their own packages are tested where installed.
 """
 
+import json
 import logging
+import re
 import sys
+from collections import defaultdict
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -127,6 +132,227 @@ def test_an_unknown_logger_is_named():
         check_loggers(["tensorbord"])
 
 
+class Recorder:
+    """Record what a stand-in of a tracker's package gets: its runs, with stored file names."""
+
+    def __init__(self):
+        self.runs: list[SimpleNamespace] = []
+
+    def begin(self, **values) -> SimpleNamespace:
+        self.runs.append(SimpleNamespace(files=defaultdict(list), texts={}, closed=False, **values))
+        return self.runs[-1]
+
+    def store(self, run: SimpleNamespace, kind: str, path: str) -> None:
+        run.files[kind].append(Path(path).name)
+        if path.endswith(".md"):
+            run.texts[Path(path).name] = Path(path).read_text()
+
+
+@pytest.fixture
+def wandb(monkeypatch) -> Recorder:
+    """Stand in for the package wandb."""
+    recorder, module = Recorder(), ModuleType("wandb")
+
+    class Artifact:
+        def __init__(self, name, type):
+            assert re.fullmatch(r"[\w.-]{1,128}", name)
+            self.name, self.type, self.paths = name, type, []
+
+        def add_file(self, local_path, name):
+            self.paths.append(local_path)
+
+    def init(**values):
+        run = recorder.begin(**values)
+        run.log = lambda values, step: None
+        run.log_artifact = lambda artifact: [
+            recorder.store(run, artifact.type, path) for path in artifact.paths
+        ]
+        run.finish = lambda: setattr(run, "closed", True)
+        return run
+
+    module.init, module.Artifact = init, Artifact
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for name in ("NAME", "RUN_GROUP", "JOB_TYPE", "TAGS", "PROJECT"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    return recorder
+
+
+@pytest.fixture
+def mlflow(monkeypatch) -> Recorder:
+    """Stand in for the package mlflow; experiment ``old`` exists and has ID 7."""
+    recorder, module = Recorder(), ModuleType("mlflow")
+    recorder.experiments = {"old": "7"}
+
+    class MlflowClient:
+        def get_experiment_by_name(self, name):
+            number = recorder.experiments.get(name)
+            return SimpleNamespace(experiment_id=number) if number else None
+
+        def get_experiment(self, number):
+            if number not in recorder.experiments.values():
+                raise KeyError(f"no experiment {number}")
+            return SimpleNamespace(experiment_id=number)
+
+        def create_experiment(self, name):
+            return recorder.experiments.setdefault(name, "9")
+
+        def create_run(self, experiment, run_name, tags):
+            run = recorder.begin(experiment=experiment, name=run_name, tags=tags, params={})
+            return SimpleNamespace(info=SimpleNamespace(run_id=recorder.runs.index(run)))
+
+        def log_param(self, run, key, value):
+            recorder.runs[run].params[key] = value
+
+        def log_metric(self, *values, step):
+            pass
+
+        def log_artifact(self, run, path, kind):
+            recorder.store(recorder.runs[run], kind, path)
+
+        def set_terminated(self, run):
+            recorder.runs[run].closed = True
+
+    module.MlflowClient = MlflowClient
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    for name in ("EXPERIMENT_NAME", "EXPERIMENT_ID", "RUN_NAME"):
+        monkeypatch.delenv(f"MLFLOW_{name}", raising=False)
+    return recorder
+
+
+def bench(folder: Path, *words: str) -> None:
+    result = CliRunner().invoke(main, [*BENCH, *words, "--out", str(folder)])
+    assert result.exit_code == 0, result.output
+
+
+TABLES = ["tables.md", "tables.csv", "tables.json"]
+
+
+def test_runs_of_other_seeds_share_a_group_and_end_with_their_files(wandb, tmp_path):
+    pytest.importorskip("matplotlib")
+    bench(tmp_path / "runs", "--log", "wandb", "--seeds", "0,1")
+    first, second, report = wandb.runs
+    assert first.group == second.group and first.group.startswith("fedavg digits dirichlet:0.5 ")
+    assert [first.job_type, second.job_type] == ["seed 0", "seed 1"]
+    assert first.tags == ["fedavg", "digits", "dirichlet:0.5", "vit_nano_32"]
+    assert first.files["model"] == ["model.safetensors", "model.json", "README.md"]
+    assert first.files["results"] == ["result.json", "rounds.jsonl"]
+    assert first.files["tables"] == TABLES
+    assert {"accuracy.png", "accuracy.pdf"} <= {*first.files["figures"]}
+    assert all(run.closed for run in wandb.runs)
+    # a run's own table has one seed, the report has both
+    assert "; seeds 0\n" in first.texts["tables.md"]
+    assert (report.name, report.job_type, report.group) == ("report of runs", "report", "report")
+    assert "; seeds 0, 1 of training only\n" in report.texts["tables.md"]
+    assert report.files["tables"] == TABLES and "model" not in report.files
+
+
+def test_the_rest_of_the_servers_state_is_not_sent(wandb, tmp_path):
+    words = ["bench", "--methods", "hgp", *SMALL, "--log", "wandb", "--out", str(tmp_path / "runs")]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    assert (tmp_path / "runs/hgp/seed0/server_state.safetensors").is_file()
+    assert wandb.runs[0].files["model"] == ["model.safetensors", "model.json", "README.md"]
+
+
+def test_other_options_are_another_group_and_a_sweep_is_in_the_report(wandb, tmp_path):
+    pytest.importorskip("matplotlib")
+    sweep = ("--sweep", "fedavg.lr=0.01,0.1", "--no-keep-model")
+    bench(tmp_path / "runs", "--log", "wandb", *sweep)
+    first, second, report = wandb.runs
+    assert first.group != second.group and "model" not in first.files
+    assert report.files["tables"] == [*TABLES, "sweeps.md"]
+    assert "with --set fedavg.lr=" in report.texts["sweeps.md"]
+    assert "sweep-fedavg.lr.png" in report.files["figures"]
+    wandb.runs.clear()
+    bench(tmp_path / "runs", "--log", "wandb", *sweep)  # all are finished
+    assert wandb.runs == []
+
+
+def test_the_variables_of_the_trackers_decide(wandb, mlflow, monkeypatch, tmp_path):
+    for name in ("NAME", "RUN_GROUP", "JOB_TYPE", "TAGS"):
+        monkeypatch.setenv(f"WANDB_{name}", "mine")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "study")
+    monkeypatch.setenv("MLFLOW_RUN_NAME", "mine")
+    bench(tmp_path / "runs", "--log", "wandb,mlflow")
+    (run,) = wandb.runs  # wandb itself reads its variables where it is given None
+    assert [run.name, run.group, run.job_type, run.tags] == [None] * 4
+    (run,) = mlflow.runs
+    assert (run.name, run.experiment, mlflow.experiments["study"]) == ("mine", "9", "9")
+
+
+def test_mlflow_gets_group_experiment_and_files(mlflow, monkeypatch, tmp_path):
+    bench(tmp_path / "a", "--log", "mlflow")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "old")
+    bench(tmp_path / "b", "--log", "mlflow")
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "7")
+    bench(tmp_path / "c", "--log", "mlflow")
+    assert [run.experiment for run in mlflow.runs] == ["9", "7", "7"]
+    assert mlflow.experiments == {"old": "7", "fczoo": "9"}
+    first, second, _ = mlflow.runs
+    assert first.name == "fedavg seed 0" and first.tags["job_type"] == "seed 0"
+    assert first.tags["group"] == second.tags["group"]
+    assert first.tags["tags"] == "fedavg, digits, dirichlet:0.5, vit_nano_32"
+    assert first.files["model"] == ["model.safetensors", "model.json", "README.md"]
+    assert first.files["tables"] == TABLES and first.closed
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "fczoo")
+    result = CliRunner().invoke(main, [*BENCH, "--log", "mlflow", "--out", str(tmp_path / "d")])
+    assert result.stderr.endswith(
+        "Error: --log mlflow cannot begin: MLFLOW_EXPERIMENT_ID is 7, and experiment fczoo has ID "
+        "9; unset one of the two\n"
+    )
+
+
+def test_tensorboard_shows_tables_and_figures(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            written.append(Path(folder).parent.name)
+
+        def add_text(self, tag, text, step=None):
+            written.append((tag, text[:6] if tag == "tables" else ""))
+
+        def add_image(self, tag, image, step, dataformats):
+            assert image.ndim == 3 and image.shape[2] == 3 and dataformats == "HWC"
+            written.append(tag)
+
+        def add_scalar(self, *values):
+            pass
+
+        def close(self):
+            written.append("closed")
+
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
+    bench(tmp_path / "runs", "--log", "tensorboard")
+    assert written[:3] == ["seed0", ("config", ""), ("tables", "digits")]
+    assert "accuracy" in written and written[-1] == "closed"
+
+
+def test_files_that_fail_cost_a_warning_only(wandb, monkeypatch, tmp_path, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    bench(tmp_path / "a", "--log", "wandb")
+    assert "trackers get no figures: matplotlib is not installed" in caplog.text
+    assert {*wandb.runs[0].files} == {"tables", "results", "model"}
+
+    def refuse(*_):
+        raise ConnectionError("full")
+
+    monkeypatch.setattr(wandb, "store", refuse)
+    bench(tmp_path / "b", "--log", "wandb", "--seeds", "0,1")
+    assert "--log wandb stops after round 4: full" in caplog.text
+    monkeypatch.setattr("fczoo.runner.tracked_files.sections", refuse)
+    bench(tmp_path / "c", "--log", "wandb", "--seeds", "0,1")
+    assert "trackers get no table of fedavg seed 0: full" in caplog.text
+    assert f"trackers get no report of {tmp_path / 'c'}: full" in caplog.text
+    for folder in ("b", "c"):
+        result = json.loads((tmp_path / folder / "fedavg/seed1/result.json").read_text())
+        assert result["finished"]
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_the_real_package_takes_the_numbers(name, monkeypatch, tmp_path):
     pytest.importorskip(name)
@@ -136,6 +362,8 @@ def test_the_real_package_takes_the_numbers(name, monkeypatch, tmp_path):
     logger = LOGGERS[name](tmp_path, {})
     logger.open("fedavg seed 0", {"rounds": 2, "blocks": (0, 1), "order": None})
     logger.log({"loss": 0.5, "A_N": 71.25}, 1)
+    (tmp_path / "tables.md").write_text("a table")
+    logger.store("tables", [tmp_path / "tables.md"])
     logger.close()
     written = [p for p in tmp_path.rglob("*") if p.is_file()]
     if name == "tensorboard":
@@ -146,5 +374,6 @@ def test_the_real_package_takes_the_numbers(name, monkeypatch, tmp_path):
     elif name == "mlflow":
         (metric,) = [p for p in written if p.name == "A_N"]
         assert metric.read_text().split()[1:3] == ["71.25", "1"]
+        assert any(p.parts[-3:] == ("artifacts", "tables", "tables.md") for p in written)
     else:
         assert any(p.suffix == ".wandb" and p.stat().st_size > 0 for p in written)
