@@ -101,10 +101,8 @@ def _leaves(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _list_word(values: Any) -> str:
     """Return a list of a settings file as ``--sweep`` takes it: ``(0,1),(0,1,2)``."""
     items = values if isinstance(values, list) else [values]
-    words = [
-        f"({option_word(item)})" if isinstance(item, list) else option_word(item) for item in items
-    ]
-    return ",".join(words)
+    words = [option_word(item) for item in items]
+    return ",".join(f"({w})" if "," in w and not w.startswith("(") else w for w in words)
 
 
 def _parse_axis(word: str) -> Axis:
@@ -128,12 +126,12 @@ def _parse_name(target: str, word: str) -> tuple[str, str]:
                 f"--sweep {target}: no method is called {quote(method)}; "
                 f"{nearest(method, METHODS.names())}"
             )
-        known = METHODS.options(name)
-        spelled = match(option, known)
-        if spelled is None:
-            check_fields(name, known, [option])
-            raise FczooError(f"{name} has no option {quote(option)}; {nearest(option, known)}")
-        return name, spelled
+        options = METHODS.options(name)
+        option_name = match(option, options)
+        if option_name is None:
+            check_fields(name, options, [option])
+            raise FczooError(f"{name} has no option {quote(option)}; {nearest(option, options)}")
+        return name, option_name
     option = option or target
     if name := match(option, LISTS):
         raise FczooError(f"--sweep {target}: {flag(name)} takes the list itself; give it there")

@@ -182,7 +182,7 @@ def test_a_parenthesis_keeps_a_list_together() -> None:
     (axis,) = parse_axes(["pilora.blocks=0,(0,1), (0,1,2)"])
     assert axis.values == ("0", "0,1", "0,1,2")
     first, second = parse_axes({"hgp": {"lr": 0.1}, "tasks": ["5,5", 2]})
-    assert (first.name, first.values, second.values) == ("hgp.lr", ("0.1",), ("5", "5", "2"))
+    assert (first.name, first.values, second.values) == ("hgp.lr", ("0.1",), ("5,5", "2"))
 
 
 def test_a_sweep_runs_and_resumes(tmp_path: Path) -> None:
