@@ -77,9 +77,19 @@ def prediction_batch(inputs: Collection[str], backbone: Backbone, images: Tensor
         images: Normalised images [B, 3, S, S].
     """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-    query = backbone(images) if "query" in inputs else None
-    return whole_batch(
-        images if "images" in inputs else images.new_empty(len(images), 0), labels, query
+    nothing, none = images.new_empty(len(images), 0), images.new_empty(0)
+    # torch.export of torch 2.6 cannot read tensors that are defaults of fields, so all are given
+    return Batch(
+        x=images if "images" in inputs else nothing,
+        y=labels,
+        w=torch.ones_like(labels, dtype=images.dtype),
+        query=backbone(images) if "query" in inputs else nothing,
+        teacher=images.new_empty(0, 0),
+        class_count=none,
+        position=labels.new_empty(0),
+        draws=images.new_empty(0, 0),
+        epoch=labels.new_empty(0),
+        client=labels.new_empty(0),
     )
 
 
@@ -148,7 +158,10 @@ class Classifier(nn.Module):
         method: Method that was trained.
         task: Last learned task.
         record: Content of ``model.json``.
+        has_images: Whether clients had images of each class, bool [classes].
     """
+
+    has_images: Tensor
 
     def __init__(self, record: ModelRecord, method: Method, backbone: Backbone, state: Tree):
         super().__init__()
@@ -179,7 +192,7 @@ class Classifier(nn.Module):
         """
         batch = prediction_batch(self._inputs, self._backbone, self._check(images))
         logits = self.method.predict(self._backbone, self._state, batch, self.task)
-        return logits.masked_fill(~self.get_buffer("has_images"), -torch.inf)
+        return logits.masked_fill(~self.has_images, -torch.inf)
 
     def features(self, images: Tensor) -> Tensor:
         """Compute the features [B, D] that the classifier reads.

@@ -27,6 +27,8 @@ from fczoo.models.export_checks import (
 from fczoo.models.export_peft import export_peft
 from fczoo.models.export_timm import export_timm
 
+LARGEST_BATCH = 2**31 - 1  # torch 2.6 refuses a number of images without a limit
+
 
 def export_torch(model: Classifier, path: Path) -> str:
     """Export the forward as a program of ``torch.export``, for batches of any size.
@@ -103,7 +105,7 @@ def traced_program(model: Classifier, style: ExportFormat) -> ExportedProgram:
         FczooError: torch cannot trace the method, or the program gives other logits.
     """
     images = check_images(model)
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
     torch.compiler.reset()  # traces of other models in this process would be compared with this
     try:
         with torch.no_grad(), _without_notes():

@@ -36,7 +36,7 @@ def test_a_column_wide_figure_has_text_and_the_names_of_papers(runs: Path) -> No
     text = out.read_text()
     assert f'width="{3.3 * 72:g}pt"' in text
     assert all(f">{word}</text>" in text for word in ("PILoRA", "CODA-P", "accuracy, %"))
-    sizes = set(re.findall(r"font-size: ([\d.]+)px", text))
+    sizes = set(re.findall(r"font(?:-size)?: ([\d.]+)px", text))
     assert sizes == {"8"}  # points of the figure
     assert "<title>" not in text
     run("plot", str(runs), "--kind", "curves", "--out", str(out))
@@ -73,7 +73,9 @@ def test_numbers_fit_their_cells(tmp_path: Path) -> None:
             colours="green",
         )
         write_plot(heat, tmp_path / "heat.svg")
-        sizes = re.findall(r"font-size: ([\d.]+)px[^>]*>100<", (tmp_path / "heat.svg").read_text())
+        sizes = re.findall(
+            r"font(?:-size)?: ([\d.]+)px[^>]*>100<", (tmp_path / "heat.svg").read_text()
+        )
         assert [float(x) for x in sizes] == pytest.approx([size] * (2 * columns), abs=0.01)
 
 
