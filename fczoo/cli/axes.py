@@ -140,10 +140,10 @@ def _parse_name(target: str, word: str) -> tuple[str, str]:
     if setting is None:
         owners = option_owners(target)
         if owners:
-            own = owners[next(iter(owners))]
+            option_name = owners[next(iter(owners))]
             raise FczooError(
-                f"cannot read --sweep {quote(word)}: {own} is an option of "
-                f"{first_few(list(owners))}; write METHOD.{own}=VALUE,VALUE"
+                f"cannot read --sweep {quote(word)}: {option_name} is an option of "
+                f"{first_few(list(owners))}; write METHOD.{option_name}=VALUE,VALUE"
             )
         raise FczooError(
             f"--sweep: no setting is called {quote(target)}; {nearest(target, settings)} An option "
@@ -204,8 +204,8 @@ def combine_axes(axes: Sequence[Axis], zipped: bool) -> list[Row]:
     ]
     for row in rows:
         if rows.count(row) > 1:
-            axis, word = next((a, w) for a, w in row if zipped or a.values.count(w) > 1)
-            raise FczooError(f"--sweep has {axis.name}={word} twice; leave one out")
+            axis, text = next((a, w) for a, w in row if zipped or a.values.count(w) > 1)
+            raise FczooError(f"--sweep has {axis.name}={text} twice; leave one out")
     return rows
 
 
@@ -214,7 +214,7 @@ def sweep_axes(
 ) -> dict[Path, Sequence[RunConfig]]:
     """Return the runs of all rows of a sweep.
 
-    A method runs once per combination of settings and of its own options: the options of other
+    A method runs once per combination of settings and its options: the options of other
     methods do not multiply its runs.
 
     Args:
@@ -240,20 +240,23 @@ def sweep_axes(
         names = list(dict.fromkeys(config.method for config in configs))
         by_row: dict[Row, list[str]] = {}
         for method in names:
-            own = _of_method(row, method)
-            if (method, own) not in finished_rows:
-                finished_rows.add((method, own))
-                by_row.setdefault(own, []).append(method)
-        for own, methods in by_row.items():
-            changes = [axis.request(word) for axis, word in own]
+            row_of_method = _of_method(row, method)
+            if (method, row_of_method) not in finished_rows:
+                finished_rows.add((method, row_of_method))
+                by_row.setdefault(row_of_method, []).append(method)
+        for row_of_method, methods in by_row.items():
+            changes = [axis.request(word) for axis, word in row_of_method]
             with _naming(row):
                 runs_by_folder = make_sweep(merge_requests(base, {"methods": methods}, *changes))
             for folder, runs in runs_by_folder.items():
-                place = _folder([axis for axis, _ in own], runs[0])
-                if place / folder in sweep:
-                    raise FczooError(f"--sweep gives {place.name} twice; leave one out")
-                sweep[place / folder] = runs
-                order[place / folder] = all_settings.index(of_settings), names.index(methods[0])
+                row_folder = _folder([axis for axis, _ in row_of_method], runs[0])
+                if row_folder / folder in sweep:
+                    raise FczooError(f"--sweep gives {row_folder.name} twice; leave one out")
+                sweep[row_folder / folder] = runs
+                order[row_folder / folder] = (
+                    all_settings.index(of_settings),
+                    names.index(methods[0]),
+                )
     return {folder: sweep[folder] for folder in sorted(sweep, key=order.__getitem__)}
 
 
@@ -271,8 +274,8 @@ def _naming(row: Row) -> Iterator[None]:
         for axis, _ in row:
             option = f"--set {axis.name} " if axis.method else f"{flag(axis.option)} "
             if str(error).startswith(option):
-                rest = str(error).removeprefix(option)
-                raise FczooError(f"--sweep {axis.name} {rest}") from error
+                problem = str(error).removeprefix(option)
+                raise FczooError(f"--sweep {axis.name} {problem}") from error
         raise
 
 
@@ -304,7 +307,7 @@ def check_axes(axes: Sequence[Axis], layers: Sequence[Request], methods: set[str
                 f"--sweep {axis.name} names no method of this run ({', '.join(sorted(methods))})"
             )
         for layer in layers:
-            given = layer.get("set", {}).get(axis.method, {}) if axis.method else layer
-            if axis.option in given:
+            layer_options = layer.get("set", {}).get(axis.method, {}) if axis.method else layer
+            if axis.option in layer_options:
                 option = f"--set {axis.name}" if axis.method else flag(axis.option)
                 raise FczooError(f"{option} and --sweep {axis.name} are both given; leave one out")

@@ -104,7 +104,7 @@ def report(
     if figures and not (html or sweep):
         raise FczooError("--figures needs --html FILE or --sweep; add one")
     if sweep and (columns is not None or html or archive):
-        raise FczooError("--sweep prints tables of its own; leave out --columns, --html, --archive")
+        raise FczooError("--sweep prints other tables; leave out --columns, --html, --archive")
     if tsne and not html:
         raise FczooError("--tsne needs --html FILE; add it")
     if archive and html:

@@ -93,7 +93,7 @@ def sweep_of_request(request: Request) -> Sweep:
     """
     setting_values: dict[str, Any] = {name: request[name] for name in SETTINGS if name in request}
     start = setting_values.get("start_from", "none")
-    models = [read_model_record(place) for place in models_of(start)] if start != "none" else []
+    models = [read_model_record(folder) for folder in models_of(start)] if start != "none" else []
     if models and request.get("tuned"):
         raise FczooError(
             "--start-from takes the options of the model, and --tuned others; leave one out"

@@ -65,10 +65,10 @@ def method_entries(method: type[Method]) -> list[str]:
         method: Class of the method.
     """
     sources = [part.strip() for part in method.paper.split(";")]
-    dated = [source for source in sources if ARXIV.search(source) or YEAR.search(source)]
+    citable = [source for source in sources if ARXIV.search(source) or YEAR.search(source)]
     return [
         _entry(method, source, number)
-        for number, source in enumerate(dated or [method.paper or method.name], 1)
+        for number, source in enumerate(citable or [method.paper or method.name], 1)
     ]
 
 
@@ -78,15 +78,19 @@ def _entry(method: type[Method], source: str, number: int) -> str:
         fields["author"] = authors[1].replace(" et al.", " and others")
     if title := TITLE.search(source):
         fields["title"] = f"{{{title[1]}}}"
-    rest = TITLE.sub("", source)  # a title may name a year
-    place, year, paper = PLACE.search(rest), YEAR.search(rest), ARXIV.search(rest)
-    is_published = bool(title and place)
+    outside_title = TITLE.sub("", source)  # a title may name a year
+    venue, year, paper = (
+        PLACE.search(outside_title),
+        YEAR.search(outside_title),
+        ARXIV.search(outside_title),
+    )
+    is_published = bool(title and venue)
     kind = "misc"
-    if place and is_published:
-        kind = "article" if place[1] in JOURNALS else "inproceedings"
-        fields["journal" if kind == "article" else "booktitle"] = place[1]
-    elif place:
-        fields["howpublished"] = place[1]
+    if venue and is_published:
+        kind = "article" if venue[1] in JOURNALS else "inproceedings"
+        fields["journal" if kind == "article" else "booktitle"] = venue[1]
+    elif venue:
+        fields["howpublished"] = venue[1]
     if year:
         fields["year"] = year[1]
     if paper:

@@ -243,10 +243,10 @@ def labelled_images(
     used = np.unique(labels).tolist()
     unknown = [names[i] for i in used if names[i] not in model.classes]
     if unknown:
-        shown = ", ".join(unknown[:SHOWN])
-        more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+        listed = ", ".join(unknown[:SHOWN])
+        ending = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         raise FczooError(
-            f"the model does not know the class{'es' if unknown[1:] else ''} {shown}{more}; it "
+            f"the model does not know the class{'es' if unknown[1:] else ''} {listed}{ending}; it "
             f"knows {', '.join(model.classes[:SHOWN])}"
             f"{', ...' if len(model.classes) > SHOWN else ''}: rename or remove the others"
         )
@@ -265,9 +265,9 @@ def _class_folders(root: Path, size: int) -> tuple[Split, tuple[str, ...]]:
     if not root.is_dir():
         raise FczooError(f"no folder {root}; give one with --data-root that holds class folders")
     parts = find_parts(root)
-    place = root if parts is None else parts[1] or parts[0]
-    folders = class_folders(place)
-    part = replace(make_part("imagefolder", place, folders, size), upright=True)
+    folder = root if parts is None else parts[1] or parts[0]
+    folders = class_folders(folder)
+    part = replace(make_part("imagefolder", folder, folders, size), upright=True)
     return part, display_names(folders)
 
 

@@ -70,14 +70,14 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     tasks = run.stream.tasks[: len(result.accuracy)]
     task = tasks[-1]
     tensors = prediction_tensors(run.method, run.backbone, run.state, task)
-    rest = {name: value for name, value in run.state.items() if name not in tensors}
-    rest |= run.server.controls.broadcast
-    rest |= {f"{MOMENTS}{name}": value for name, value in run.server.moments.items()}
+    other_tensors = {name: value for name, value in run.state.items() if name not in tensors}
+    other_tensors |= run.server.controls.broadcast
+    other_tensors |= {f"{MOMENTS}{name}": value for name, value in run.server.moments.items()}
     (folder / RECORD).unlink(missing_ok=True)  # until the new one is written, there is no model
     files = {TENSORS: _write(folder / TENSORS, tensors)}
     (folder / SERVER_STATE).unlink(missing_ok=True)
-    if server_state and rest:
-        files[SERVER_STATE] = _write(folder / SERVER_STATE, rest, mode=0o600)
+    if server_state and other_tensors:
+        files[SERVER_STATE] = _write(folder / SERVER_STATE, other_tensors, mode=0o600)
     record = ModelRecord(
         method=run.method.name,
         options=result.options,
@@ -156,9 +156,9 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
     has_none = run.method.training().own_models  # which the note under its tables says
     if keep == "none" or has_none or not (is_final or keep == "tasks"):
         return
-    place = folder if is_final else folder / f"task{len(run.result.accuracy)}"
+    model_folder = folder if is_final else folder / f"task{len(run.result.accuracy)}"
     try:
-        save_model(place, run, server_state)
+        save_model(model_folder, run, server_state)
     except InterruptedCommandError:
         raise
     except (OSError, FczooError) as error:
@@ -176,9 +176,13 @@ def models_in(folders: Iterable[Path]) -> tuple[list[Path], int]:
     Args:
         folders: Folders, such as run folders.
     """
-    places = sorted({path.parent for folder in folders for path in folder.rglob(RECORD)})
-    files = [place / name for place in places for name in (RECORD, TENSORS, SERVER_STATE)]
-    return places, sum(path.stat().st_size for path in files if path.is_file())
+    model_folders = sorted({path.parent for folder in folders for path in folder.rglob(RECORD)})
+    files = [
+        model_folder / name
+        for model_folder in model_folders
+        for name in (RECORD, TENSORS, SERVER_STATE)
+    ]
+    return model_folders, sum(path.stat().st_size for path in files if path.is_file())
 
 
 @use_python_names
@@ -207,37 +211,39 @@ def load_model(
         FczooError: A file is missing, damaged or of a newer format, the weights of the backbone
             are others, or the method is not installed.
     """
-    place = find_model(folder)
-    record = read_model_record(place)
-    method = _method(place, record)
-    tree = _tensors(place, record)
-    frozen = _backbone(place, record, backbone)
+    model_folder = find_model(folder)
+    record = read_model_record(model_folder)
+    method = _method(model_folder, record)
+    tree = _tensors(model_folder, record)
+    frozen = _backbone(model_folder, record, backbone)
     model = Classifier(record, method, frozen.to(dtype=getattr(torch, record.precision)), tree)
     return model if device is None else model.to(device)
 
 
-def _method(place: Path, record: ModelRecord) -> Method:
+def _method(model_folder: Path, record: ModelRecord) -> Method:
     if METHODS.find(record.method) is None:
         raise FczooError(
-            f"the model in {place} is of method {record.method!r}, which is not installed; install "
+            f"the model in {model_folder} is of method {record.method!r}, which is not installed; install "
             "the package that defines it"
         )
     try:
         method: Method = build(METHODS.get(record.method), record.method, record.options)
     except FczooError as error:
-        raise FczooError(f"{place / RECORD}: {error}") from error
+        raise FczooError(f"{model_folder / RECORD}: {error}") from error
     return method
 
 
-def _tensors(place: Path, record: ModelRecord) -> Tree:
-    tensors = read_tensors(place, TENSORS, record)
+def _tensors(model_folder: Path, record: ModelRecord) -> Tree:
+    tensors = read_tensors(model_folder, TENSORS, record)
     try:
         return {name: tensors[name] for name in record.tensors}
     except KeyError as error:
-        raise FczooError(f"{place / TENSORS} lacks {error}; copy the folder again") from error
+        raise FczooError(
+            f"{model_folder / TENSORS} lacks {error}; copy the folder again"
+        ) from error
 
 
-def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -> Backbone:
+def _backbone(model_folder: Path, record: ModelRecord, choice: str | Backbone | None) -> Backbone:
     """Load the backbone and compare it with that of the run."""
     if isinstance(choice, Backbone):
         backbone = choice
@@ -248,7 +254,7 @@ def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -
                 {k: v for k, v in record.backbone.items() if k in names}, ViTConfig
             )
         except msgspec.ValidationError as error:
-            raise FczooError(f"the backbone in {place} is not valid: {error}") from error
+            raise FczooError(f"the backbone in {model_folder} is not valid: {error}") from error
         backbone = load_backbone(
             choice or backbone_spec(record),
             image_size=config.image_size,
@@ -259,7 +265,7 @@ def _backbone(place: Path, record: ModelRecord, choice: str | Backbone | None) -
     expected: Any = record.backbone.get("sha256")
     if backbone.sha256 != expected:
         raise FczooError(
-            f"the model in {place} was trained on {record.backbone.get('name')} with SHA-256 "
+            f"the model in {model_folder} was trained on {record.backbone.get('name')} with SHA-256 "
             f"{str(expected)[:12]}, and these weights have {backbone.sha256[:12]}; give the same "
             "weights with --backbone NAME:FILE"
         )

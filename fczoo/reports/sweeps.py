@@ -53,16 +53,16 @@ class OptionSweep:
     def place(self) -> tuple[str, ...]:
         """Return data set and partition; the latter only if all points have it."""
         partitions = {_partition(point.experiment): None for point in self.points}
-        shared = partitions if len(partitions) == 1 else ()
-        return (_dataset(self.points[0].experiment), *shared)
+        partition = partitions if len(partitions) == 1 else ()
+        return (_dataset(self.points[0].experiment), *partition)
 
     @property
     def heading(self) -> str:
         """Describe method, axes and what all runs share."""
         experiments = {id(point.experiment): point.experiment for point in self.points}
         first, *others = experiments.values()
-        shared = ", ".join(self.place) if others else describe(first)
-        return f"{self.title} over {', '.join(self.axes)}\n{shared}"
+        common = ", ".join(self.place) if others else describe(first)
+        return f"{self.title} over {', '.join(self.axes)}\n{common}"
 
 
 def find_sweeps(experiments: Iterable[Experiment]) -> list[OptionSweep]:
@@ -84,9 +84,9 @@ def find_sweeps(experiments: Iterable[Experiment]) -> list[OptionSweep]:
             by_partition.setdefault(_partition(experiment), []).append((experiment, line))
     sweeps = []
     for (_, method), by_partition in groups.items():
-        several = [lines for lines in by_partition.values() if len(lines) > 1]
-        if several:
-            sweeps += [_sweep(method, lines) for lines in several]
+        with_values = [lines for lines in by_partition.values() if len(lines) > 1]
+        if with_values:
+            sweeps += [_sweep(method, lines) for lines in with_values]
         elif len(by_partition) > 1:  # the partition itself is what differs
             sweeps.append(_sweep(method, [lines[0] for lines in by_partition.values()]))
     if not sweeps:
@@ -134,11 +134,11 @@ def _values(method: str, experiment: Experiment, line: Line) -> dict[str, Any]:
     """Return the settings and options of a line that may be an axis."""
     settings = experiment.settings
     by_seed = {SEEDED_SETTINGS[source] for source in settings["vary"]}
-    ignored = {*WITHOUT_EFFECT, *by_seed}
+    excluded = {*WITHOUT_EFFECT, *by_seed}
     options = line.results[0].options
     settings = {**settings, "partition": _partition(experiment)}
     return {
-        **{name: value for name, value in settings.items() if name not in ignored},
+        **{name: value for name, value in settings.items() if name not in excluded},
         **{f"{method}.{name}": value for name, value in options.items()},
     }
 
@@ -265,8 +265,8 @@ def _to_csv(sweeps: Sequence[OptionSweep], tables: Sequence[Table]) -> str:
             values = zip(sweep.axes, point.values, strict=True)
             options = "; ".join(f"{name}={option_word(value)}" for name, value in values)
             mark = int(point in best)
-            place = _dataset(point.experiment), _partition(point.experiment)
-            rows.append([*place, sweep.method, options, *numbers, seeds, mark])
+            location = _dataset(point.experiment), _partition(point.experiment)
+            rows.append([*location, sweep.method, options, *numbers, seeds, mark])
     return to_csv_text(rows)
 
 
@@ -297,27 +297,27 @@ def _figure(sweeps: Sequence[OptionSweep], metric: str, place: str) -> Curves:
     x = _x_axis(sweeps)
     ticks = [option_word(v) for v in _in_order(point.values[x] for _, point in points)]
     curves: dict[str, list[tuple[int, Mapping[int, float]]]] = {}
-    alone = all(_is_function(sweep, x) for sweep in sweeps)
+    is_line = all(_is_function(sweep, x) for sweep in sweeps)
     for sweep, point in points:
         others = [
             f"{axis.partition('.')[2] or axis}={option_word(value)}"
             for i, (axis, value) in enumerate(zip(axes, point.values, strict=True))
-            if i != x and not alone
+            if i != x and not is_line
         ]
         label = f"{sweep.title} ({', '.join(others)})" if others else sweep.title
         entry = entry_of(point.line, column)
         position = ticks.index(option_word(point.values[x])) + 1
         if entry is not None:
             curves.setdefault(label, []).append((position, entry.by_seed))
-    shown = [axis.partition(".")[2] or axis for axis in axes]
-    rest = [axis for i, axis in enumerate(shown) if i != x]
+    labels = [axis.partition(".")[2] or axis for axis in axes]
+    others = [axis for i, axis in enumerate(labels) if i != x]
     return Curves(
         name=" ".join(filter(None, ["sweep", *axes, place])),
         caption=(
             f"{column.name} over {', '.join(axes)}{f', on {place}' if place else ''}; band: "
             "standard deviation over seeds"
         ),
-        x=f"{shown[x]}, with {', '.join(rest)}" if alone and rest else shown[x],
+        x=f"{labels[x]}, with {', '.join(others)}" if is_line and others else labels[x],
         y=f"{column.name}, %" if column.show is percent else column.name,
         curves={label: _by_seed([seeds for _, seeds in curve]) for label, curve in curves.items()},
         positions={label: np.array([i for i, _ in curve]) for label, curve in curves.items()},

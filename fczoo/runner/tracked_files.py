@@ -46,7 +46,7 @@ def send_run(run: RunSpec, trackers: Sequence[Logger], folder: Path) -> None:
 
 
 def send_report(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
-    """Send the tables and figures of all runs of a command, in a tracker's run of their own.
+    """Send the tables and figures of all runs of a command, in a separate run of the tracker.
 
     A single run has them already. A tracker that cannot store them is left with a warning.
 
@@ -77,19 +77,19 @@ def _send_report(folders: Sequence[Path], out: Path, names: Sequence[str]) -> No
 
 def _run_files(run: RunSpec, folder: Path) -> Files:
     (runs,) = read_runs([run.folder])
-    own = [
+    records = [
         record
         for record in runs.records
         if (record.method, record.seed) == (run.config.method, run.config.seed)
     ]
-    (experiment,) = experiments_of([replace(runs, records=tuple(own))], str(run.folder_of_run))
-    place = run.folder_of_run
-    kept = {
-        "results": [place / name for name in (RESULT, ROUNDS)],
-        "model": [place / name for name in MODEL_FILES if (place / RECORD).is_file()],
+    (experiment,) = experiments_of([replace(runs, records=tuple(records))], str(run.folder_of_run))
+    run_folder = run.folder_of_run
+    stored = {
+        "results": [run_folder / name for name in (RESULT, ROUNDS)],
+        "model": [run_folder / name for name in MODEL_FILES if (run_folder / RECORD).is_file()],
     }
     files = _report_files([experiment], folder)
-    return files | {kind: paths for kind, paths in kept.items() if paths}
+    return files | {kind: paths for kind, paths in stored.items() if paths}
 
 
 def _report_files(experiments: Sequence[Experiment], folder: Path) -> Files:
@@ -115,8 +115,8 @@ def _report_files(experiments: Sequence[Experiment], folder: Path) -> Files:
         return {"tables": tables}
     figures: list[Path] = []
     for number, experiment in enumerate(experiments, 1):
-        place = folder / f"figures{number}"
-        figures += _numbered(write_figures(experiment, place), number, len(experiments))
+        figures_folder = folder / f"figures{number}"
+        figures += _numbered(write_figures(experiment, figures_folder), number, len(experiments))
     if sweeps:
         figures += save_figures(sweep_figures(sweeps), folder)
     return {"tables": tables, "figures": figures}

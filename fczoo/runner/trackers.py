@@ -139,8 +139,8 @@ def group_name(method: str, options: Mapping[str, Any], settings: Mapping[str, A
         Method, data set, partition and a hash of all options and settings that change a number.
     """
     by_seed = {SEEDED_SETTINGS[source] for source in settings.get("vary", ())}
-    ignored = {*WITHOUT_EFFECT, *by_seed}
-    same = {name: value for name, value in settings.items() if name not in ignored}
+    excluded = {*WITHOUT_EFFECT, *by_seed}
+    same = {name: value for name, value in settings.items() if name not in excluded}
     key = hashlib.sha256(encode_json([dict(options), same]).encode()).hexdigest()[:8]
     words = [method, *(str(settings[k]) for k in ("dataset", "partition") if k in settings)]
     return f"{' '.join(words)[: LONGEST_NAME - 9]} {key}"
