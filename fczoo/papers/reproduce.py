@@ -33,7 +33,7 @@ class Target:
     paper: Paper
     numbers: tuple[Number, ...]
 
-    @property
+    @cached_property
     def row(self) -> Row:
         return self.paper.row(self.numbers[0])
 
@@ -254,13 +254,13 @@ def concerns(card: Target, experiment: Experiment, line: Line) -> bool:
         line: Row of a table.
     """
     about, result, row = experiment.about, line.results[0], card.row
-    if (about.settings["dataset"], experiment.task_count) != (row.dataset, card.numbers[0].tasks):
+    if (result.method, about.settings["dataset"]) != (row.method, row.dataset):
+        return False
+    if experiment.task_count != card.numbers[0].tasks:
         return False
     splits = {plain_split(reading.config.settings.partition) for reading in card.readings}
-    return (
-        result.method == row.method
-        and (row.split is None or plain_split(about.partition["spec"]) in splits)
-        and all(result.options.get(k) == v for k, v in row.options.items())
+    return (row.split is None or plain_split(about.partition["spec"]) in splits) and all(
+        result.options.get(k) == v for k, v in row.options.items()
     )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,11 @@ class Experiment:
         """
         return self.runs[0].about
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, Any]:
         return with_defaults(self.about.settings)
 
-    @property
+    @cached_property
     def task_count(self) -> int:
         tasks = self.settings["tasks"]
         if isinstance(tasks, str) or self.settings["start_from"]:

@@ -84,7 +84,7 @@ def test_the_released_normalisation_is_that_of_timm() -> None:
         ([*HGP, "--seeds", LONG], "distinct whole numbers such as 0,1,2 or 0-4"),
         ([*HGP, "--attackers", "0.3"], "--attackers is given without --attack"),
         (["bench", "--methods", "hgp,hgp"], "--methods names 'hgp' twice"),
-        (["report", ".", "--figures", "x"], "--figures needs --html FILE; add it"),
+        (["report", ".", "--figures", "x"], "--figures needs --html FILE or --sweep; add one"),
         (["bench", "--rouds", "3"], "fczoo bench: no such option --rouds; did you mean --rounds"),
         (
             ["tune", "--metods", "hgp"],
