@@ -46,11 +46,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             compileall.compile_dir(ROOT / package, quiet=2)
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use one worker more than cores: many tests wait for processes that they start."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if terminalreporter.config.getoption("--differences"):
         terminalreporter.section("largest max |a - b| / max |b| by recorded file")
