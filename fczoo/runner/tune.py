@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
 from fczoo.core.terminal import HANGUP
-from fczoo.federation.callbacks import Callback
+from fczoo.federation.callbacks import Callback, CallbackList
 from fczoo.federation.environment import command, versions
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_config import configure_run
@@ -78,6 +79,7 @@ def tune(
         partition_seed=ORDER + effort.seed,
     )
     effort = replace(effort, tasks=tasks_of_trial(trial_settings, effort.tasks))
+    given_callbacks = [callback] if callback else []
     with only_process(out), log_to_file(out / LOG):
         try:
             steps, score_count, weights = _check_methods(built, trial_settings, effort)
@@ -87,7 +89,8 @@ def tune(
             search = partial(
                 search_method, settings=trial_settings, effort=effort, out=out, given=given
             )
-            outcomes = _all(search, methods, jobs, callback or Callback())
+            with recorded_interrupts() as check:
+                outcomes = _all(search, methods, jobs, CallbackList([*given_callbacks, check]))
         except KeyboardInterrupt:
             advice = "the trials that had ended are kept, and the same command resumes"
             raise InterruptedCommandError(
@@ -132,6 +135,41 @@ class StopWithCommand(Callback):
         """
         if os.getppid() != self.command:
             os._exit(1)  # loky's worker would wait for more work after an exception
+
+
+class InterruptCheck(Callback):
+    """Callback that ends a search after a round if SIGINT has arrived."""
+
+    has_arrived = False
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Raise KeyboardInterrupt if SIGINT has arrived."""
+        if self.has_arrived:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def recorded_interrupts() -> Iterator[InterruptCheck]:
+    """Record SIGINT besides raising KeyboardInterrupt, which compiled code may swallow.
+
+    Yields:
+        The callback that raises it again.
+    """
+    check = InterruptCheck()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        check.has_arrived = True
+        raise KeyboardInterrupt
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield check  # ignored, or of someone else
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _create_default(name: str, settings: Settings, given: Mapping[str, Any]) -> Method:

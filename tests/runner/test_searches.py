@@ -1,6 +1,10 @@
 """``fczoo tune`` in a folder that holds a search, where trials fail, and its notes on effort."""
 
+import contextlib
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from importlib.resources import files
@@ -18,6 +22,7 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.core.files import write_record
 from fczoo.federation.benchmark import Benchmark
+from fczoo.runner import study
 from fczoo.runner.tuned_file import FORMAT, TUNED_FILE, TunedFile, read_tuned
 from helpers_cli import TINY, run
 
@@ -283,3 +288,31 @@ def test_a_file_of_before_images_that_score_could_be_others_is_read(tmp_path, re
     del content["effort"]["score_per_class"], content["sha256"], content["format"]
     (tmp_path / TUNED_FILE).write_text(json.dumps(content))
     assert read_tuned(tmp_path / TUNED_FILE).effort.trials == 1
+
+
+def test_an_interrupt_that_compiled_code_swallows_ends_the_search_after_a_round(
+    tmp_path, monkeypatch
+):
+    """scipy's Sobol sequence prints a KeyboardInterrupt that arrives in it, and continues."""
+    calls = []
+
+    def swallow(*arguments: Any) -> dict[str, Any]:
+        calls.append(arguments)
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)  # the handler runs before
+        return point(*arguments)
+
+    point = study.spread
+    monkeypatch.setattr(study, "spread", swallow)
+    words = ["tune", *TINY, "--trials", "4", "--methods", "fedavg", "--out", str(tmp_path)]
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a script may have it ignored
+        result = CliRunner().invoke(main, words)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130
+    assert "stopped on request" in result.output
+    assert len(calls) == 1
