@@ -1,7 +1,9 @@
 """Pages of the building blocks and of the fields of a result, written as the handbook is built."""
 
 import importlib
+from collections.abc import Iterable, Sequence
 from pkgutil import iter_modules
+from typing import Any
 
 from tabulate import tabulate
 
@@ -32,15 +34,31 @@ def blocks_page() -> str:
         parts += [_module(f"{package}.{entry.name}") for entry in iter_modules(folder)]
     parts += ["## fczoo.core", *(f"{about}\n\n{_module(name)}" for name, about in MODULES.items())]
     protocol = ".. autoclass:: fczoo.core.types.ServerAggregator\n   :special-members: __call__"
-    return "\n\n".join([*parts, "### fczoo.core.types", _rst(protocol)])
+    return "\n\n".join([*parts, "### fczoo.core.types", rst(protocol)])
 
 
 def _module(name: str) -> str:
-    return f"### {name}\n\n{_rst(f'.. automodule:: {name}')}"
+    return f"### {name}\n\n{rst(f'.. automodule:: {name}')}"
 
 
-def _rst(text: str) -> str:
+def rst(text: str) -> str:
+    """Return reStructuredText as part of a Markdown page.
+
+    Args:
+        text: Directives.
+    """
     return f"~~~~{{eval-rst}}\n{text}\n~~~~"
+
+
+def pipe_table(rows: Iterable[Sequence[Any]], head: Sequence[str]) -> str:
+    """Return a Markdown table.
+
+    Args:
+        rows: Cells, row by row.
+        head: Names of the columns.
+    """
+    cells = [[str(cell).replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
+    return tabulate(cells, head, tablefmt="pipe", disable_numparse=True)
 
 
 def result_page() -> str:
@@ -49,7 +67,6 @@ def result_page() -> str:
         [f"`{entry.name}`", f"`{entry.type}`", entry.unit, entry.default, entry.meaning]
         for entry in describe_result_fields()
     ]
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    table = tabulate(cells, FieldDescription._fields, tablefmt="pipe", disable_numparse=True)
+    table = pipe_table(rows, FieldDescription._fields)
     about = "Fields of `fczoo.Result` and of `result.json`, as `fczoo show result` prints them."
     return f"# Result\n\n{about}\n\n{table}"

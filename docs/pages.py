@@ -9,9 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from blocks import blocks_page
+from blocks import blocks_page, pipe_table, rst
 from figure import draw
-from reference import pipe_table
 
 import fczoo
 import fczoo.testing
@@ -76,11 +75,6 @@ def _literal(text: str, language: str = "text") -> str:
     return f"~~~~{language}\n{text}\n~~~~"
 
 
-def _rst(text: str) -> str:
-    """Return a docstring, which is reStructuredText, as a block of the page."""
-    return f"~~~~{{eval-rst}}\n{text}\n~~~~"
-
-
 # --- methods
 
 
@@ -101,7 +95,7 @@ def _toctree(names: Iterable[str], caption: str) -> str:
 
 def _method_page(cls: type[Method]) -> str:
     method = create_method(cls.name, DATASET)
-    parts = [f"# {cls.name}", _rst(inspect.getdoc(cls) or ""), draw(method, DATASET)]
+    parts = [f"# {cls.name}", rst(inspect.getdoc(cls) or ""), draw(method, DATASET)]
     if "formulas" in vars(cls):
         parts.append(f"## Formulas\n\n{inspect.cleandoc(cls.formulas)}")
     parts += ["## Options", f"Given as `--set {cls.name}.OPTION=VALUE`.", _options_table(cls)]
@@ -234,12 +228,12 @@ def _api_page() -> str:
     parts = [
         "# API",
         "## fczoo",
-        _rst(_directives(fczoo, [n for n in fczoo.__all__ if n not in METHOD_PAGE])),
+        rst(_directives(fczoo, [n for n in fczoo.__all__ if n not in METHOD_PAGE])),
     ]
-    parts += ["## What a method sees and declares", _rst(_directives(fczoo, METHOD_PAGE))]
+    parts += ["## What a method sees and declares", rst(_directives(fczoo, METHOD_PAGE))]
     classes = "\n".join(f".. autoclass:: fczoo.core.types.{name}" for name in OPTIONAL)
-    parts.append(_rst(classes))
-    parts += ["## fczoo.testing", _rst(_directives(fczoo.testing, fczoo.testing.__all__))]
+    parts.append(rst(classes))
+    parts += ["## fczoo.testing", rst(_directives(fczoo.testing, fczoo.testing.__all__))]
     return "\n\n".join(parts)
 
 

@@ -4,15 +4,13 @@ They can be read on a code host. A test compares them with the code.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
-from blocks import result_page
+from blocks import pipe_table, result_page
 from schema import write_schemas
-from tabulate import tabulate
 
 from fczoo.cli.app import main as fczoo_command
 from fczoo.cli.listing import Facts, read_facts
@@ -45,17 +43,6 @@ def quick_pages() -> dict[str, str]:
     """Return the pages that need no measurement, by name."""
     result = f"{NOTICE}\n{result_page()}\n"
     return {"commands": commands_page(), "settings": settings_page(), "result": result}
-
-
-def pipe_table(rows: Iterable[Sequence[Any]], head: Sequence[str]) -> str:
-    """Return a Markdown table.
-
-    Args:
-        rows: Cells, row by row.
-        head: Names of the columns.
-    """
-    cells = [[str(cell).replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
-    return tabulate(cells, head, tablefmt="pipe", disable_numparse=True)
 
 
 # --- which method needs what

@@ -16,7 +16,7 @@ from fczoo.core.registry import METHODS
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.runs import WITHOUT_EFFECT
-from fczoo.reports.text_format import option_word
+from fczoo.reports.text_format import option_word, sweep_word
 from fczoo.runner.configs import Sweep, folder_name
 
 BACKBONE = "backbone."  # ``backbone.image_size`` is the setting ``image_size``
@@ -76,7 +76,10 @@ def parse_axes(given: Sequence[str] | Mapping[str, Any]) -> list[Axis]:
         FczooError: A word cannot be read, a name is unknown or occurs twice, or a list is empty.
     """
     if isinstance(given, Mapping):
-        given = [f"{name}={_list_word(values)}" for name, values in _leaves(given)]
+        given = [
+            f"{name}={sweep_word(values if isinstance(values, list) else [values])}"
+            for name, values in _leaves(given)
+        ]
     axes = [_parse_axis(word) for word in given]
     names = [axis.name for axis in axes]
     for name in names:
@@ -96,13 +99,6 @@ def _leaves(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
             else [(name, value)]
         )
     ]
-
-
-def _list_word(values: Any) -> str:
-    """Return a list of a settings file as ``--sweep`` takes it: ``(0,1),(0,1,2)``."""
-    items = values if isinstance(values, list) else [values]
-    words = [option_word(item) for item in items]
-    return ",".join(f"({w})" if "," in w and not w.startswith("(") else w for w in words)
 
 
 def _parse_axis(word: str) -> Axis:
@@ -232,12 +228,11 @@ def sweep_axes(
     order: dict[Path, tuple[int, int]] = {}  # by settings, then by method
     finished_rows = set[tuple[str, Row]]()
     all_settings = list(dict.fromkeys(_of_method(row, "") for row in rows))
+    with _naming(rows[0]):
+        first_runs = make_sweep(merge_requests(request, *_requests(all_settings[0])))
+    names = list(dict.fromkeys(config.method for runs in first_runs.values() for config in runs))
     for row in rows:
         of_settings = _of_method(row, "")
-        base = merge_requests(request, *(axis.request(word) for axis, word in of_settings))
-        with _naming(row):
-            configs = [config for runs in make_sweep(base).values() for config in runs]
-        names = list(dict.fromkeys(config.method for config in configs))
         by_row: dict[Row, list[str]] = {}
         for method in names:
             row_of_method = _of_method(row, method)
@@ -245,9 +240,9 @@ def sweep_axes(
                 finished_rows.add((method, row_of_method))
                 by_row.setdefault(row_of_method, []).append(method)
         for row_of_method, methods in by_row.items():
-            changes = [axis.request(word) for axis, word in row_of_method]
+            changes = _requests(row_of_method)
             with _naming(row):
-                runs_by_folder = make_sweep(merge_requests(base, {"methods": methods}, *changes))
+                runs_by_folder = make_sweep(merge_requests(request, {"methods": methods}, *changes))
             for folder, runs in runs_by_folder.items():
                 row_folder = _folder([axis for axis, _ in row_of_method], runs[0])
                 if row_folder / folder in sweep:
@@ -258,6 +253,11 @@ def sweep_axes(
                     names.index(methods[0]),
                 )
     return {folder: sweep[folder] for folder in sorted(sweep, key=order.__getitem__)}
+
+
+def _requests(row: Row) -> list[Request]:
+    """Return a request per value of a row."""
+    return [axis.request(word) for axis, word in row]
 
 
 def _of_method(row: Row, method: str) -> Row:

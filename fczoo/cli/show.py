@@ -1,4 +1,4 @@
-"""Output of ``fczoo show``: pages of methods, data sets, other parts, settings, results and backbones."""
+"""Output of ``fczoo show``: pages of methods, other parts, settings, results and backbones."""
 
 import dataclasses
 import inspect

@@ -223,8 +223,8 @@ def load_model(
 def _method(model_folder: Path, record: ModelRecord) -> Method:
     if METHODS.find(record.method) is None:
         raise FczooError(
-            f"the model in {model_folder} is of method {record.method!r}, which is not installed; install "
-            "the package that defines it"
+            f"the model in {model_folder} is of method {record.method!r}, which is not installed; "
+            "install the package that defines it"
         )
     try:
         method: Method = build(METHODS.get(record.method), record.method, record.options)
@@ -265,8 +265,8 @@ def _backbone(model_folder: Path, record: ModelRecord, choice: str | Backbone | 
     expected: Any = record.backbone.get("sha256")
     if backbone.sha256 != expected:
         raise FczooError(
-            f"the model in {model_folder} was trained on {record.backbone.get('name')} with SHA-256 "
-            f"{str(expected)[:12]}, and these weights have {backbone.sha256[:12]}; give the same "
+            f"the model in {model_folder} was trained on {record.backbone.get('name')} with "
+            f"SHA-256 {str(expected)[:12]}, and these weights have {backbone.sha256[:12]}; give the same "
             "weights with --backbone NAME:FILE"
         )
     return backbone

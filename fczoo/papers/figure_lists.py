@@ -1,13 +1,12 @@
 """Lists of the papers' figures with their commands, and hyper-parameter analyses as sweeps."""
 
 import itertools
-from typing import Any
 
 from tabulate import tabulate
 
 from fczoo.papers.paper_figures import PaperFigure, changed_cell, paper_figures
 from fczoo.papers.reproduce import cell_words, shell_command
-from fczoo.reports.text_format import option_word
+from fczoo.reports.text_format import sweep_word
 
 
 def list_figures(paper: str) -> str:
@@ -62,13 +61,8 @@ def sweep_commands(figure: PaperFigure) -> list[list[str]]:
         for name in group:
             cell.pop(name, None)
         cell["set"] = [word for word in cell["set"] if word.partition("=")[0] not in group]
-        lists = {name: ",".join(map(_list_word, figure.axes[name])) for name in group}
+        lists = {name: sweep_word(figure.axes[name]) for name in group}
         cell |= {name: lists.pop(name) for name in list(lists) if name in ("dataset", "partition")}
         cell["sweep"] = [f"{name}={values}" for name, values in lists.items()]
         commands.append(["bench", *cell_words(cell)])
     return commands
-
-
-def _list_word(value: Any) -> str:
-    """Return a value as an entry of a list: several numbers are in parentheses."""
-    return f"({option_word(value)})" if isinstance(value, list) else option_word(value)

@@ -26,7 +26,7 @@ from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labe
 from fczoo.reports.figures import front
 from fczoo.reports.runs import Line, read_experiments
 from fczoo.reports.tables import per_upload
-from fczoo.reports.text_format import option_word
+from fczoo.reports.text_format import option_word, short_name
 
 Draw = Literal[
     "histograms",
@@ -147,15 +147,6 @@ def _cell_name(figure: PaperFigure, card: Target, changes: Changes) -> str:
         return f"{card.row.method}-centre"
     parts = [f"{short_name(axis)}-{option_word(value)}" for axis, value in changes.items()]
     return "-".join([card.row.method or "", *parts]).replace(":", "_")
-
-
-def short_name(axis: str) -> str:
-    """Return the name of an option without its method.
-
-    Args:
-        axis: Name of a setting, or METHOD.OPTION.
-    """
-    return axis.partition(".")[2] or axis
 
 
 def changed_cell(figure: PaperFigure, card: Target, changes: Changes) -> Cell:

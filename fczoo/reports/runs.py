@@ -114,6 +114,17 @@ def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**{f.name: f.default for f in dataclasses.fields(Settings)}, **settings}
 
 
+def effective_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide numbers, without those that the seed decides.
+
+    Args:
+        settings: Settings of a run by name.
+    """
+    by_seed = {SEEDED_SETTINGS[source] for source in settings.get("vary", ())}
+    excluded = {*WITHOUT_EFFECT, *by_seed}
+    return {name: value for name, value in settings.items() if name not in excluded}
+
+
 def identity(about: About, *ignored: str) -> tuple[str, ...]:
     """Return a key that is equal for runs that may share a table.
 

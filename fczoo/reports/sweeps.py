@@ -11,15 +11,14 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, to_csv_text
 from fczoo.core.options import flag
-from fczoo.federation.settings import SEEDED_SETTINGS
 from fczoo.reports.captions import describe
 from fczoo.reports.figure import Curves
 from fczoo.reports.formats import legend, number, to_json, to_latex, to_markdown, to_text
 from fczoo.reports.paper_tables import display_name
-from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line
+from fczoo.reports.runs import Experiment, Line, effective_settings
 from fczoo.reports.tables import Table, column_of, entry_of, mark_entries, percent
 from fczoo.reports.text_format import columns as terminal_width
-from fczoo.reports.text_format import option_word
+from fczoo.reports.text_format import option_word, short_name
 
 METRICS = ("A_N", "Avg", "FAA", "forgetting")
 NOTE = (
@@ -132,13 +131,10 @@ def _sweep(method: str, lines: Sequence[tuple[Experiment, Line]]) -> OptionSweep
 
 def _values(method: str, experiment: Experiment, line: Line) -> dict[str, Any]:
     """Return the settings and options of a line that may be an axis."""
-    settings = experiment.settings
-    by_seed = {SEEDED_SETTINGS[source] for source in settings["vary"]}
-    excluded = {*WITHOUT_EFFECT, *by_seed}
+    settings = {**experiment.settings, "partition": _partition(experiment)}
     options = line.results[0].options
-    settings = {**settings, "partition": _partition(experiment)}
     return {
-        **{name: value for name, value in settings.items() if name not in excluded},
+        **effective_settings(settings),
         **{f"{method}.{name}": value for name, value in options.items()},
     }
 
@@ -300,7 +296,7 @@ def _figure(sweeps: Sequence[OptionSweep], metric: str, place: str) -> Curves:
     is_line = all(_is_function(sweep, x) for sweep in sweeps)
     for sweep, point in points:
         others = [
-            f"{axis.partition('.')[2] or axis}={option_word(value)}"
+            f"{short_name(axis)}={option_word(value)}"
             for i, (axis, value) in enumerate(zip(axes, point.values, strict=True))
             if i != x and not is_line
         ]
@@ -309,7 +305,7 @@ def _figure(sweeps: Sequence[OptionSweep], metric: str, place: str) -> Curves:
         position = ticks.index(option_word(point.values[x])) + 1
         if entry is not None:
             curves.setdefault(label, []).append((position, entry.by_seed))
-    labels = [axis.partition(".")[2] or axis for axis in axes]
+    labels = list(map(short_name, axes))
     others = [axis for i, axis in enumerate(labels) if i != x]
     return Curves(
         name=" ".join(filter(None, ["sweep", *axes, place])),
@@ -344,7 +340,7 @@ def _is_function(sweep: OptionSweep, axis: int) -> bool:
 
 
 def _by_seed(points: Sequence[Mapping[int, float]]) -> np.ndarray:
-    """Return values [seeds, points] of the seeds that all points have; else their means [1, points].
+    """Return values [seeds, points] of the seeds of all points; without any their means [1, points].
 
     Args:
         points: Value by seed of each point.

@@ -29,6 +29,25 @@ def option_word(value: Any) -> str:
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
+def short_name(axis: str) -> str:
+    """Return the name of an option without its method.
+
+    Args:
+        axis: Name of a setting, or METHOD.OPTION.
+    """
+    return axis.partition(".")[2] or axis
+
+
+def sweep_word(values: Sequence[Any]) -> str:
+    """Return values as ``--sweep`` takes them; lists are in parentheses: ``(0,1),(0,1,2)``.
+
+    Args:
+        values: Values of an option.
+    """
+    words = map(option_word, values)
+    return ",".join(f"({w})" if "," in w and not w.startswith("(") else w for w in words)
+
+
 def early_tasks(count: int) -> str:
     """Describe the tasks of a trial of ``fczoo tune``."""
     return "the first task" if count == 1 else f"the first {count} tasks"

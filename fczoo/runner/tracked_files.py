@@ -34,7 +34,7 @@ def send_run(run: RunSpec, trackers: Sequence[Logger], folder: Path) -> None:
         trackers: Its trackers, which are open.
         folder: Empty folder for files, which must last until the trackers are closed.
     """
-    if not trackers or not is_finished(run):
+    if not is_finished(run):
         return
     try:
         files = _run_files(run, folder)

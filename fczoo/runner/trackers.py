@@ -20,8 +20,7 @@ from fczoo.core.method import Method
 from fczoo.core.options import nearest
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.result import Result
-from fczoo.federation.settings import SEEDED_SETTINGS
-from fczoo.reports.runs import WITHOUT_EFFECT
+from fczoo.reports.runs import effective_settings
 
 LONGEST_NAME = 128  # characters of a name of W&B
 LONGEST_TAG = 64
@@ -138,10 +137,8 @@ def group_name(method: str, options: Mapping[str, Any], settings: Mapping[str, A
     Returns:
         Method, data set, partition and a hash of all options and settings that change a number.
     """
-    by_seed = {SEEDED_SETTINGS[source] for source in settings.get("vary", ())}
-    excluded = {*WITHOUT_EFFECT, *by_seed}
-    same = {name: value for name, value in settings.items() if name not in excluded}
-    key = hashlib.sha256(encode_json([dict(options), same]).encode()).hexdigest()[:8]
+    content = [dict(options), effective_settings(settings)]
+    key = hashlib.sha256(encode_json(content).encode()).hexdigest()[:8]
     words = [method, *(str(settings[k]) for k in ("dataset", "partition") if k in settings)]
     return f"{' '.join(words)[: LONGEST_NAME - 9]} {key}"
 

@@ -79,7 +79,6 @@ def tune(
         partition_seed=ORDER + effort.seed,
     )
     effort = replace(effort, tasks=tasks_of_trial(trial_settings, effort.tasks))
-    given_callbacks = [callback] if callback else []
     with only_process(out), log_to_file(out / LOG):
         try:
             steps, score_count, weights = _check_methods(built, trial_settings, effort)
@@ -90,7 +89,9 @@ def tune(
                 search_method, settings=trial_settings, effort=effort, out=out, given=given
             )
             with recorded_interrupts() as check:
-                outcomes = _all(search, methods, jobs, CallbackList([*given_callbacks, check]))
+                outcomes = _all(
+                    search, methods, jobs, CallbackList([callback or Callback(), check])
+                )
         except KeyboardInterrupt:
             advice = "the trials that had ended are kept, and the same command resumes"
             raise InterruptedCommandError(
