@@ -28,9 +28,9 @@ def test_groups_stay_groups_and_the_seed_is_fixed() -> None:
     positions = project(noise)
     assert positions.shape == (20, 2) and np.array_equal(positions, project(noise))
     centres = positions[:10].mean(0), positions[10:].mean(0)
-    own = np.linalg.norm(positions - np.repeat(centres, 10, 0), axis=1)
+    to_centre = np.linalg.norm(positions - np.repeat(centres, 10, 0), axis=1)
     other = np.linalg.norm(positions - np.repeat(centres[::-1], 10, 0), axis=1)
-    assert (own < other).all()
+    assert (to_centre < other).all()
     with pytest.raises(FczooError, match="t-SNE of 3 test images shows nothing"):
         project(noise[:3])
 

@@ -54,8 +54,8 @@ def refuse(*words: str, out: Path) -> str:
     outcome = CliRunner().invoke(main, ["bench", *words, "--out", str(out)])
     assert outcome.exit_code == 1, outcome.output
     assert not out.exists(), outcome.stderr
-    *before, line = outcome.stderr.splitlines()
-    assert all("decoding" in text for text in before), outcome.stderr
+    *earlier, line = outcome.stderr.splitlines()
+    assert all("decoding" in text for text in earlier), outcome.stderr
     return line
 
 
@@ -83,29 +83,33 @@ def bench_folder(root: Path, out: Path, *words: str) -> Path:
 def test_the_rest_of_a_run_gives_the_numbers_of_a_run_in_one_go(method, first, tmp_path):
     model = first / method / "seed0" / "task2"
     text = run("bench", "--start-from", str(model), "--out", str(tmp_path / "next"))
-    place = tmp_path / "next" / method / "seed0"
-    whole, continued = result_of(first / method / "seed0"), result_of(place)
-    assert continued["accuracy"] == whole["accuracy"] and len(whole["accuracy"]) == 4
-    assert continued["task_aware"][2:] == whole["task_aware"][2:]
-    assert continued["metrics"]["A_N"] == whole["metrics"]["A_N"]
-    assert continued["partition"] == whole["partition"]
+    run_folder = tmp_path / "next" / method / "seed0"
+    uninterrupted, continued = result_of(first / method / "seed0"), result_of(run_folder)
+    assert (
+        continued["accuracy"] == uninterrupted["accuracy"] and len(uninterrupted["accuracy"]) == 4
+    )
+    assert continued["task_aware"][2:] == uninterrupted["task_aware"][2:]
+    assert continued["metrics"]["A_N"] == uninterrupted["metrics"]["A_N"]
+    assert continued["partition"] == uninterrupted["partition"]
     assert "4 tasks of 2 to 3 classes (2 of them learned by the kept model task2)" in text
     assert next(line for line in text.splitlines() if line[:6] == "method").split()[1:4] == [
         *("A_N", "old", "new")
     ]
-    row, counts = whole["accuracy"][3], whole["test_counts"]
+    row, counts = uninterrupted["accuracy"][3], uninterrupted["test_counts"]
     old, new = (
         [n * a for n, a in zip(counts[p], row[p], strict=True)] for p in (slice(2), slice(2, 4))
     )
     assert continued["metrics"]["old"] == pytest.approx(sum(old) / sum(counts[:2]))
     assert continued["metrics"]["new"] == pytest.approx(sum(new) / sum(counts[2:]))
-    kept, again = (read_model_record(p) for p in (first / method / "seed0", place))
+    kept, again = (read_model_record(p) for p in (first / method / "seed0", run_folder))
     assert again.files == kept.files and again.classes == kept.classes
     assert continued["start"]["model"] == f"{method}/seed0/task2"
-    assert continued["start"]["tasks"] == 2 and "start_from" not in whole["settings"]
+    assert continued["start"]["tasks"] == 2 and "start_from" not in uninterrupted["settings"]
     assert continued["settings"]["start_from"] == "task2"
     assert [point[0] for point in continued["curve"]] == [2, 3]
-    assert run("evaluate", str(place)).startswith(f"A_N {whole['metrics']['A_N']} (as in the run)")
+    assert run("evaluate", str(run_folder)).startswith(
+        f"A_N {uninterrupted['metrics']['A_N']} (as in the run)"
+    )
 
 
 def test_all_models_of_a_run_folder_continue_with_other_tasks(first, tmp_path):
@@ -117,10 +121,10 @@ def test_all_models_of_a_run_folder_continue_with_other_tasks(first, tmp_path):
     result = result_of(tmp_path / "next/fedclm/seed0")
     assert result["task_sizes"] == [3, 3, 1, 3] and result["settings"]["epochs"] == 2
     assert result["accuracy"][:2] == result_of(first / "fedclm/seed0")["accuracy"][:2]
-    before = (tmp_path / "next/fedncm/seed0/model.safetensors").read_bytes()
+    model_bytes = (tmp_path / "next/fedncm/seed0/model.safetensors").read_bytes()
     shutil.rmtree(tmp_path / "next" / "fedncm")
     run("bench", "--resume", "--out", str(tmp_path / "next"))
-    assert (tmp_path / "next/fedncm/seed0/model.safetensors").read_bytes() == before
+    assert (tmp_path / "next/fedncm/seed0/model.safetensors").read_bytes() == model_bytes
     seeds = ["--methods", "fedncm", "--seeds", "0-1"]
     line = refuse("--start-from", str(tmp_path / "base"), *seeds, out=tmp_path / "refused")
     assert "has no model of fedncm with seed 1; give the folder of one model" in line
@@ -133,8 +137,10 @@ def test_next_years_classes_are_learned_on_top_of_a_model(years):
     words = ["--start-from", str(year1), "--data-root", str(years / "year2")]
     run("bench", *words, "--out", str(years / "run2"))
     year2 = years / "run2" / "fedncm" / "seed0"
-    whole = result_of(bench_folder(years / "all", years / "run", "--tasks", "3,2"))
-    assert result_of(year2)["accuracy"] == whole["accuracy"]  # its means do not depend on the split
+    uninterrupted = result_of(bench_folder(years / "all", years / "run", "--tasks", "3,2"))
+    assert (
+        result_of(year2)["accuracy"] == uninterrupted["accuracy"]
+    )  # its means do not depend on the split
     assert result_of(year2)["test_counts"] == [18, 12]
     record = read_model_record(year2)
     assert record.classes == list("abcde") and str(years) not in (year2 / "model.json").read_text()
@@ -148,18 +154,18 @@ def test_next_years_classes_are_learned_on_top_of_a_model(years):
     words = ["--start-from", str(year2), "--data-root", str(years / "year3")]
     run("bench", *words, "--out", str(years / "run3"))
     third = result_of(years / "run3" / "fedncm" / "seed0")
-    assert third["task_sizes"] == [3, 2, 1] and third["accuracy"][:2] == whole["accuracy"]
+    assert third["task_sizes"] == [3, 2, 1] and third["accuracy"][:2] == uninterrupted["accuracy"]
     for folder, words, says in (
         ("all", (), "knows a, b, c already"),
         ("year1", (), "knows all 3 classes of imagefolder"),
         ("year2", ("--stored-size", "40"), "give --stored-size 32"),
         ("none", (), "no folder"),
     ):
-        given = ["--start-from", str(year1), "--data-root", str(years / folder), *words]
-        assert says in refuse(*given, out=years / "refused")
+        arguments = ["--start-from", str(year1), "--data-root", str(years / folder), *words]
+        assert says in refuse(*arguments, out=years / "refused")
     shutil.rmtree(years / "year1")
-    given = ["--start-from", str(year1), "--data-root", str(years / "year2")]
-    assert "are needed as well: no folder" in refuse(*given, out=years / "refused")
+    arguments = ["--start-from", str(year1), "--data-root", str(years / "year2")]
+    assert "are needed as well: no folder" in refuse(*arguments, out=years / "refused")
 
 
 def test_classes_that_are_added_to_the_same_folder_are_the_next_task(years):
@@ -227,16 +233,16 @@ def test_a_run_stops_after_a_task_of_its_stream(first, tmp_path):
     out = tmp_path / "stopped"
     text = run("bench", *words, "--stop-after-tasks", "2", "--out", str(out))
     assert "digits: the first 2 tasks of 3 classes, 48 training (8 per class)" in text
-    whole, stopped = result_of(first / "fedncm/seed0"), result_of(out / "fedncm/seed0")
-    assert stopped["accuracy"] == whole["accuracy"][:2] and stopped["task_sizes"] == [3, 3]
-    assert stopped["partition"] == whole["partition"]
+    uninterrupted, stopped = result_of(first / "fedncm/seed0"), result_of(out / "fedncm/seed0")
+    assert stopped["accuracy"] == uninterrupted["accuracy"][:2] and stopped["task_sizes"] == [3, 3]
+    assert stopped["partition"] == uninterrupted["partition"]
     row, counts = stopped["accuracy"][1], stopped["test_counts"]
     mean = (row[0] * counts[0] + row[1] * counts[1]) / (counts[0] + counts[1])
     assert stopped["metrics"]["A_N"] == pytest.approx(mean)
     assert stopped["settings"]["stop_after_tasks"] == 2
     assert len(read_experiments([first, out])) == 2  # no common table
     run("bench", "--start-from", str(out), "--out", str(tmp_path / "next"))
-    assert result_of(tmp_path / "next/fedncm/seed0")["accuracy"] == whole["accuracy"]
+    assert result_of(tmp_path / "next/fedncm/seed0")["accuracy"] == uninterrupted["accuracy"]
     plan = run("bench", *words, "--stop-after-tasks", "2", "--dry-run")
     assert "by task: 24 + 24 = 48" in plan
 

@@ -44,8 +44,8 @@ def test_classes_without_test_images_are_left_out() -> None:
     values = {name: metric(tasks, rows) for name, metric in TRANSFER_METRICS.items()}
     assert values["client_task_final"] == 50.0 and values["client_task_accuracy"] == 55.0
     assert values["client_task_forgetting"] == 5.0 and values["client_task_backward"] == -10.0
-    alone = [[10.0, None], [10.0, None]]
-    assert all(math.isnan(metric(tasks, rows, alone)) for metric in REFERENCE_METRICS.values())
+    local = [[10.0, None], [10.0, None]]
+    assert all(math.isnan(metric(tasks, rows, local)) for metric in REFERENCE_METRICS.values())
 
 
 def test_one_stage_transfers_nothing_back() -> None:

@@ -55,5 +55,5 @@ def test_an_invented_message_is_found(message: str) -> None:
 def test_each_message_has_a_cause_below_it() -> None:
     """The messages of missing packages share one."""
     text = PAGE.read_text(encoding="utf-8")
-    alone = re.findall(r"^- `(.+)`\n(?!\n  \S)", text, flags=re.MULTILINE)
-    assert all("pip install" in message for message in alone)
+    unexplained = re.findall(r"^- `(.+)`\n(?!\n  \S)", text, flags=re.MULTILINE)
+    assert all("pip install" in message for message in unexplained)

@@ -280,22 +280,22 @@ def test_transfer_is_against_clients_alone(make_bench, tmp_path) -> None:
     """A run of its own clients alone has no forward transfer against itself, and reads back."""
     staged = in_stages(make_bench(rounds=1, epochs=1))
     bench = replace(staged, settings=replace(staged.settings, moving=1))
-    alone, ours = (bench.run(small_method(name)) for name in ("local", "fedavg"))
+    local, ours = (bench.run(small_method(name)) for name in ("local", "fedavg"))
     forward, total = map(column_of, ("client_task_forward", "client_task_total"))
     assert forward.reference == total.reference == "local"
-    assert forward.against(alone, alone) == 0.0
+    assert forward.against(local, local) == 0.0
     ends = [
         np.mean(
             [
-                ours.client_task_accuracy[s][j] - alone.client_task_accuracy[s][j]
+                ours.client_task_accuracy[s][j] - local.client_task_accuracy[s][j]
                 for j, entry in enumerate(ours.client_tasks)
                 if entry[2] == s
             ]
         )
         for s in (0, 1, 2, 3, 4, 6)  # in stage 5 none ends
     ]
-    assert forward.against(ours, alone) == pytest.approx(np.mean(ends))
-    assert np.isnan(forward.against(replace(ours, client_tasks=[]), alone))
+    assert forward.against(ours, local) == pytest.approx(np.mean(ends))
+    assert np.isnan(forward.against(replace(ours, client_tasks=[]), local))
     write_result(tmp_path / "ours.json", ours)
     again = read_result(tmp_path / "ours.json")
     assert again.client_task_accuracy == ours.client_task_accuracy

@@ -207,10 +207,10 @@ def test_a_resumed_run_has_the_same_clock(make_bench, small_method, tmp_path):
     method = small_method("fedavg", tune="head")
     with pytest.raises(SimulatedKill):
         run_to_end(bench, method, Checkpoint(path, kill))
-    whole, resumed = run_to_end(bench, method), run_to_end(bench, method, Checkpoint(path))
-    assert resumed.result.curve_seconds == whole.result.curve_seconds
-    assert resumed.result.accuracy == whole.result.accuracy
-    assert all(torch.equal(v, resumed.state[k]) for k, v in whole.state.items())
+    uninterrupted, resumed = run_to_end(bench, method), run_to_end(bench, method, Checkpoint(path))
+    assert resumed.result.curve_seconds == uninterrupted.result.curve_seconds
+    assert resumed.result.accuracy == uninterrupted.result.accuracy
+    assert all(torch.equal(v, resumed.state[k]) for k, v in uninterrupted.state.items())
 
 
 @pytest.mark.parametrize(

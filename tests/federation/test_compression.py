@@ -150,8 +150,8 @@ def test_no_code_is_read_of_a_tensor_that_is_sent_as_it_is():
 def test_a_damaged_code_is_turned_away(make_bench):
     uplink = make_bench(compress="topk:0.2").uplink(create_method("fedavg", tune="head"), 0)
     shared = {"head.weight": torch.zeros(2, 8), "head.bias": torch.zeros(2)}
-    good = uplink.send([Payload(dict(shared), 0, 1)], shared, EXCHANGE)[0]
-    values, positions = (good[f"head.weight@{part}"] for part in ("values", "positions"))
+    valid = uplink.send([Payload(dict(shared), 0, 1)], shared, EXCHANGE)[0]
+    values, positions = (valid[f"head.weight@{part}"] for part in ("values", "positions"))
     damage = [
         {"head.weight@positions": positions + 16},
         {"head.weight@positions": positions.flip(0)},
@@ -159,14 +159,14 @@ def test_a_damaged_code_is_turned_away(make_bench):
         {"head.weight@values": values[:2]},
         {"head.weight@values": values * float("nan")},
     ]
-    sent = [good, *(Payload({**good, **part}, k, 1) for k, part in enumerate(damage, 1))]
-    clients = [Client(p.client, torch.arange(1)) for p in sent]
-    arrival = uplink.arrive(sent, clients, shared, EXCHANGE)
+    uploads = [valid, *(Payload({**valid, **part}, k, 1) for k, part in enumerate(damage, 1))]
+    clients = [Client(p.client, torch.arange(1)) for p in uploads]
+    arrival = uplink.arrive(uploads, clients, shared, EXCHANGE)
     assert [p.client for p in arrival.payloads] == [0]
     assert arrival.payloads[0].keys() == shared.keys()
     reasons = [entry["reason"] for entry in arrival.rejected]
     assert reasons == ["lacks head.weight"] * 4 + ["head.weight is not finite"]
-    assert arrival.total_bytes == sum(nbytes(p.tensors) + 16 for p in sent)
+    assert arrival.total_bytes == sum(nbytes(p.tensors) + 16 for p in uploads)
 
 
 def test_clipped_uploads_have_no_error_feedback(make_bench):

@@ -82,25 +82,25 @@ def protection(method: Method) -> dict[str, Any]:
 
 def test_a_mix_of_devices_is_refused() -> None:
     with pretend_device():
-        there, here = torch.ones(3, device=PRETEND), torch.ones(3)
+        on_device, on_cpu = torch.ones(3, device=PRETEND), torch.ones(3)
         scalar = torch.tensor(2.0)
-        assert (there * scalar).device == PRETEND
-        assert (there * scalar).cpu().tolist() == [2.0, 2.0, 2.0]
+        assert (on_device * scalar).device == PRETEND
+        assert (on_device * scalar).cpu().tolist() == [2.0, 2.0, 2.0]
         for mix in (
-            lambda: there + here,
-            lambda: here.add_(there),
-            lambda: here[there.long()],
-            lambda: torch.stack([there.sum(), scalar]),
-            lambda: scalar.add_(there.sum()),
-            lambda: torch.where(here > 0, there, there),
-            lambda: torch.vmap(lambda row: row * here)(there[None]),
+            lambda: on_device + on_cpu,
+            lambda: on_cpu.add_(on_device),
+            lambda: on_cpu[on_device.long()],
+            lambda: torch.stack([on_device.sum(), scalar]),
+            lambda: scalar.add_(on_device.sum()),
+            lambda: torch.where(on_cpu > 0, on_device, on_device),
+            lambda: torch.vmap(lambda row: row * on_cpu)(on_device[None]),
         ):
             with pytest.raises(RuntimeError, match="mixed"):
                 mix()
         with pytest.raises(RuntimeError, match="generator"):
             torch.rand(3, device=PRETEND, generator=torch.Generator())
         with pytest.raises((RuntimeError, TypeError)):
-            there.numpy()
+            on_device.numpy()
 
 
 def test_gradients_pass_between_devices_by_copies_alone() -> None:
@@ -113,15 +113,15 @@ def test_gradients_pass_between_devices_by_copies_alone() -> None:
 
 def test_everything_that_waits_is_counted() -> None:
     with pretend_device() as device:
-        there = torch.arange(4).to(PRETEND)
-        there.cpu()
-        assert int(there.sum()) == 6
-        assert bool((there > 0).any())
-        assert there.tolist() == [0, 1, 2, 3]
-        assert len(there[there > 1]) == 2
-        assert there.nonzero().shape == (3, 1)
-        assert torch.equal(there, there)
-        torch.empty(4, dtype=torch.int64).copy_(there)
+        on_device = torch.arange(4).to(PRETEND)
+        on_device.cpu()
+        assert int(on_device.sum()) == 6
+        assert bool((on_device > 0).any())
+        assert on_device.tolist() == [0, 1, 2, 3]
+        assert len(on_device[on_device > 1]) == 2
+        assert on_device.nonzero().shape == (3, 1)
+        assert torch.equal(on_device, on_device)
+        torch.empty(4, dtype=torch.int64).copy_(on_device)
     waits = Counter[str]()
     for (kind, _), times in device.waits.items():
         waits[kind] += times
@@ -131,16 +131,16 @@ def test_everything_that_waits_is_counted() -> None:
 @contextmanager
 def waits_of_steps(device: PretendDevice) -> Iterator[Counter[tuple[str, str]]]:
     """Count the places where training steps wait for the device."""
-    found = Counter[tuple[str, str]]()
+    step_waits = Counter[tuple[str, str]]()
     steps = LocalTrainer.steps
 
     def count_waits(*args: Any) -> None:
-        before = device.waits.copy()
+        earlier_waits = device.waits.copy()
         steps(*args)
-        found.update(device.waits - before)
+        step_waits.update(device.waits - earlier_waits)
 
     with mock.patch.object(LocalTrainer, "steps", count_waits):
-        yield found
+        yield step_waits
 
 
 @pytest.mark.slow
@@ -165,11 +165,11 @@ def test_method_mixes_no_devices(name: str, together: int, augment: str, tmp_pat
     path = tmp_path / "checkpoint.safetensors"
     probe = None if method.training().own_models else Probe(tmp_path)
     with pretend_device() as device, waits_of_steps(device) as waits:
-        there = to_pretend_device(bench)
-        there.train.query(torch.arange(len(there.train.labels)))
+        on_device = to_pretend_device(bench)
+        on_device.train.query(torch.arange(len(on_device.train.labels)))
         with pytest.raises(InterruptedRun):
-            there.run(method, checkpoint=Checkpoint(path, kill), probe=probe)
-        result = there.run(method, checkpoint=Checkpoint(path), probe=probe)
+            on_device.run(method, checkpoint=Checkpoint(path, kill), probe=probe)
+        result = on_device.run(method, checkpoint=Checkpoint(path), probe=probe)
     assert result.accuracy == expected.accuracy
     assert result.rejected == expected.rejected
     assert set(waits) <= (TEACHER if augment == "none" else set())
@@ -219,6 +219,6 @@ def test_script_for_a_first_gpu_runs(tmp_path: Path) -> None:
         [warm_python(), str(script), *words], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "gpu.json").read_text())
-    assert found["parts"] == {"same numbers": True, "whole runs": True, "steps": True, "HGP": True}
-    assert {row["difference"] for row in found["same numbers"]} == {0.0}
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert report["parts"] == {"same numbers": True, "whole runs": True, "steps": True, "HGP": True}
+    assert {row["difference"] for row in report["same numbers"]} == {0.0}

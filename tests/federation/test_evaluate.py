@@ -77,14 +77,14 @@ def test_accuracies_are_those_of_single_tasks() -> None:
     bench, task = toy_bench(), TASKS[2]
     run = bench.start(small_method("fedavg"))
     list(run)
-    found = evaluate(run.method, bench, run.models, task, 4)
-    assert found.accuracy == run.result.accuracy[2]
-    assert found.accuracy == accuracy_row(run.method, bench, run.models, task, 4)
-    matrix = confusion_matrix(found.confusion, 7)
-    for test_task, accuracy in zip(TASKS, found.accuracy, strict=True):
+    evaluation = evaluate(run.method, bench, run.models, task, 4)
+    assert evaluation.accuracy == run.result.accuracy[2]
+    assert evaluation.accuracy == accuracy_row(run.method, bench, run.models, task, 4)
+    matrix = confusion_matrix(evaluation.confusion, 7)
+    for test_task, accuracy in zip(TASKS, evaluation.accuracy, strict=True):
         right = matrix.diagonal()[test_task.start : test_task.stop].sum()
         assert accuracy == pytest.approx(100 * right / (TEST * test_task.size))
-    assert all(a >= b for a, b in zip(found.task_aware, found.accuracy, strict=True))
+    assert all(a >= b for a, b in zip(evaluation.task_aware, evaluation.accuracy, strict=True))
 
 
 def test_domains_have_forward_transfer() -> None:

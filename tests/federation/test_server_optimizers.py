@@ -156,13 +156,13 @@ def test_a_killed_run_goes_on_with_moments_and_lost_parts(
     method = small_method("fedavg", **HEAD)
     with pytest.raises(SimulatedKill):
         run_to_end(bench, method, Checkpoint(path, kill))
-    whole, resumed = run_to_end(bench, method), run_to_end(bench, method, Checkpoint(path))
+    uninterrupted, resumed = run_to_end(bench, method), run_to_end(bench, method, Checkpoint(path))
     for ours, theirs in (
-        (resumed.state, whole.state),
-        (resumed.server.moments, whole.server.moments),
-        *((resumed.residuals[k], whole.residuals[k]) for k in whole.residuals),
+        (resumed.state, uninterrupted.state),
+        (resumed.server.moments, uninterrupted.server.moments),
+        *((resumed.residuals[k], uninterrupted.residuals[k]) for k in uninterrupted.residuals),
     ):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert resumed.residuals.keys() == whole.residuals.keys() and whole.residuals
-    assert resumed.result.bytes_up == whole.result.bytes_up
+    assert resumed.residuals.keys() == uninterrupted.residuals.keys() and uninterrupted.residuals
+    assert resumed.result.bytes_up == uninterrupted.result.bytes_up

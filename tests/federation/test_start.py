@@ -45,9 +45,9 @@ def test_control_variates_are_kept_and_begin_at_zero_in_the_next_task(tmp_path):
     assert control["head.weight"].abs().max() > 0
     kept = load_file(tmp_path / SERVER_STATE)
     assert all(torch.equal(kept[f"{CONTROL}{name}"], value) for name, value in control.items())
-    again, whole = continued(bench, tmp_path).start(method), bench.start(method)
-    assert again.run().accuracy == whole.run().accuracy
-    assert all(torch.equal(value, whole.state[name]) for name, value in again.state.items())
+    again, uninterrupted = continued(bench, tmp_path).start(method), bench.start(method)
+    assert again.run().accuracy == uninterrupted.run().accuracy
+    assert all(torch.equal(value, uninterrupted.state[name]) for name, value in again.state.items())
 
 
 def test_clients_begin_without_what_they_had_kept(tmp_path, caplog):
@@ -66,9 +66,9 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(tmp_path):
     with pytest.raises(Crash):
         run_and_record(bench, method, tmp_path / "run", Checkpoint(path, crash_after(2)))
     resumed = run_and_record(bench, method, tmp_path / "run", Checkpoint(path))
-    whole = run_and_record(bench, method, tmp_path / "whole")
-    assert resumed.accuracy == whole.accuracy and resumed.start == whole.start != {}
-    assert resumed.bytes_down == whole.bytes_down
+    uninterrupted = run_and_record(bench, method, tmp_path / "whole")
+    assert resumed.accuracy == uninterrupted.accuracy and resumed.start == uninterrupted.start != {}
+    assert resumed.bytes_down == uninterrupted.bytes_down
     assert rounds(tmp_path / "run") == rounds(tmp_path / "whole")
 
 
@@ -121,5 +121,5 @@ def test_methods_with_rows_per_class_and_task_learn_more_than_planned(method, tm
     run = continued(bench, tmp_path).start(small_method(method))
     result = run.run()
     assert len(result.accuracy) == 3
-    before = load_start(continued(bench, tmp_path), small_method(method), 0).record.accuracy
-    assert result.accuracy[:2] == before
+    start_accuracy = load_start(continued(bench, tmp_path), small_method(method), 0).record.accuracy
+    assert result.accuracy[:2] == start_accuracy

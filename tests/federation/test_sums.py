@@ -265,27 +265,27 @@ def test_a_factor_of_a_rank_is_sent_and_is_the_best_of_that_rank() -> None:
     matrix = torch.tensor([[2.0, 1], [1, 2]], dtype=torch.float64)
     for rank, triangle in ((1, [1.5, 1.5, 1.5]), (2, [2.0, 1, 2]), (9, [2.0, 1, 2])):
         uploads = {"gram": whole_tensors("second moments", symmetric=True, rank=rank)}
-        sent = Payload(pack_symmetric({"gram": matrix}, uploads), 0)
-        assert sent["gram"].shape == (min(rank, 2), 2)
+        upload = Payload(pack_symmetric({"gram": matrix}, uploads), 0)
+        assert upload["gram"].shape == (min(rank, 2), 2)
         torch.testing.assert_close(
-            unpack_factors(sent, uploads, sent)["gram"], torch.tensor(triangle).double()
+            unpack_factors(upload, uploads, upload)["gram"], torch.tensor(triangle).double()
         )
-        longer = sent.holding({"gram": torch.ones(3, 2)})
-        assert unpack_factors(longer, uploads, sent)["gram"].shape == (3, 2)
+        longer = upload.holding({"gram": torch.ones(3, 2)})
+        assert unpack_factors(longer, uploads, upload)["gram"].shape == (3, 2)
 
 
 @pytest.mark.parametrize("name", ["afcl", "fedridge", "ranpac"])
 def test_gram_rank_saves_bytes_and_the_full_rank_loses_nothing(name: str) -> None:
     """Count 32 rows of 32 numbers for the whole rank, 2 for rank 2, and 528 for the triangle."""
     options = {"fedridge": {"bias": "none"}, "ranpac": {"ridge": 1.0, "width": 32}}.get(name, {})
-    exact, whole, low = (
+    exact, full, low = (
         run_to_end(toy_bench(), create_method(name, **options, gram_rank=rank))
         for rank in (None, 32, 2)
     )
-    for run, numbers in ((whole, 32 * 32), (low, 2 * 32)):
+    for run, numbers in ((full, 32 * 32), (low, 2 * 32)):
         saved = exact.result.bytes_up - run.result.bytes_up
         assert saved == 8 * 8 * (32 * 33 // 2 - numbers)  # of 8 uploads: one client lacks a task
-    weight = whole.state["answer.weight"]
+    weight = full.state["answer.weight"]
     torch.testing.assert_close(weight, exact.state["answer.weight"], rtol=1e-6, atol=1e-8)
     assert not torch.allclose(weight, low.state["answer.weight"], rtol=1e-2)
     assert not low.result.rejected
@@ -304,8 +304,8 @@ def test_the_lower_triangle_of_a_symmetric_matrix_is_sent() -> None:
     packed = pack_symmetric(tree, uploads)
     assert packed["gram"].tolist() == [1, 2, 3, 4, 5, 6]
     assert packed["class.sum"] is tree["class.sum"]
-    whole = [[1, 2, 4], [2, 3, 5], [4, 5, 6]]
-    assert unpack_symmetric(packed, uploads)["gram"].tolist() == whole
+    full = [[1, 2, 4], [2, 3, 5], [4, 5, 6]]
+    assert unpack_symmetric(packed, uploads)["gram"].tolist() == full
     stacked = {"gram": torch.stack([packed["gram"], 2 * packed["gram"]])}
     both = unpack_symmetric(stacked, uploads)["gram"]
-    assert both[0].tolist() == whole and torch.equal(both[1], 2 * both[0])
+    assert both[0].tolist() == full and torch.equal(both[1], 2 * both[0])

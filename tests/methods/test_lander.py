@@ -212,8 +212,8 @@ def test_anchors_by_hand(tmp_path: Path) -> None:
     mean_square = (3 * 9 + 2 * 36 + 81) / 6
     assert float(mean_square_difference(table)) == pytest.approx(mean_square)
     assert float(tree["radius"]) == pytest.approx(0.186 * mean_square)
-    given = replace(method, radius=0.015).start_anchors(task, 5, torch.Generator())
-    assert float(given["radius"]) == pytest.approx(0.015)
+    anchors = replace(method, radius=0.015).start_anchors(task, 5, torch.Generator())
+    assert float(anchors["radius"]) == pytest.approx(0.015)
     drawn = draw_anchors("random", 50, 400, torch.Generator().manual_seed(0), "")
     assert float(drawn.square().mean()) == pytest.approx(SPREAD**2, rel=0.02)
     etf = draw_anchors("etf", 4, 6, torch.Generator().manual_seed(0), "")
@@ -309,13 +309,13 @@ def test_losses_of_the_first_epoch_are_sent_by_the_released_choice() -> None:
     """With two epochs the sum sent is that of the first one, and declared as a loss."""
     bench = toy_bench(rounds=1, epochs=2, batch_size=8)
     record = record_run(bench, small_method("lander", keep="lowest_loss", lr=0.0, lr_backbone=0.0))
-    sent = [float(p["first_epoch_loss"]) for p in record.rounds[0].payloads]
+    losses = [float(p["first_epoch_loss"]) for p in record.rounds[0].payloads]
     one = record_run(
         toy_bench(rounds=1, epochs=1, batch_size=8),
         small_method("lander", keep="lowest_loss", lr=0.0, lr_backbone=0.0),
     )
     # Nothing moves, so the sums of two epochs would be about twice as large.
-    assert sent == pytest.approx(
+    assert losses == pytest.approx(
         [float(p["first_epoch_loss"]) for p in one.rounds[0].payloads], rel=1e-6
     )
     assert "kept.loss" not in record.rounds[-1].state  # stays at the server

@@ -73,8 +73,8 @@ def test_normalisation_by_data_set_is_the_released_one():
         (0.5, 0.5, 0.5),
         (0.5, 0.5, 0.5),
     )
-    given = Settings.for_dataset("cars196", norm_by_dataset=True, std=(2.0, 2.0, 2.0))
-    assert normalisation_of(given) == ((0.0, 0.0, 0.0), (2.0, 2.0, 2.0))
+    settings = Settings.for_dataset("cars196", norm_by_dataset=True, std=(2.0, 2.0, 2.0))
+    assert normalisation_of(settings) == ((0.0, 0.0, 0.0), (2.0, 2.0, 2.0))
     mean, std = normalisation_of(Settings.for_dataset("cub200", norm_by_dataset=True))
     assert mean == (0.485, 0.456, 0.406) and std == (0.229, 0.224, 0.225)
     with pytest.raises(FczooError, match="has no values for digits"):

@@ -191,13 +191,13 @@ def test_server_moves_prompts_and_averages_rows_over_holders() -> None:
     """Both clients have class 0, client 0 has class 1, and no client has class 2."""
     method, state = create_method("powder", blocks=(4,), components=1), tasks_of_two_clients()
     state |= {"head.weight": torch.full((3, 2), 9.0), "head.bias": torch.full((3,), 9.0)}
-    own = torch.tensor([[1.0], [2.0]]).view(2, 1, 1, 1)
+    queries = torch.tensor([[1.0], [2.0]]).view(2, 1, 1, 1)
     rows = torch.tensor([[2.0, 2.0, 2.0], [4.0, 4.0, 4.0]])
     merged = {
         "clients": torch.tensor([0, 1]),
-        "own.key": own.expand(2, 1, 1, 2),
-        "own.attention": own.expand(2, 1, 1, 2),
-        "own.prompt": own[..., None].expand(2, 1, 1, 1, 2),
+        "own.key": queries.expand(2, 1, 1, 2),
+        "own.attention": queries.expand(2, 1, 1, 2),
+        "own.prompt": queries[..., None].expand(2, 1, 1, 1, 2),
         "head.weight": rows[..., None].expand(2, 3, 2),
         "head.bias": rows,
     }

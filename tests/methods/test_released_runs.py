@@ -25,13 +25,13 @@ def test_l2p_adds_position_rows_in_order_after_the_prompts_have_entered(
     method = create_method("l2p", size=4, chosen=2, length=2, shifted_positions=True)
     state = method.begin_task({}, tasks[0], backbone, torch.Generator().manual_seed(0))
     state = {name: value.double() for name, value in state.items()}
-    rows, own = state["position"], backbone.weights["pos_embed"]
+    rows, positions = state["position"], backbone.weights["pos_embed"]
     chosen = method.choose(state, images_batch)[1]
     prompts = gather_prompts(state["pool.prompt"], chosen).flatten(1, 2)
     by_hand = {
         "full.cls_token": backbone.weights["cls_token"] + rows[0],
-        "full.pos_embed": torch.cat([torch.zeros_like(own[:, :1]), own[:, 1:]], 1),
-        "tokens": prompts + torch.cat([rows[1:], own[0, :1]]),
+        "full.pos_embed": torch.cat([torch.zeros_like(positions[:, :1]), positions[:, 1:]], 1),
+        "tokens": prompts + torch.cat([rows[1:], positions[0, :1]]),
     }
     expected = backbone(images_batch.x, by_hand, pool="prompt")
     torch.testing.assert_close(method.features(backbone, state, images_batch), expected, **CLOSE)

@@ -251,11 +251,11 @@ def test_claims_read_suites_where_there_are_any(tmp_path):
     (tmp_path / "suites/one.toml").write_text(f'question = "?"\n[bench]\n{rows}')
     text = claims_output("--results", str(tmp_path))
     assert f"In all runs: of {ALL} claims {ALL} were not run here." in text
-    found = {}
-    for label, place in (("pilora", "a"), ("e", "b")):
-        (runs,) = read_runs([tmp_path / place])
+    verdicts = {}
+    for label, folder in (("pilora", "a"), ("e", "b")):
+        (runs,) = read_runs([tmp_path / folder])
         for record in runs.records:
-            found[f"{label}/seed{record.seed}"] = replace(runs, records=(record,))
-    enter_runs(tmp_path / "one.csv", found)
+            verdicts[f"{label}/seed{record.seed}"] = replace(runs, records=(record,))
+    enter_runs(tmp_path / "one.csv", verdicts)
     text = claims_output("--results", str(tmp_path))
     assert f"In all runs: of {ALL} claims 1 hold, {ALL - 1} were not run here." in text

@@ -24,15 +24,15 @@ def means() -> dict[str, tuple[float, float]]:
 def test_each_number_of_the_table_is_of_the_archive() -> None:
     page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
     number = r"(-?[\d.]+) ± ([\d.]+)"
-    shown = re.findall(
+    printed = re.findall(
         rf"^\| (\w+) \| {number} \| ([\w ]+) \| {number} \|", page, flags=re.MULTILINE
     )
     archived = means()
-    assert len(shown) >= 4
-    for method, mean, deviation, row, other_mean, other_deviation in shown:
+    assert len(printed) >= 4
+    for method, mean, deviation, row, other_mean, other_deviation in printed:
         for name, *said in (
             (method, mean, deviation),
             (f"{method} {row}", other_mean, other_deviation),
         ):
             assert tuple(map(float, said)) == pytest.approx(archived[name], abs=0.0501), name
-    assert len(archived) == 2 * len(shown)
+    assert len(archived) == 2 * len(printed)

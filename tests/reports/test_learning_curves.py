@@ -114,16 +114,16 @@ def test_compressed_runs_have_their_own_points_over_bytes(tmp_path: Path) -> Non
 def test_columns_of_a_report(tmp_path: Path, archived: bool) -> None:
     """Show a figure only where all seeds reach the accuracy."""
     slower = [[0, 4, 70.0, 4_000_000], [1, 4, 55.0, 7_000_000]]
-    place = runs_with_curves(tmp_path / "r", {0: CURVE, 1: slower})
+    folder = runs_with_curves(tmp_path / "r", {0: CURVE, 1: slower})
     if archived:
         archive = tmp_path / "runs.csv"
         assert (
             not CliRunner()
-            .invoke(main, ["report", str(place), "--archive", str(archive)])
+            .invoke(main, ["report", str(folder), "--archive", str(archive)])
             .exception
         )
-        place = archive
-    words = ["report", str(place), "--metrics", "rounds@50,MB@50,rounds to 60 %", "--format"]
+        folder = archive
+    words = ["report", str(folder), "--metrics", "rounds@50,MB@50,rounds to 60 %", "--format"]
     outcome = CliRunner().invoke(main, [*words, "json"])
     values = {row["method"]: row["values"] for row in json.loads(outcome.output)[0]["rows"]}
     assert values["hgp"]["rounds to 50 %"]["by_seed"] == {"0": 8.0, "1": 8.0}

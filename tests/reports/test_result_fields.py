@@ -48,8 +48,8 @@ def test_show_result_prints_them():
 def test_every_setting_has_a_meaning():
     for field in dataclasses.fields(fczoo.Settings):
         assert len(field.metadata["meaning"]) > 10, field.name
-    shown = CliRunner().invoke(main, ["show", "settings"]).stdout
-    assert all(f"\n{field.name} " in shown for field in dataclasses.fields(fczoo.Settings))
+    listing = CliRunner().invoke(main, ["show", "settings"]).stdout
+    assert all(f"\n{field.name} " in listing for field in dataclasses.fields(fczoo.Settings))
 
 
 def test_attributes_of_results_are_documented():

@@ -34,11 +34,11 @@ def test_errors_by_hand():
 def test_class_means_by_hand():
     means = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     sums = Payload({"class.sum": means * 2, "class.count": torch.tensor([2, 0])})
-    found = class_means(sums, {"class.": per_class("count", "sum")}, SECOND)
-    assert {c: mean.tolist() for c, mean in found.items()} == {3: [1, 2]}  # no image of class 4
+    recovered = class_means(sums, {"class.": per_class("count", "sum")}, SECOND)
+    assert {c: mean.tolist() for c, mean in recovered.items()} == {3: [1, 2]}  # no image of class 4
     listed = Payload({"gauss.mean": means, "gauss.label": torch.tensor([4, 0])})
-    found = class_means(listed, {"gauss.": rows("mean")}, SECOND)
-    assert {c: mean.tolist() for c, mean in found.items()} == {4: [1, 2], 0: [3, 4]}
+    recovered = class_means(listed, {"gauss.": rows("mean")}, SECOND)
+    assert {c: mean.tolist() for c, mean in recovered.items()} == {4: [1, 2], 0: [3, 4]}
     assert class_means(listed, {"gauss.": rows("mean", projected=True)}, SECOND) == {}
     gram = Payload({"gram": torch.eye(2)})
     assert class_means(gram, {"gram": whole_tensors("second moments")}, SECOND) == {}
@@ -76,9 +76,9 @@ def test_the_images_themselves_have_no_error(make_bench, small_method, monkeypat
     """An attack that finds the client's own images is reported as such."""
     bench, method = make_bench(), small_method("fedncm")
     attack = inversion._Attack(bench, method, 1)
-    own = attack.pixels(attack.examples)
-    monkeypatch.setattr(inversion, "descend", lambda *_: own)
+    originals = attack.pixels(attack.examples)
+    monkeypatch.setattr(inversion, "descend", lambda *_: originals)
     feature, prototype = invert_uploads(bench, method)
     assert feature.error == prototype.error == 0 < feature.mean_image_error
-    assert torch.equal(feature.nearest, own) and torch.equal(prototype.nearest, own)
+    assert torch.equal(feature.nearest, originals) and torch.equal(prototype.nearest, originals)
     assert feature.distance < 1e-6

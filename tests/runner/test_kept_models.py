@@ -29,14 +29,14 @@ def model_files(out: Path) -> list[str]:
 
 def test_a_run_keeps_its_final_model(tmp_path):
     text = bench(tmp_path, method="fedridge")
-    place = "fedridge/seed0/"
+    prefix = "fedridge/seed0/"
     names = ["model.json", "model.safetensors", "server_state.safetensors"]
-    assert model_files(tmp_path) == [place + name for name in names]
-    assert f"1 model, 0.2 MB; use one with: fczoo predict {tmp_path / place.rstrip('/')}" in (
+    assert model_files(tmp_path) == [prefix + name for name in names]
+    assert f"1 model, 0.2 MB; use one with: fczoo predict {tmp_path / prefix.rstrip('/')}" in (
         " ".join(text.split())
     )
-    record = read_model_record(tmp_path / place)
-    result = json.loads((tmp_path / place / "result.json").read_text())
+    record = read_model_record(tmp_path / prefix)
+    result = json.loads((tmp_path / prefix / "result.json").read_text())
     assert record.metrics == result["metrics"]
     assert record.options == result["options"] and record.backbone == result["backbone"]
     assert len(record.tasks) == 3 and record.classes == list("0123456789")
@@ -107,20 +107,20 @@ def test_a_fault_in_code_fails_the_run_and_loses_no_result(tmp_path, monkeypatch
     monkeypatch.setattr(storage, "save_model", fail)
     words = ("bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path))
     assert CliRunner().invoke(main, words).exit_code == 1
-    place = tmp_path / "fedncm/seed0"
-    assert json.loads((place / "result.json").read_text())["finished"]
-    assert "a fault" in json.loads((place / "failed.json").read_text())["traceback"]
+    run_folder = tmp_path / "fedncm/seed0"
+    assert json.loads((run_folder / "result.json").read_text())["finished"]
+    assert "a fault" in json.loads((run_folder / "failed.json").read_text())["traceback"]
 
 
 def test_a_resumed_run_keeps_what_it_kept_as_it_began(tmp_path):
-    place = tmp_path / "fedridge" / "seed0"
+    run_folder = tmp_path / "fedridge" / "seed0"
     bench(tmp_path, "--keep-model", "tasks", "--no-keep-server-state", method="fedridge")
     files = model_files(tmp_path)
     for words, expected in (((), files), (("--keep-model", "final"), [files[0], files[1]])):
-        shutil.rmtree(place)
+        shutil.rmtree(run_folder)
         run("bench", "--resume", "--out", str(tmp_path), *words)
         assert model_files(tmp_path) == expected and "server" not in "".join(expected)
-    shutil.rmtree(place)
+    shutil.rmtree(run_folder)
     run("bench", "--resume", "--out", str(tmp_path), "--keep-server-state")
     assert [*files[:2], "fedridge/seed0/server_state.safetensors"] == model_files(tmp_path)
 

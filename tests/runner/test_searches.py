@@ -306,13 +306,13 @@ def test_an_interrupt_that_compiled_code_swallows_ends_the_search_after_a_round(
     point = study.spread
     monkeypatch.setattr(study, "spread", swallow)
     words = ["tune", *TINY, "--trials", "4", "--methods", "fedavg", "--out", str(tmp_path)]
-    before = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a script may have it ignored
         result = CliRunner().invoke(main, words)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
     assert result.exit_code == 130
     assert "stopped on request" in result.output
     assert len(calls) == 1

@@ -114,8 +114,8 @@ def test_counts_are_bounded_by_the_clients_images_and_epochs():
     def reasons(usage, steps):
         names = {"gauss.label": None, "gauss.count": None, "gauss.var": None}
         counts = {"usage": torch.tensor(usage), "local_steps": torch.tensor(steps)}
-        sent = {0: upload(0, **names, **counts)}
-        return validate_uploads(sent, BEFORE, training, TASK, {0: 5}, counts=limits)[1]
+        uploads = {0: upload(0, **names, **counts)}
+        return validate_uploads(uploads, BEFORE, training, TASK, {0: 5}, counts=limits)[1]
 
     assert reasons([10.0, 0.0], 4.0) == {}
     assert reasons([10.0, 11.0], 4.0) == {0: "usage has a count of 11, at most 10 for 5 images"}
