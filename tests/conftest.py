@@ -1,6 +1,7 @@
 """Provide the toy world of ``fczoo.testing``, watched runs, golden inputs and run folders."""
 
 import compileall
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -44,6 +45,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
         for package in ("fczoo", "methods", "baselines", "datasets"):
             compileall.compile_dir(ROOT / package, quiet=2)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and collected tests from garbage collection: they last for the session."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
