@@ -78,6 +78,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{twice[0]} has two rows; all but one are of role ablation")
         if bad := [label for label in labels if Path(label).name != label or "\\" in label]:
             raise ValueError(f"{bad[0]!r} cannot name a folder; use letters and digits")
+        if bad := [label for label in labels if "," in label]:  # which separates those of --rows
+            raise ValueError(f"the row's name {bad[0]!r} has a comma; use letters and digits")
         for label in (label for pair in self.compare for label in pair):
             if label not in labels:
                 raise ValueError(f"compare names {label!r}, no row; {nearest(label, labels)}")

@@ -241,6 +241,7 @@ def test_rows_of_two_versions_of_the_code_share_no_page(folder: Path) -> None:
         ('["fedlda", "fedncm"]', '["fedlda", "ncm"]', "compare names 'ncm', no row"),
         ('name = "cosine"', 'name = "fedncm"', "two rows are called fedncm"),
         ('name = "cosine"', 'name = "a/b"', "cannot name a folder"),
+        ('name = "cosine"', 'name = "a, b"', "the row's name 'a, b' has a comma"),
         ('method = "fedlda"', 'method = "fedlde"\nname = "fedlda"', "did you mean fedlda"),
         ("tasks = 2", "tsks = 2", "no option is called 'tsks'"),
         ('role = "control"', 'role = "upper"', "is not a suite"),
