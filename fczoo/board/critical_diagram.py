@@ -33,6 +33,7 @@ def draw_critical(critical: Critical) -> Any:
         )
         axes.axvspan(ranks[0] - half, ranks[0] + half, color=COLOURS[0], alpha=0.08)
         axes.set_yticks(places, list(critical.ranks))
+        axes.set_xlim(0.5, len(ranks) + 0.5)
         axes.set_ylim(len(ranks) - 0.4, -0.6)  # the best on top
         axes.set_xlabel("mean rank by A_N, 1 the best")
         return picture

@@ -23,6 +23,7 @@ from fczoo.core.files import write_safely
 from fczoo.reports.archive import read_archive
 from fczoo.reports.captions import describe
 from fczoo.reports.drawing import draw
+from fczoo.reports.figure import Curves
 from fczoo.reports.figures import accuracy_curves
 from fczoo.reports.run_folder import RunRecord
 from fczoo.reports.runs import Experiment, Line
@@ -32,6 +33,7 @@ from fczoo.reports.tables import COLUMNS, entry_of
 
 METRICS = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
 DPI = 110
+MAX_NAMED_CURVES = 12
 MAX_NOTES = 15  # lines by hand
 MIN_BLOCKS = 3  # seeds and settings for a picture of critical differences
 NOTICE = "<!-- written by `fczoo suite report`; notes by hand are in suites/{name}.notes.md -->"
@@ -113,6 +115,22 @@ class Page:
         return tabulate(body, head, tablefmt="github", disable_numparse=True, colalign=align)
 
 
+def suite_curves(experiment: Experiment, suite: Suite) -> Curves:
+    """Return the accuracy after each task as the page of a suite shows it.
+
+    Of many rows only controls and those that the suite compares are named.
+
+    Args:
+        experiment: Runs of the suite in one setting.
+        suite: The suite.
+    """
+    curves = accuracy_curves(experiment)
+    if len(curves.curves) <= MAX_NAMED_CURVES:
+        return curves
+    named = {row.label for row in suite.rows if row.role == "control"}.union(*suite.compare)
+    return replace(curves, background=[label for label in curves.curves if label not in named])
+
+
 def write_page(name: str, suite: Suite, results: Path) -> Path:
     """Write the page and the figures of a suite.
 
@@ -132,7 +150,8 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
     pictures = results / "pictures"
     pictures.mkdir(exist_ok=True)
     for number, experiment in enumerate(page.experiments, 1):
-        draw(accuracy_curves(experiment)).savefig(pictures / f"{name}-{number}.png", dpi=DPI)
+        curves = suite_curves(experiment, suite)
+        draw(curves).savefig(pictures / f"{name}-{number}.png", dpi=DPI)
     if ranks := page.critical:
         draw_critical(ranks).savefig(pictures / f"{name}-ranks.png", dpi=DPI)
     write_safely(results / f"{name}.md", page.text.encode())

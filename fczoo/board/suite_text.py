@@ -127,11 +127,12 @@ def rank_sentence(ranks: Critical) -> str:
         )
     best = next(iter(ranks.ranks))
     worse_count = sum(rank - ranks.ranks[best] > ranks.distance for rank in ranks.ranks.values())
+    verb = "is" if worse_count == 1 else "are"
     return (
         f"{over}: Friedman's test finds a difference (p = {ranks.p:.2g}). The critical difference "
         f"is {ranks.distance:.1f} ranks (Nemenyi, 5 %): rows whose bars overlap are not "
         f"significantly different. {best} has the best rank, {ranks.ranks[best]:.1f}; "
-        f"{worse_count} of {len(ranks.ranks) - 1} others are significantly below it."
+        f"{worse_count} of {len(ranks.ranks) - 1} others {verb} significantly below it."
     )
 
 

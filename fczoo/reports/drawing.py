@@ -196,7 +196,8 @@ def _draw(figure: Figure, order: Mapping[str, int]) -> Any:
 @_draw.register
 def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
     picture, axes = _new_picture((5.2, 3.2))
-    for label, values, colour, turn in _with_colours(figure.curves, order):
+    named = {k: v for k, v in figure.curves.items() if k not in figure.background}
+    for label, values, colour, turn in _with_colours(named, order):
         x, mean = figure.x_of(label), values.mean(0)
         marks = {"marker": MARKERS[turn], "markersize": 3.5} if figure.marks else {}
         strokes = {"linewidth": 1.6, "linestyle": STROKES[turn]}
@@ -206,6 +207,10 @@ def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
             axes.fill_between(
                 x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
             )
+    for i, label in enumerate(figure.background):
+        legend = {} if i else {"label": f"others ({len(figure.background)})"}
+        x, mean = figure.x_of(label), figure.curves[label].mean(0)
+        axes.plot(x, mean, color="0.75", linewidth=0.7, zorder=1, **legend)
     axes.set(xlabel=figure.x, ylabel=figure.y, yscale="log" if figure.log else "linear")
     whole = all((figure.x_of(label) % 1 == 0).all() for label in figure.curves)
     axes.xaxis.get_major_locator().set_params(integer=whole)

@@ -34,6 +34,7 @@ class Curves(Figure):
     log: bool = False  # the values' axis
     marks: bool = True  # each value has its own mark
     ticks: Sequence[str] = ()  # names of 1, 2, ... on the axis of x
+    background: Sequence[str] = ()  # labels of curves that a picture draws in grey, unnamed
 
     def x_of(self, label: str) -> np.ndarray:
         """Return the place of each value of a curve on the axis.

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fczoo.board.suite_page import read_page
+from fczoo.board.suite_page import read_page, suite_curves
+from fczoo.reports.drawing import draw
 from fczoo.reports.suites import SUITES, read_suite
 from helpers_cli import run
 from helpers_pages import RESULTS
@@ -53,3 +54,23 @@ def test_a_page_comes_from_rows_and_notes_alone(name: str):
     written = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     assert (RESULTS / f"pictures/{name}-1.png").is_file()
     assert replace(page, pictures=True).text == written
+
+
+def test_of_many_curves_controls_and_compared_rows_are_named():
+    pytest.importorskip("matplotlib")
+    suite = read_suite(RESULTS / SUITES / "digits.toml")
+    (experiment,) = read_page("digits", suite, RESULTS).experiments
+    curves = suite_curves(experiment, suite)
+    named = curves.curves.keys() - curves.background
+    assert named == {"hgp", "pilora", "fppl", "fcilpt", *CONTROLS}
+    legend = draw(curves).axes[0].get_legend_handles_labels()[1]
+    assert sorted(legend) == sorted([*named, f"others ({len(experiment.lines) - 9})"])
+    lines = draw(curves).axes[0].lines
+    assert [line.get_color() for line in lines].count("0.75") == len(curves.background)
+
+
+def test_all_of_a_few_curves_are_named():
+    suite = read_suite(RESULTS / SUITES / "digits.toml")
+    (experiment,) = read_page("digits", suite, RESULTS).experiments
+    few = replace(experiment, lines=experiment.lines[:12])
+    assert not suite_curves(few, suite).background
