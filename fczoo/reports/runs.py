@@ -32,6 +32,18 @@ number.
 """
 
 
+def normalize_settings(settings: Settings) -> Settings:
+    """Return settings with those that change no number reset to their defaults.
+
+    Args:
+        settings: Settings of a run.
+    """
+    defaults: dict[str, Any] = {
+        f.name: f.default for f in dataclasses.fields(Settings) if f.name in WITHOUT_EFFECT
+    }
+    return dataclasses.replace(settings, **defaults)
+
+
 @dataclass(frozen=True)
 class Line:
     """One row of a table: a method with its options, and its finished runs by seed."""

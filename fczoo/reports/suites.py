@@ -6,7 +6,7 @@ all that a table needs. A run is current if settings, options, search and code a
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from fczoo.federation.settings import Settings
 from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import RunRecord, Runs, recorded_settings
-from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, experiments_of
+from fczoo.reports.runs import Experiment, experiments_of, normalize_settings
 
 SUITES = "suites"  # folder of the files below that of the archives
 RUNS = "suite-runs"  # folder of the run folders below that of the archives
@@ -200,10 +200,7 @@ def state_of(
 
 def _comparable(settings: Settings) -> dict[str, Any]:
     """Return the settings that change a number, as a run records them."""
-    usual: dict[str, Any] = {
-        f.name: f.default for f in fields(Settings) if f.name in WITHOUT_EFFECT
-    }
-    values: dict[str, Any] = through_json(replace(settings, **usual).portable())
+    values: dict[str, Any] = through_json(normalize_settings(settings).portable())
     file = str(values["backbone"]).partition(":")[0]  # a file of the suite's backbone has its name
     return {**values, "backbone": file.removesuffix(".safetensors")}
 

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from fczoo.reports.run_folder import (
     read_run_records,
     write_about,
 )
-from fczoo.reports.runs import WITHOUT_EFFECT
+from fczoo.reports.runs import normalize_settings
 from fczoo.runner.configs import (
     DEFAULT_EXECUTION,
     ExecutionConfig,
@@ -83,13 +83,14 @@ def check_unique(sweep: Sweep) -> None:
         FczooError: Two folders would get the same run.
     """
     first_folders: dict[tuple[Settings, str, str, int], Path] = {}
-    usual: dict[str, Any] = {
-        f.name: f.default for f in fields(Settings) if f.name in WITHOUT_EFFECT
-    }
     for folder, configs in sweep.items():
         for config in configs:
-            settings = replace(config.settings, **usual)
-            run = settings, config.method, repr(config.options), config.seed
+            run = (
+                normalize_settings(config.settings),
+                config.method,
+                repr(config.options),
+                config.seed,
+            )
             first_folder = first_folders.setdefault(run, folder)
             if first_folder != folder:
                 raise FczooError(
