@@ -1,17 +1,19 @@
-"""Stanford Cars (Krause et al., 2013): 196 car models, with the official split.
-
-torchvision lists the images.
-"""
+"""Stanford Cars (Krause et al., 2013): 196 car models, with the official split."""
 
 from pathlib import Path
 
 import numpy as np
 
-from fczoo.core.errors import FczooError
+from fczoo.core.errors import FczooError, first_line
 from fczoo.core.registry import register_dataset
 from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
 from fczoo.data.folder_layout import find_parts, read_folders
 from fczoo.data.image_files import ImageFiles
+
+ANNOTATIONS = {
+    "cars_train": "devkit/cars_train_annos.mat",
+    "cars_test": "cars_test_annos_withlabels.mat",
+}
 
 
 @register_dataset("cars196")
@@ -40,18 +42,19 @@ class Cars196(Dataset):
         folder, parts = self.locate(root), []
         if not (folder / "devkit").is_dir() and find_parts(folder):
             return read_folders(self.name, folder, 256)
-        from torchvision.datasets import StanfordCars as Reader  # takes a second
+        from scipy.io import loadmat  # takes a second
 
         try:
-            for split in ("train", "test"):
-                # str: paths instead of images
-                reader = Reader(str(folder.parent), split, loader=str)
-                paths, numbers = zip(*(reader[i] for i in range(len(reader))), strict=True)
-                names = tuple(Path(path).relative_to(folder).as_posix() for path in paths)
-                labels = np.array([int(number) for number in numbers], np.int64)
+            for images, annotations in ANNOTATIONS.items():
+                content = loadmat(folder / annotations, squeeze_me=True)
+                rows = np.atleast_1d(content["annotations"])
+                names = tuple(f"{images}/{name}" for name in rows["fname"])
+                labels = rows["class"].astype(np.int64) - 1  # they count from 1
                 parts.append(ImageFiles(self.name, folder, names, labels, 256))
-            classes = tuple(map(str, reader.classes))
-        except (RuntimeError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            problem = f"Stanford Cars in {folder} is incomplete or has another layout ({error})"
+            meta = loadmat(folder / "devkit/cars_meta.mat", squeeze_me=True)
+            classes = tuple(map(str, meta["class_names"]))
+        except Exception as error:  # scipy's reader raises errors of many kinds
+            reason = first_line(error)
+            problem = f"Stanford Cars in {folder} is incomplete or has another layout ({reason})"
             raise FczooError(f"{problem}; expected: {self.layout}") from error
         return ImageData(parts[0], parts[1], classes)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import timm
 from click.testing import CliRunner
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 from safetensors.torch import save_file
 
 from fczoo.backbones.load import load_backbone
@@ -89,7 +89,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     url = f"http://127.0.0.1:{server.server_address[1]}"
     monkeypatch.setattr(constants, "ENDPOINT", url)
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    for module in (constants, file_download):  # before version 1 the latter has a copy
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     yield server

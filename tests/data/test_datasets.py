@@ -91,6 +91,18 @@ def test_the_stored_size_is_the_data_sets_own_unless_told_otherwise(
     assert stream.test.pixels.shape[1:] == (sizes.get(name, 256),) * 2 + (3,)
 
 
+def test_damaged_annotations_of_cars_are_one_line(tmp_path: Path) -> None:
+    """Cut the file short everywhere: scipy's reader raises errors of several kinds."""
+    SETS["cars196"][0](tmp_path)
+    file = tmp_path / "stanford_cars" / "devkit" / "cars_train_annos.mat"
+    content = file.read_bytes()
+    for length in range(0, len(content) - 1, len(content) // 40):
+        file.write_bytes(content[:length])
+        with pytest.raises(FczooError, match=r"Stanford Cars in .* is incomplete") as caught:
+            make_stream("cars196", tmp_path, tasks=5, stored_size=8)
+        assert "\n" not in str(caught.value)
+
+
 def test_the_classes_of_the_imagenet_subset_are_drawn_once_and_for_all(tmp_path: Path) -> None:
     imagenet_subset(tmp_path)
     names = make_stream("imagenet_subset", tmp_path, stored_size=8).classes

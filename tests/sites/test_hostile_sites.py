@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from fczoo import FczooError
 from fczoo.federation.remote import asked_in
@@ -81,11 +82,20 @@ CHANGES = {
 }
 
 
+def writes_complex_numbers() -> bool:
+    try:
+        return bool(save({"a": torch.zeros(1, dtype=torch.complex64)}))
+    except KeyError:
+        return False
+
+
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("method", ["fedavg", "icarl"])
 def test_one_site_does_not_end_a_run(make_bench, small_method, tmp_path, caplog, name, method):
     """It is the first of two sites in the second task, so no majority says what is valid."""
     change, reason = CHANGES[name]
+    if name == "complex" and not writes_complex_numbers():
+        pytest.skip("this version of safetensors writes no complex numbers")
     bench = make_bench(torch.float32, rounds=1, epochs=1, batch_size=8)
     options = {} if method == "icarl" else {"tune": "head"}
     chosen = small_method(method, **options)
