@@ -2,10 +2,14 @@
 
 import importlib.util
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from fczoo.core.registry import METHODS
+from helpers_cli import run
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -58,3 +62,16 @@ def test_the_entry_is_that_of_the_citation_file() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     title = re.findall(r'^  title: "(.*)"$', citation, flags=re.MULTILINE)[0]
     assert f"title = {{{title}}}" in TEXT
+
+
+def test_the_table_of_digits_is_what_its_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the command below the table; no row but joint training is above class means."""
+    monkeypatch.chdir(ROOT)
+    command = re.findall(
+        r"^fczoo (report results/digits.csv (?:.*\\\n)*.*)$", TEXT, flags=re.MULTILINE
+    )
+    table = run(*shlex.split(command[0].replace("\\\n", " "))).partition("\n\n")[0]
+    assert table in TEXT
+    a_n = {row.split()[1]: float(re.findall(r"\d+\.\d", row)[0]) for row in table.splitlines()[2:]}
+    assert [name for name, value in a_n.items() if value > a_n["FedNCM"]] == ["Joint"]
+    assert len(a_n) == 16
