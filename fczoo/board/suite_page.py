@@ -127,8 +127,8 @@ def suite_curves(experiment: Experiment, suite: Suite) -> Curves:
     curves = accuracy_curves(experiment)
     if len(curves.curves) <= MAX_NAMED_CURVES:
         return curves
-    named = {row.label for row in suite.rows if row.role == "control"}.union(*suite.compare)
-    return replace(curves, background=[label for label in curves.curves if label not in named])
+    foreground = {row.label for row in suite.rows if row.role == "control"}.union(*suite.compare)
+    return replace(curves, background=[label for label in curves.curves if label not in foreground])
 
 
 def write_page(name: str, suite: Suite, results: Path) -> Path:

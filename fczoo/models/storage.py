@@ -266,7 +266,7 @@ def _backbone(model_folder: Path, record: ModelRecord, choice: str | Backbone | 
     if backbone.sha256 != expected:
         raise FczooError(
             f"the model in {model_folder} was trained on {record.backbone.get('name')} with "
-            f"SHA-256 {str(expected)[:12]}, and these weights have {backbone.sha256[:12]}; give the same "
-            "weights with --backbone NAME:FILE"
+            f"SHA-256 {str(expected)[:12]}, and these weights have {backbone.sha256[:12]}; "
+            "give the same weights with --backbone NAME:FILE"
         )
     return backbone

@@ -196,8 +196,8 @@ def _draw(figure: Figure, order: Mapping[str, int]) -> Any:
 @_draw.register
 def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
     picture, axes = _new_picture((5.2, 3.2))
-    named = {k: v for k, v in figure.curves.items() if k not in figure.background}
-    for label, values, colour, turn in _with_colours(named, order):
+    foreground = {k: v for k, v in figure.curves.items() if k not in figure.background}
+    for label, values, colour, turn in _with_colours(foreground, order):
         x, mean = figure.x_of(label), values.mean(0)
         marks = {"marker": MARKERS[turn], "markersize": 3.5} if figure.marks else {}
         strokes = {"linewidth": 1.6, "linestyle": STROKES[turn]}

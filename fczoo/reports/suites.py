@@ -67,8 +67,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Check labels.
 
         Raises:
-            ValueError: Two rows have one label, two rows of a method are not ablations, or a
-                comparison names no row.
+            ValueError: Two rows have one label, two rows of a method are not ablations, a label
+                cannot name a folder or has a comma, or a comparison names no row.
         """
         labels = [row.label for row in self.rows]
         if twice := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:

@@ -340,7 +340,7 @@ def _is_function(sweep: OptionSweep, axis: int) -> bool:
 
 
 def _by_seed(points: Sequence[Mapping[int, float]]) -> np.ndarray:
-    """Return values [seeds, points] of the seeds of all points; without any their means [1, points].
+    """Return values [seeds, points] of the seeds that all points have, or means [1, points].
 
     Args:
         points: Value by seed of each point.

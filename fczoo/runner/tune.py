@@ -151,7 +151,7 @@ class InterruptCheck(Callback):
 
 @contextmanager
 def recorded_interrupts() -> Iterator[InterruptCheck]:
-    """Record SIGINT besides raising KeyboardInterrupt, which compiled code may swallow.
+    """Record SIGINT and raise KeyboardInterrupt, which compiled code may swallow.
 
     Yields:
         The callback that raises it again.

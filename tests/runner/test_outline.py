@@ -74,7 +74,8 @@ def test_a_method_on_a_large_backbone_passes_no_image_through_it(
 
     monkeypatch.setattr(Outlines, "__torch_dispatch__", dispatch)
     first_round(create_method(name, "cifar100"), settings, config=config)
-    most = 280_000 if name == "fisheravg" else 60_000  # a gradient per image and class
+    gradients = 280_000 if torch.__version__.startswith("2.6.") else 240_000  # per image and class
+    most = gradients if name == "fisheravg" else 60_000
     assert passes["images"] <= 24
     assert dispatches["operations"] <= most
 

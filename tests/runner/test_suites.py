@@ -275,11 +275,9 @@ def test_a_row_carries_its_search(folder: Path) -> None:
     (folder / "suites/means.toml").write_text(text)
     run("suite", "run", "means", "--rows", "fedncm,cosine")
     assert states() == ["2 current", "2 missing", "2 current"]
-    entered_records = {runs.name: runs.records[0] for runs in read_archive(folder / "means.csv")}
-    assert (
-        entered_records["cosine/seed0"].result.options["distance"] == "cosine"
-    )  # fixed, not searched
-    for record in entered_records.values():
+    by_row = {runs.name: runs.records[0] for runs in read_archive(folder / "means.csv")}
+    assert by_row["cosine/seed0"].result.options["distance"] == "cosine"  # fixed, not searched
+    for record in by_row.values():
         tried = record.search["tried"]
         assert (record.trials, record.search["tasks"]) == (2, 1)
         assert len(tried["rows"]) == 2

@@ -44,8 +44,10 @@ def same(here, there):
     of_clients = {name for name in here.result.metrics if name.startswith("client_")}
     assert len(of_clients) == 3
     for name in here.result.metrics.keys() - of_clients:
-        value = pytest.approx(here.result.metrics[name], rel=1e-12, nan_ok=True)  # ECE sums floats
-        assert there.result.metrics[name] == value, name
+        if name == "ECE":  # a sum of floats, of which torch 2.6 may give another last bit
+            assert there.result.metrics[name] == pytest.approx(here.result.metrics[name], rel=1e-12)
+        else:
+            assert repr(there.result.metrics[name]) == repr(here.result.metrics[name]), name
     assert not of_clients & there.result.metrics.keys()
     assert there.state.keys() == here.state.keys()
     for name, value in here.state.items():
