@@ -84,7 +84,7 @@ def run(
     """Search and run what is missing or stale of suite NAME; the same command resumes.
 
     Each run is entered in results/NAME.csv as it ends, with all that identifies it: another
-    machine continues from only this file.
+    machine continues from only this file. Runs that another suite has already made are copied.
     """
     from fczoo.cli.arguments import parse_cluster, parse_executor, parse_jobs, parse_words
     from fczoo.cli.downloads import find_missing, provide
@@ -94,6 +94,8 @@ def run(
 
     chosen_suite, cells = _read(name, results, data_root, backbone, rows)
     pending = _pending(chosen_suite, cells, results / f"{name}.csv", replicate)
+    if not replicate:
+        pending = _copy_equal_runs(chosen_suite, pending, name, results)
     if not pending:
         state = "current" if not replicate else "missing or stale; there is nothing to replicate"
         click.echo(f"all rows of {name} are {state}")
@@ -278,6 +280,27 @@ def _pending(
             current_run = records[cell.archived_as(current[0])] if current else None
             pending.append(replace(cell, pending=tuple(seeds), archived=current_run))
     return pending
+
+
+def _copy_equal_runs(
+    chosen_suite: "Suite", pending: "list[SuiteCell]", name: str, results: Path
+) -> "list[SuiteCell]":
+    """Copy the runs of cells that another suite has made; return the other cells."""
+    from fczoo.reports.suites import archives_of, enter_runs, find_equal_runs
+
+    own = results / f"{name}.csv"
+    others = [path for path in archives_of(results).values() if path.is_file() and path != own]
+    remaining = []
+    for cell in pending:
+        for archive in others:
+            if found := find_equal_runs(chosen_suite, cell, archive):
+                enter_runs(own, found)
+                count = plural(len(found), "run")
+                click.echo(f"{cell.name}: {count} copied from {archive.name}")
+                break
+        else:
+            remaining.append(cell)
+    return remaining
 
 
 def _seconds_of_run(

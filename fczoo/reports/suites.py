@@ -218,6 +218,30 @@ def enter_runs(archive: Path, found: Mapping[str, Runs]) -> None:
     write_archive([*{**earlier, **new}.values()], archive)
 
 
+def find_equal_runs(suite: Suite, cell: SuiteCell, archive: Path) -> dict[str, Runs]:
+    """Return the runs of a cell that another suite has made, by their names in the cell's archive.
+
+    They have the cell's settings, options, search and code. A cell takes all of its runs from one
+    row, whose searched values they share, or none.
+
+    Args:
+        suite: The suite of the cell.
+        cell: The cell.
+        archive: Archive of the other suite.
+    """
+    code, rows = code_digest(cell.configs[0]), dict[str, dict[str, Runs]]()
+    for runs in read_archive(archive):
+        (record,) = runs.records
+        if record.method != cell.row.method:
+            continue
+        for config in cell.configs:
+            state, _ = state_of(config, cell.row, suite, record, code)
+            if record.seed == config.seed and state == "current":
+                found = rows.setdefault(runs.name.rpartition("/")[0], {})
+                found[cell.archived_as(config.seed)] = runs
+    return next((found for found in rows.values() if len(found) == len(cell.configs)), {})
+
+
 def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
     """Return the finished runs of a cell's run folders by their names in the archive.
 

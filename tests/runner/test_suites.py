@@ -147,6 +147,31 @@ def test_a_row_is_run_again_as_a_replication(folder: Path) -> None:
     assert "difference of A_N of 2 runs made again (fczoo " in (folder / "means.md").read_text()
 
 
+def test_equal_runs_of_another_suite_are_copied(folder: Path) -> None:
+    """Copy a row whose settings, options and code are equal; run the others."""
+    run("suite", "run", "means", "--rows", "fedncm,cosine")
+    other = SUITE.replace('name = "cosine"', 'name = "angle"').replace("fedlda", "fedridge")
+    (folder / "suites/others.toml").write_text(other)
+    text = run("suite", "run", "others", "--rows", "fedncm,angle")
+    assert text.splitlines() == [
+        "fedncm: 2 runs copied from means.csv",
+        "angle: 2 runs copied from means.csv",
+        "all rows of others are current",
+    ]
+    scores = {
+        name: {runs.name: runs.records[0].result.accuracy for runs in read_archive(archive)}
+        for name in ("means", "others")
+        for archive in [folder / f"{name}.csv"]
+    }
+    for seed in (0, 1):
+        assert scores["others"][f"angle/seed{seed}"] == scores["means"][f"cosine/seed{seed}"]
+        assert scores["others"][f"fedncm/seed{seed}"] == scores["means"][f"fedncm/seed{seed}"]
+
+    longer = other.replace('seeds = "0-1"', 'seeds = "0-2"').replace("train_per_class = 8", "")
+    (folder / "suites/longer.toml").write_text(longer)  # other images: nothing is equal
+    assert "copied" not in run("suite", "run", "longer", "--rows", "fedncm")
+
+
 def table(page: Path) -> dict[str, dict[str, str]]:
     """Return the first table of a page: label of the row -> heading -> cell."""
     lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
