@@ -26,7 +26,8 @@ from fczoo.core.types import OPTIONAL, Batch, Context, ServerContext
 from fczoo.models.card import method_entries
 from fczoo.papers.compare import plus_minus
 from fczoo.protocols.registry import PROTOCOLS, RELEASES
-from fczoo.reports.runs import Experiment, read_experiments
+from fczoo.reports.runs import Experiment
+from fczoo.reports.suites import experiments_of_suites
 from fczoo.reports.tables import COLUMNS, entry_of
 from fczoo.reports.text_format import option_word
 
@@ -59,7 +60,7 @@ def write(folder: Path) -> None:
 def _copy_results(folder: Path) -> None:
     """Copy pages and pictures next to the archive; a browser of the repository shows them there."""
     shutil.copytree(RESULTS / "pictures", folder / "pictures", dirs_exist_ok=True)
-    for page in (*RESULTS.glob("*.md"), *RESULTS.glob("tables/*.md")):
+    for page in RESULTS.glob("*.md"):
         copy = folder / page.relative_to(RESULTS)
         copy.parent.mkdir(parents=True, exist_ok=True)
         text = page.read_text(encoding="utf-8").replace("](../docs/", "](../../")
@@ -121,9 +122,8 @@ def _method_page(cls: type[Method]) -> str:
         ]
     if rows := _results(cls.name):
         about = (
-            "Small runs, far from any paper. What may be concluded, and which of them started "
-            "their "
-            "heads at random, stands next to [all results](../results/README.md)."
+            "Runs of the suites: small, far from any paper. What may be concluded stands next to "
+            "[all results](../results/README.md)."
         )
         head = ["benchmark", "row", *METRIC_COLUMNS, "seeds"]
         parts += ["## Results", about, pipe_table(rows, head)]
@@ -133,7 +133,7 @@ def _method_page(cls: type[Method]) -> str:
 
 @cache
 def _experiments() -> list[Experiment]:
-    return read_experiments([RESULTS / "results.csv"])
+    return experiments_of_suites(RESULTS) or []
 
 
 def _results(method: str) -> list[tuple[str, ...]]:
@@ -148,7 +148,7 @@ def _results(method: str) -> list[tuple[str, ...]]:
                 rows.append(
                     (f"{words.title}; {words.subtitle}", line.label, *figures, str(len(line.seeds)))
                 )
-    return rows
+    return [*dict.fromkeys(rows)]  # suites may share runs
 
 
 def _options_table(cls: type[Any]) -> str:

@@ -17,7 +17,8 @@ from fczoo.federation.settings import Settings
 from fczoo.papers.compare import Comparison, absent_reasons, compare_numbers, plus_minus
 from fczoo.papers.tables import Number, Paper, Row, choose_numbers, get_paper, papers, plain_split
 from fczoo.papers.variants import Reading, readings
-from fczoo.reports.runs import Experiment, Line, experiments_below
+from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.suites import all_experiments
 from fczoo.reports.text_format import option_word
 
 Cell = dict[str, str | list[str]]  # options of ``fczoo bench`` by name
@@ -307,12 +308,12 @@ def _run_folder(line: Line) -> Path:
 def listing(
     results: Path, paper: str | None = None, tables: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> str:
-    """List every card with the status of its runs in the run folders and archives below a folder.
+    """List every card with the status of its runs in the suites, run folders and archives of a folder.
 
     Rows that are not implemented follow.
 
     Args:
-        results: Folder with run folders and archives.
+        results: Folder with suites, run folders and archives.
         paper: Key of a paper to list only its cards; None: all papers.
         tables: Tables to list; empty: all.
         rows: Rows to list; empty: all.
@@ -335,7 +336,7 @@ def listing(
 
 
 def _card_table(chosen: Sequence[Target], results: Path) -> str:
-    experiments = experiments_below(results)
+    experiments = all_experiments(results)
     rows = []
     for card in chosen:
         figures = [f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers]

@@ -214,13 +214,15 @@ def read_experiments(places: Sequence[Path]) -> list[Experiment]:
     return experiments_of(read_runs(places), ", ".join(map(str, places)))
 
 
-def experiments_below(place: Path) -> list[Experiment]:
+def experiments_below(place: Path, excluded: Path | None = None) -> list[Experiment]:
     """Read a folder as ``read_experiments`` does; empty without a finished run.
 
     Args:
         place: Folder, which may not exist.
+        excluded: Folder below it that is not read.
     """
-    return _group_runs(read_runs([place])) if place.exists() and places_below(place) else []
+    places = places_below(place) if place.exists() else []
+    return _group_runs(read_runs(p for p in places if excluded not in p.parents))
 
 
 def experiments_of(found: Iterable[Runs], place: str) -> list[Experiment]:

@@ -21,7 +21,12 @@ from fczoo.federation.settings import Settings
 from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import RunRecord, Runs, recorded_settings
-from fczoo.reports.runs import Experiment, experiments_of, normalize_settings
+from fczoo.reports.runs import (
+    Experiment,
+    experiments_below,
+    experiments_of,
+    normalize_settings,
+)
 
 SUITES = "suites"  # folder of the files below that of the archives
 RUNS = "suite-runs"  # folder of the run folders below that of the archives
@@ -327,3 +332,16 @@ def experiments_of_suites(results: Path) -> list[Experiment] | None:
         if archive.is_file()
         for experiment in suite_experiments(read_suite(file), archive)
     ]
+
+
+def all_experiments(results: Path) -> list[Experiment]:
+    """Return the runs of a folder: those of its suites, its run folders and its archives.
+
+    Args:
+        results: Folder of runs, which may not exist.
+
+    Raises:
+        FczooError: A suite, an archive or a run is damaged.
+    """
+    others = experiments_below(results, excluded=results / RUNS)  # which suites have entered
+    return [*(experiments_of_suites(results) or []), *others]

@@ -151,10 +151,12 @@ def test_facts_written_down_are_those_of_torchvision() -> None:
     assert DATASETS.get("fashionmnist").archives[0].url.startswith(datasets.FashionMNIST.mirrors[0])
 
 
-EXAMPLE = Path(__file__).parents[2] / "results" / "cifar100-reduced-c"
+SUITE_RUNS = Path(__file__).parents[2] / "results" / "frozen.csv"
 
 
-@pytest.mark.parametrize("words", [["claims"], ["papers", "hgp", "T1"], ["report", str(EXAMPLE)]])
+@pytest.mark.parametrize(
+    "words", [["claims"], ["papers", "hgp", "T1"], ["report", str(SUITE_RUNS)]]
+)
 def test_on_a_machine_without_utf8_files_are_read_and_a_terminal_shows_what_it_can(
     words, tmp_path
 ) -> None:

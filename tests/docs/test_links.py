@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("docs", "docs/tutorials", "docs/notebooks", "results", "results/tables", "benchmarks")
+FOLDERS = ("docs", "docs/tutorials", "docs/notebooks", "results", "benchmarks")
 GENERATED_FOLDERS = (ROOT / "docs" / "generated", ROOT / "docs" / "_build")
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
 BLOCK = re.compile(r"^(```|~~~~).*?^\1", flags=re.DOTALL | re.MULTILINE)

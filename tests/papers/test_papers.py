@@ -9,7 +9,7 @@ from fczoo.papers.tables import get_paper, papers, papers_left_out
 from fczoo.papers.variants import readings
 from helpers_papers import B16, output_of, write_archive
 
-TUNED_RUNS = ("cifar100-112px-tuned/pilora/seed0", "cifar100-112px-tuned/pilora/seed1")
+TUNED_RUN = ("quick.csv", "cifar100-112px-tuned/pilora/seed0")
 
 
 def test_every_number_is_there_once():
@@ -117,29 +117,27 @@ def test_papers_prints_lists_and_tables():
     assert "it has T1, T2" in output_of("papers", "hgp", "T9", code=1)
 
 
-def test_the_published_reduced_run_is_compared_and_never_called_comparable(tmp_path):
+def test_a_run_of_a_suite_is_compared_and_never_called_comparable(tmp_path):
     page = output_of(
         "compare",
-        str(write_archive(tmp_path, *(f"cifar100-reduced-{part}" for part in "abc"))),
+        str(write_archive(tmp_path, "cifar100.csv", "hgp/seed0", "fedncm/seed0")),
         "--paper",
         "hgp",
     )
     row = next(line for line in page.splitlines() if line.startswith("hgp "))
-    assert "66.8" in row
-    assert "90.4 ± 0.1" in row
-    assert "-23.6" in row
-    assert "no: 16 settings differ" in row
+    assert "36.4  90.4 ± 0.1         -54.0" in row
+    assert "no: 20 settings differ" in row
     for excerpt in (
         "rounds 2 (paper: 5)",
         f"(paper: {B16})",
-        "train_per_class 20 (paper: all)",
-        "precision bf16",
+        "image_size 64 (paper: none)",
+        "train_per_class 50 (paper: all)",
         "resize crop (paper: squash)",
         "hgp.logit_norm 0.1 (paper: none)",
         "seeds 1 (paper: 3)",
     ):
         assert excerpt in page
-    assert "fedncm, fppl, fcilpt." in page and "16 bit" in page
+    assert "Without a row in HGP's tables of this data set: fedncm." in page and "16 bit" in page
 
 
 def test_a_paper_without_such_data_is_said_to_have_none(make_run, tmp_path):
@@ -184,7 +182,7 @@ def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
 
 
 def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_nearest(tmp_path):
-    archive = str(write_archive(tmp_path, "cifar100-112px-tuned/bic/seed0"))
+    archive = str(write_archive(tmp_path, "quick.csv", "cifar100-112px-tuned/bic/seed0"))
     page = output_of("compare", archive, "--paper", "fcilpt", "--table", "t1")
     (row, *others) = [line for line in page.splitlines() if "BiC+FL[ResNet-18], T1" in line]
     assert row.startswith("–") and row.endswith("–  not implemented")
@@ -193,14 +191,14 @@ def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_n
 
 
 def test_pilora_without_lora_is_its_own_row(tmp_path):
-    page = output_of("compare", str(write_archive(tmp_path, *TUNED_RUNS)), "--paper", "pilora")
+    page = output_of("compare", str(write_archive(tmp_path, *TUNED_RUN)), "--paper", "pilora")
     rows = [line for line in page.splitlines() if "w/o LoRA (fine-tune backbone), T3" in line]
     assert len(rows) == 3 and all("settings differ" in line for line in rows)
     assert "pilora.tune lora (paper: full)" in page
 
 
 def test_what_all_rows_share_is_said_once_and_the_rest_by_row(tmp_path):
-    page = output_of("compare", str(write_archive(tmp_path, *TUNED_RUNS)), "--paper", "pilora")
+    page = output_of("compare", str(write_archive(tmp_path, *TUNED_RUN)), "--paper", "pilora")
     (common_line,) = [line for line in page.splitlines() if line.startswith("All rows differ")]
     assert "rounds 2 (paper: 30)" in common_line
     assert "pilora.distance rms (paper: squared)" in common_line
@@ -212,7 +210,7 @@ def test_what_all_rows_share_is_said_once_and_the_rest_by_row(tmp_path):
 
 @pytest.mark.parametrize("row", ["w/o l_ort", "W/O L_ORT", "l_ORT"])
 def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
-    archive = str(write_archive(tmp_path, *TUNED_RUNS))
+    archive = str(write_archive(tmp_path, *TUNED_RUN))
     page = output_of("compare", archive, "--paper", "pilora", "--table", "t3", "--row", row)
     rows = [line for line in page.splitlines() if ", 10 tasks, " in line]
     assert rows and all("w/o l_ort, T3 CIFAR-100" in line for line in rows)
@@ -237,7 +235,7 @@ def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
 )
 def test_a_wrong_table_or_row_is_one_line_with_the_known_ones(tmp_path, words, says):
     text = output_of(
-        "compare", str(write_archive(tmp_path, *TUNED_RUNS)), "--paper", "pilora", *words, code=1
+        "compare", str(write_archive(tmp_path, *TUNED_RUN)), "--paper", "pilora", *words, code=1
     )
     assert says in text and text.count("\n") == 1
 

@@ -1,6 +1,7 @@
 """Reproduction cards: the command, the verdict and the list of all."""
 
 import json
+import shutil
 import tomllib
 
 import numpy as np
@@ -15,6 +16,7 @@ from fczoo.papers.reproduce import cards, get_card, status, tolerance, verdict
 from fczoo.papers.tables import PrintedMethod, get_paper, papers
 from fczoo.reports.runs import read_experiments
 from helpers_papers import B16, CARD, output_of, paper_options, paper_settings, write_archive
+from helpers_results import RESULTS
 
 
 def test_a_card_is_the_exact_command():
@@ -171,13 +173,27 @@ def test_a_run_as_released_is_called_so(make_run, tmp_path):
 def test_the_list_claims_only_what_result_files_show(tmp_path):
     page = output_of("reproduce", "--results", str(tmp_path))
     assert page.count("never run") == len(cards()) > 300 and "reproduced" not in page
-    write_archive(tmp_path, "cifar100-reduced-a")
+    rows = [f"cifar100-112px-tuned/{name}/seed0" for name in ("hgp", "pilora")]
+    write_archive(tmp_path, "quick.csv", *rows)
     real = output_of("reproduce", "--results", str(tmp_path))
     assert real.count("not reproduced") == 2
     assert real.replace("not reproduced", "").count("reproduced") == 0
     words = "".join(real.split())
-    assert "results.csv:cifar100-reduced-a/hgp]" in words
-    assert "cifar100-reduced-a/pilora]" in words
+    assert "results.csv:cifar100-112px-tuned/hgp/seed0/hgp]" in words
+    assert "cifar100-112px-tuned/pilora/seed0/pilora]" in words
+
+
+def test_the_list_covers_suites_and_own_runs_of_a_folder(make_run, tmp_path):
+    """A suite's archive and a run folder count; the suite's own run folders do not count again."""
+    (tmp_path / "suites").mkdir()
+    for name in ("suites/cifar100.toml", "cifar100.csv"):
+        shutil.copy(RESULTS / name, tmp_path / name)
+    make_run(tmp_path / "suite-runs/cifar100/runs/hgp-1", {"hgp": {0: 50.0}})
+    before = output_of("reproduce", "--paper", "hgp", "--results", str(tmp_path))
+    assert "cifar100.csv:hgp/seed0/hgp]" in "".join(before.split())
+    write_archive(tmp_path, "quick.csv", "cifar100-112px-tuned/hgp/seed0")
+    after = output_of("reproduce", "--paper", "hgp", "--results", str(tmp_path))
+    assert after.count("not reproduced") == before.count("not reproduced") + 1
 
 
 def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):

@@ -1,33 +1,40 @@
-"""The pages in results/ agree with results.csv: each number of their tables is computed again."""
+"""The first page of results/ agrees with the suites' pages and with the commands that it names."""
 
 import re
 
-import pytest
-
 from fczoo.papers.claims import listing
-from helpers_pages import PAGES, RESULTS, agrees, lines_of, rows
+from helpers_results import RESULTS
+
+FIRST_PAGE = (RESULTS / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_row_of_a_page_is_one_of_the_archive(page):
-    page_rows = rows(page)
-    assert len(page_rows) >= 5
-    missing = [
-        row for row in page_rows if not any(agrees(row, line) for line in lines_of(page.stem))
-    ]
-    assert not missing
+def test_it_names_all_other_pages():
+    links = re.findall(r"\]\((\S+?\.md)\)", FIRST_PAGE)
+    assert {RESULTS / name for name in links} == {*RESULTS.glob("*.md")} - {RESULTS / "README.md"}
 
 
-def test_the_first_page_names_all_others():
-    links = re.findall(r"\]\((\S+?\.md)\)", (RESULTS / "README.md").read_text(encoding="utf-8"))
-    others = {*PAGES, *RESULTS.glob("*.md")} - {RESULTS / "README.md"}
-    assert {RESULTS / name for name in links} == others
+def test_it_names_all_archives():
+    named = {*re.findall(r"`(\w+\.csv)`", FIRST_PAGE)}
+    assert named == {path.name for path in RESULTS.glob("*.csv")}
 
 
-def test_the_first_page_counts_claims_as_the_command_does():
-    page = " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
+def test_each_number_of_a_conclusion_is_on_the_page_that_it_names():
+    """Every number with a decimal point stands on the first suite's page that the item links to."""
+    conclusions = FIRST_PAGE.split("\n## What may be concluded")[1]
+    items = [" ".join(item.split()) for item in re.split(r"\n- ", conclusions)[1:]]
+    assert len(items) > 3
+    for item in items:
+        numbers = re.findall(r"(?<![\d.])-?\d+\.\d+", item)
+        pages = re.findall(r"\]\((\w+\.md)\)", item)
+        assert pages or not numbers, item
+        if pages:
+            page = (RESULTS / pages[0]).read_text(encoding="utf-8")
+            on_page = {*re.findall(r"(?<![\d.])-?\d+\.\d+", page)}
+            assert {*numbers} <= on_page, item
+
+
+def test_it_counts_claims_as_the_command_does():
+    page = " ".join(FIRST_PAGE.split())
     sentence = re.search(r"Of (\d+) claims of the papers (\d+) hold .*?\(`fczoo claims", page)[0]
-    command_line = re.search(
-        r"Where both sides were tuned: (.*)", listing(RESULTS / "results.csv")
-    )[1]
-    assert re.findall(r"\d+", sentence) == re.findall(r"\d+", command_line)
+    line = re.search(r"Where both sides were tuned: (.*)", listing(RESULTS))[1]
+    assert re.findall(r"\d+", sentence) == re.findall(r"\d+", line)
