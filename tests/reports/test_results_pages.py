@@ -14,7 +14,7 @@ def test_it_names_all_other_pages():
 
 
 def test_it_names_all_archives():
-    named = {*re.findall(r"`(\w+\.csv)`", FIRST_PAGE)}
+    named = {*re.findall(r"`([a-z0-9]+\.csv)`", FIRST_PAGE)}
     assert named == {path.name for path in RESULTS.glob("*.csv")}
 
 
