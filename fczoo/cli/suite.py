@@ -138,13 +138,13 @@ def status(
 
     Times are those of the rows' earlier runs, or estimates, and include the searches.
     """
-    from fczoo.reports.suites import RUNS, archived_runs
+    from fczoo.reports.suites import RUNS, archived_runs, find_equal_runs, other_archives
     from fczoo.reports.text_format import word_table
     from fczoo.runner.suite import failed_seeds
     from fczoo.runner.timing import duration_text
 
     chosen_suite, cells = _read(name, results, data_root, backbone, None)
-    records = archived_runs(results / f"{name}.csv")
+    records, others = archived_runs(results / f"{name}.csv"), other_archives(results, name)
     states = _states(chosen_suite, cells, records)
     rows, remaining_seconds, unknown, total = [], 0.0, 0, Counter[str]()
     settings_with_features: set[Any] = set()  # whose features a row before has counted
@@ -158,7 +158,9 @@ def status(
             states_of_row[f"stale ({reason})" if state_name == "stale" else state_name] += 1
         counts = ", ".join(f"{n} {state_name}" for state_name, n in states_of_row.items())
         time = ""
-        if pending:
+        if pending and (source := find_equal_runs(chosen_suite, cell, others)[0]):
+            counts += f", in {source}"
+        elif pending:
             run_seconds, features = _seconds_of_run(cell, records, estimate)
             searches = chosen_suite.search_share(cell) if len(pending) == len(by_seed) else 0.0
             seconds = run_seconds * (len(pending) + searches)
@@ -286,18 +288,14 @@ def _copy_equal_runs(
     chosen_suite: "Suite", pending: "list[SuiteCell]", name: str, results: Path
 ) -> "list[SuiteCell]":
     """Copy the runs of cells that another suite has made; return the other cells."""
-    from fczoo.reports.suites import archives_of, enter_runs, find_equal_runs
+    from fczoo.reports.suites import enter_runs, find_equal_runs, other_archives
 
-    own = results / f"{name}.csv"
-    others = [path for path in archives_of(results).values() if path.is_file() and path != own]
-    remaining = []
+    others, remaining = other_archives(results, name), []
     for cell in pending:
-        for archive in others:
-            if found := find_equal_runs(chosen_suite, cell, archive):
-                enter_runs(own, found)
-                count = plural(len(found), "run")
-                click.echo(f"{cell.name}: {count} copied from {archive.name}")
-                break
+        source, found = find_equal_runs(chosen_suite, cell, others)
+        if found:
+            enter_runs(results / f"{name}.csv", found)
+            click.echo(f"{cell.name}: {plural(len(found), 'run')} copied from {source}")
         else:
             remaining.append(cell)
     return remaining

@@ -223,8 +223,21 @@ def enter_runs(archive: Path, found: Mapping[str, Runs]) -> None:
     write_archive([*{**earlier, **new}.values()], archive)
 
 
-def find_equal_runs(suite: Suite, cell: SuiteCell, archive: Path) -> dict[str, Runs]:
-    """Return the runs of a cell that another suite has made, by their names in the cell's archive.
+def other_archives(results: Path, name: str) -> dict[str, list[Runs]]:
+    """Return the runs of a folder's suites but one, by the file names of their archives.
+
+    Args:
+        results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
+        name: Name of the suite that is left out.
+    """
+    archives = [path for path in archives_of(results).values() if path.is_file()]
+    return {path.name: read_archive(path) for path in archives if path.stem != name}
+
+
+def find_equal_runs(
+    suite: Suite, cell: SuiteCell, others: Mapping[str, Sequence[Runs]]
+) -> tuple[str, dict[str, Runs]]:
+    """Find the runs of a cell that another suite has made.
 
     They have the cell's settings, options, search and code. A cell takes all of its runs from one
     row, whose searched values they share, or none.
@@ -232,19 +245,28 @@ def find_equal_runs(suite: Suite, cell: SuiteCell, archive: Path) -> dict[str, R
     Args:
         suite: The suite of the cell.
         cell: The cell.
-        archive: Archive of the other suite.
+        others: Runs of other suites by the file names of their archives.
+
+    Returns:
+        File name of the archive, and the runs by their names in the cell's archive; empty without
+        such runs.
     """
-    code, rows = code_digest(cell.configs[0]), dict[str, dict[str, Runs]]()
-    for runs in read_archive(archive):
-        (record,) = runs.records
-        if record.method != cell.row.method:
-            continue
-        for config in cell.configs:
-            state, _ = state_of(config, cell.row, suite, record, code)
-            if record.seed == config.seed and state == "current":
-                found = rows.setdefault(runs.name.rpartition("/")[0], {})
-                found[cell.archived_as(config.seed)] = runs
-    return next((found for found in rows.values() if len(found) == len(cell.configs)), {})
+    code = code_digest(cell.configs[0])
+    for file, archive in others.items():
+        rows: dict[str, dict[str, Runs]] = {}
+        for runs in archive:
+            (record,) = runs.records
+            if record.method != cell.row.method:
+                continue
+            for config in cell.configs:
+                state, _ = state_of(config, cell.row, suite, record, code)
+                if record.seed == config.seed and state == "current":
+                    row = rows.setdefault(runs.name.rpartition("/")[0], {})
+                    row[cell.archived_as(config.seed)] = runs
+        for row in rows.values():
+            if len(row) == len(cell.configs):
+                return file, row
+    return "", {}
 
 
 def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:

@@ -152,6 +152,9 @@ def test_equal_runs_of_another_suite_are_copied(folder: Path) -> None:
     run("suite", "run", "means", "--rows", "fedncm,cosine")
     other = SUITE.replace('name = "cosine"', 'name = "angle"').replace("fedlda", "fedridge")
     (folder / "suites/others.toml").write_text(other)
+    status = run("suite", "status", "others", "--no-estimate")
+    assert "2 missing, in means.csv" in status
+    assert status.count("in means.csv") == 2
     text = run("suite", "run", "others", "--rows", "fedncm,angle")
     assert text.splitlines() == [
         "fedncm: 2 runs copied from means.csv",
