@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 from fczoo.papers.reproduce import get_card
-from helpers_results import RESULTS
 
 CARD = "hgp/cifar100/dirichlet:0.05"
 B16 = "vit_base_patch16_224.augreg_in21k"
@@ -27,18 +26,18 @@ def output_of(*arguments: str, code: int = 0) -> str:
     return outcome.output
 
 
-def write_archive(place: Path, source: str, *folders: str) -> Path:
-    """Write an archive with some rows of one of the repository's.
+def write_archive(place: Path, source: Path, *folders: str) -> Path:
+    """Write an archive with some rows of another.
 
     Args:
         place: Folder of the archive.
-        source: Name of the repository's archive, such as ``quick.csv``.
+        source: The other archive.
         folders: Run folders, as that archive names them.
 
     Returns:
         Path of the archive.
     """
-    with (RESULTS / source).open(newline="") as file:
+    with source.open(newline="") as file:
         rows = csv.DictReader(file)
         with (place / "results.csv").open("w", newline="") as out:
             writer = csv.DictWriter(out, rows.fieldnames or [], lineterminator="\n")

@@ -1,6 +1,6 @@
-"""The results of this repository, which tests read."""
+"""Places of runs that tests read: the results of this repository, and the runs behind ``quick``."""
 
 from pathlib import Path
 
 RESULTS = Path(__file__).parents[1] / "results"
-QUICK = RESULTS / "quick.csv"  # the runs whose values protocol quick has
+QUICK = Path(__file__).parent / "papers" / "quick.csv"  # the runs whose values protocol quick has

@@ -8,8 +8,9 @@ from fczoo.core.registry import DATASETS, METHODS
 from fczoo.papers.tables import get_paper, papers, papers_left_out
 from fczoo.papers.variants import readings
 from helpers_papers import B16, output_of, write_archive
+from helpers_results import QUICK, RESULTS
 
-TUNED_RUN = ("quick.csv", "cifar100-112px-tuned/pilora/seed0")
+TUNED_RUN = (QUICK, "cifar100-112px-tuned/pilora/seed0")
 
 
 def test_every_number_is_there_once():
@@ -120,7 +121,7 @@ def test_papers_prints_lists_and_tables():
 def test_a_run_of_a_suite_is_compared_and_never_called_comparable(tmp_path):
     page = output_of(
         "compare",
-        str(write_archive(tmp_path, "cifar100.csv", "hgp/seed0", "fedncm/seed0")),
+        str(write_archive(tmp_path, RESULTS / "cifar100.csv", "hgp/seed0", "fedncm/seed0")),
         "--paper",
         "hgp",
     )
@@ -182,7 +183,7 @@ def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
 
 
 def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_nearest(tmp_path):
-    archive = str(write_archive(tmp_path, "quick.csv", "cifar100-112px-tuned/bic/seed0"))
+    archive = str(write_archive(tmp_path, QUICK, "cifar100-112px-tuned/bic/seed0"))
     page = output_of("compare", archive, "--paper", "fcilpt", "--table", "t1")
     (row, *others) = [line for line in page.splitlines() if "BiC+FL[ResNet-18], T1" in line]
     assert row.startswith("–") and row.endswith("–  not implemented")

@@ -16,7 +16,7 @@ from fczoo.papers.reproduce import cards, get_card, status, tolerance, verdict
 from fczoo.papers.tables import PrintedMethod, get_paper, papers
 from fczoo.reports.runs import read_experiments
 from helpers_papers import B16, CARD, output_of, paper_options, paper_settings, write_archive
-from helpers_results import RESULTS
+from helpers_results import QUICK, RESULTS
 
 
 def test_a_card_is_the_exact_command():
@@ -174,7 +174,7 @@ def test_the_list_claims_only_what_result_files_show(tmp_path):
     page = output_of("reproduce", "--results", str(tmp_path))
     assert page.count("never run") == len(cards()) > 300 and "reproduced" not in page
     rows = [f"cifar100-112px-tuned/{name}/seed0" for name in ("hgp", "pilora")]
-    write_archive(tmp_path, "quick.csv", *rows)
+    write_archive(tmp_path, QUICK, *rows)
     real = output_of("reproduce", "--results", str(tmp_path))
     assert real.count("not reproduced") == 2
     assert real.replace("not reproduced", "").count("reproduced") == 0
@@ -191,7 +191,7 @@ def test_the_list_covers_suites_and_own_runs_of_a_folder(make_run, tmp_path):
     make_run(tmp_path / "suite-runs/cifar100/runs/hgp-1", {"hgp": {0: 50.0}})
     before = output_of("reproduce", "--paper", "hgp", "--results", str(tmp_path))
     assert "cifar100.csv:hgp/seed0/hgp]" in "".join(before.split())
-    write_archive(tmp_path, "quick.csv", "cifar100-112px-tuned/hgp/seed0")
+    write_archive(tmp_path, QUICK, "cifar100-112px-tuned/hgp/seed0")
     after = output_of("reproduce", "--paper", "hgp", "--results", str(tmp_path))
     assert after.count("not reproduced") == before.count("not reproduced") + 1
 

@@ -186,4 +186,4 @@ def test_the_archives_of_this_repository_are_written_again_to_the_byte(archive, 
 def test_the_results_of_this_repository_are_small():
     """All of it is downloaded with the code, compressed to an eighth."""
     size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
-    assert size < 2_500_000
+    assert size < 1_500_000
