@@ -61,10 +61,8 @@ def _copy_results(folder: Path) -> None:
     """Copy pages and pictures next to the archive; a browser of the repository shows them there."""
     shutil.copytree(RESULTS / "pictures", folder / "pictures", dirs_exist_ok=True)
     for page in RESULTS.glob("*.md"):
-        copy = folder / page.relative_to(RESULTS)
-        copy.parent.mkdir(parents=True, exist_ok=True)
         text = page.read_text(encoding="utf-8").replace("](../docs/", "](../../")
-        copy.write_text(text, encoding="utf-8")
+        (folder / page.name).write_text(text, encoding="utf-8")
 
 
 def _ours(registry: Any) -> list[str]:

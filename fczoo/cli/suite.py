@@ -94,7 +94,7 @@ def run(
 
     chosen_suite, cells = _read(name, results, data_root, backbone, rows)
     pending = _pending(chosen_suite, cells, results / f"{name}.csv", replicate)
-    if not replicate:
+    if pending and not replicate:
         pending = _copy_equal_runs(chosen_suite, pending, name, results)
     if not pending:
         state = "current" if not replicate else "missing or stale; there is nothing to replicate"

@@ -308,7 +308,7 @@ def _run_folder(line: Line) -> Path:
 def listing(
     results: Path, paper: str | None = None, tables: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> str:
-    """List every card with the status of its runs in the suites, run folders and archives of a folder.
+    """List every card with the status of its runs in a folder of results.
 
     Rows that are not implemented follow.
 

@@ -21,12 +21,7 @@ from fczoo.federation.settings import Settings
 from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import RunRecord, Runs, recorded_settings
-from fczoo.reports.runs import (
-    Experiment,
-    experiments_below,
-    experiments_of,
-    normalize_settings,
-)
+from fczoo.reports.runs import Experiment, experiments_below, experiments_of, normalize_settings
 
 SUITES = "suites"  # folder of the files below that of the archives
 RUNS = "suite-runs"  # folder of the run folders below that of the archives
@@ -251,18 +246,18 @@ def find_equal_runs(
         File name of the archive, and the runs by their names in the cell's archive; empty without
         such runs.
     """
+    configs = {config.seed: config for config in cell.configs}
     code = code_digest(cell.configs[0])
     for file, archive in others.items():
         rows: dict[str, dict[str, Runs]] = {}
         for runs in archive:
             (record,) = runs.records
-            if record.method != cell.row.method:
+            config = configs.get(record.seed)
+            if config is None or record.method != cell.row.method:
                 continue
-            for config in cell.configs:
-                state, _ = state_of(config, cell.row, suite, record, code)
-                if record.seed == config.seed and state == "current":
-                    row = rows.setdefault(runs.name.rpartition("/")[0], {})
-                    row[cell.archived_as(config.seed)] = runs
+            if state_of(config, cell.row, suite, record, code)[0] == "current":
+                row = rows.setdefault(runs.name.rpartition("/")[0], {})
+                row[cell.archived_as(record.seed)] = runs
         for row in rows.values():
             if len(row) == len(cell.configs):
                 return file, row

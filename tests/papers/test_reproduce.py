@@ -189,11 +189,11 @@ def test_the_list_covers_suites_and_own_runs_of_a_folder(make_run, tmp_path):
     for name in ("suites/cifar100.toml", "cifar100.csv"):
         shutil.copy(RESULTS / name, tmp_path / name)
     make_run(tmp_path / "suite-runs/cifar100/runs/hgp-1", {"hgp": {0: 50.0}})
-    before = output_of("reproduce", "--paper", "hgp", "--results", str(tmp_path))
-    assert "cifar100.csv:hgp/seed0/hgp]" in "".join(before.split())
+    page_of_suite = output_of("reproduce", "--paper", "hgp", "--results", str(tmp_path))
+    assert "cifar100.csv:hgp/seed0/hgp]" in "".join(page_of_suite.split())
     write_archive(tmp_path, QUICK, "cifar100-112px-tuned/hgp/seed0")
-    after = output_of("reproduce", "--paper", "hgp", "--results", str(tmp_path))
-    assert after.count("not reproduced") == before.count("not reproduced") + 1
+    page_of_both = output_of("reproduce", "--paper", "hgp", "--results", str(tmp_path))
+    assert page_of_both.count("not reproduced") == page_of_suite.count("not reproduced") + 1
 
 
 def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):

@@ -150,8 +150,8 @@ def test_a_row_is_run_again_as_a_replication(folder: Path) -> None:
 def test_equal_runs_of_another_suite_are_copied(folder: Path) -> None:
     """Copy a row whose settings, options and code are equal; run the others."""
     run("suite", "run", "means", "--rows", "fedncm,cosine")
-    other = SUITE.replace('name = "cosine"', 'name = "angle"').replace("fedlda", "fedridge")
-    (folder / "suites/others.toml").write_text(other)
+    other_suite = SUITE.replace('name = "cosine"', 'name = "angle"').replace("fedlda", "fedridge")
+    (folder / "suites/others.toml").write_text(other_suite)
     status = run("suite", "status", "others", "--no-estimate")
     assert "2 missing, in means.csv" in status
     assert status.count("in means.csv") == 2
@@ -161,17 +161,18 @@ def test_equal_runs_of_another_suite_are_copied(folder: Path) -> None:
         "angle: 2 runs copied from means.csv",
         "all rows of others are current",
     ]
-    scores = {
-        name: {runs.name: runs.records[0].result.accuracy for runs in read_archive(archive)}
-        for name in ("means", "others")
-        for archive in [folder / f"{name}.csv"]
-    }
+    originals, copies = (
+        {runs.name: runs.records[0].result.accuracy for runs in read_archive(folder / file)}
+        for file in ("means.csv", "others.csv")
+    )
     for seed in (0, 1):
-        assert scores["others"][f"angle/seed{seed}"] == scores["means"][f"cosine/seed{seed}"]
-        assert scores["others"][f"fedncm/seed{seed}"] == scores["means"][f"fedncm/seed{seed}"]
+        assert copies[f"angle/seed{seed}"] == originals[f"cosine/seed{seed}"]
+        assert copies[f"fedncm/seed{seed}"] == originals[f"fedncm/seed{seed}"]
 
-    longer = other.replace('seeds = "0-1"', 'seeds = "0-2"').replace("train_per_class = 8", "")
-    (folder / "suites/longer.toml").write_text(longer)  # other images: nothing is equal
+    longer_suite = other_suite.replace('seeds = "0-1"', 'seeds = "0-2"').replace(
+        "train_per_class = 8", ""
+    )
+    (folder / "suites/longer.toml").write_text(longer_suite)  # other images: nothing is equal
     assert "copied" not in run("suite", "run", "longer", "--rows", "fedncm")
 
 
