@@ -1,6 +1,5 @@
 """Tools of the tests of papers and cards: the command, recorded results, settings of a paper."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 from fczoo.papers.reproduce import get_card
+from fczoo.reports import archive
 
 CARD = "hgp/cifar100/dirichlet:0.05"
 B16 = "vit_base_patch16_224.augreg_in21k"
@@ -37,12 +37,10 @@ def write_archive(place: Path, source: Path, *folders: str) -> Path:
     Returns:
         Path of the archive.
     """
-    with source.open(newline="") as file:
-        rows = csv.DictReader(file)
-        with (place / "results.csv").open("w", newline="") as out:
-            writer = csv.DictWriter(out, rows.fieldnames or [], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(row for row in rows if row["folder"] in folders)
+    archive.write_archive(
+        [runs for runs in archive.read_archive(source) if runs.name in folders],
+        place / "results.csv",
+    )
     return place / "results.csv"
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ from fczoo.federation.result import EVALUATION_METRICS, METRIC_FIELDS, Result, c
 from fczoo.reports.run_folder import About, RunRecord, Runs, Split, check_about
 from fczoo.reports.text_format import option_word
 
-FORMAT = "fczoo-archive-1"
+FORMAT = "fczoo-archive-2"
+OLD_FORMAT = "fczoo-archive-1"  # without cells of the form REPEATED; with empty FOLDER_COLUMNS
 NATURAL = "natural"
 SETTING = "settings."  # prefix of the columns of settings
 
@@ -102,6 +104,9 @@ ABOUT_COLUMNS = [name for name in _COLUMNS if name in About.__struct_fields__]
 METRIC_COLUMNS = (*METRICS, *MORE_METRICS, *EVALUATION_METRICS)
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
 ADVICE = "`fczoo report FOLDER --archive FILE` makes one of run folders"
+REPEATED = re.compile(r"as row ([1-9]\d{0,8})")  # as spreadsheets count: the header is row 1
+LONGEST_REPEATED = 20  # longer cells are written once per column
+NEVER_REPEATED = {"folder", "method", "remark"}  # texts of the user, which could look the same
 FOLDER_COLUMNS = (
     "backbone_shape",
     "train_counts",
@@ -111,11 +116,14 @@ FOLDER_COLUMNS = (
     "earlier_commands",
     "warnings",
 )
-"""Columns that are long and the same for all runs of a folder: only its first row has them."""
+"""Columns that only the first row of a folder has in archives of the old format."""
 
 
 def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
     """Write every finished run to a CSV file.
+
+    Runs share long values, such as class order, split and options. A cell with more than
+    ``LONGEST_REPEATED`` characters that an earlier row has in the same column is ``as row N``.
 
     Args:
         found: Run folders.
@@ -137,16 +145,24 @@ def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
         finished_runs = [
             (record, record.result) for record in runs.records if record.result is not None
         ]
-        for index, (record, result) in enumerate(finished_runs):
-            row = _cells(runs, record, result)
-            rows.append({**row, **dict.fromkeys(FOLDER_COLUMNS, "")} if index else row)
+        rows += [_cells(runs, record, result) for record, result in finished_runs]
     columns = dict.fromkeys(column for row in rows for column in row)
     lines = [[*columns, "sha256"]]
-    for row in rows:
+    first_rows: dict[tuple[str, str], int] = {}
+    for number, row in enumerate(rows, 2):
         full_row = {column: row.get(column, "") for column in columns}
-        lines.append([*full_row.values(), content_sha256(full_row)])
+        cells = [_shorten(column, cell, number, first_rows) for column, cell in full_row.items()]
+        lines.append([*cells, content_sha256(full_row)])
     write_safely(path, to_csv_text(lines).encode())
     return len(rows), sum(len(runs.records) for runs in found) - len(rows)
+
+
+def _shorten(column: str, cell: str, number: int, first_rows: dict[tuple[str, str], int]) -> str:
+    """Return a cell, or the reference to the first row with the same text in its column."""
+    if len(cell) <= LONGEST_REPEATED or column in NEVER_REPEATED:
+        return cell
+    first = first_rows.setdefault((column, cell), number)
+    return cell if first == number else f"as row {first}"
 
 
 def _cells(runs: Runs, record: RunRecord, result: Result) -> dict[str, str]:
@@ -215,14 +231,36 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
                 raise FczooError(
                     f"{path} is not an archive of runs: it has no column format; {ADVICE}"
                 )
+            rows: list[dict[str, str]] = []
             for cells in reader:
-                yield {k: unquote_formula(v) if isinstance(v, str) else v for k, v in cells.items()}
+                cells = {
+                    k: unquote_formula(v) if isinstance(v, str) else v for k, v in cells.items()
+                }
+                if cells["format"] == FORMAT:
+                    cells = {k: _restore(k, v, rows) for k, v in cells.items()}
+                rows.append(cells)
+                yield cells
     except (ValueError, csv.Error) as error:
         raise FczooError(f"{path} is not a valid archive of runs: {error}; {ADVICE}") from error
 
 
+def _restore(column: str, cell: str, rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the full text of a cell that may refer to an earlier row."""
+    if (
+        not isinstance(cell, str) or column in NEVER_REPEATED
+    ):  # a row may have too few or many cells
+        return cell
+    reference = REPEATED.fullmatch(cell)
+    if reference is None:
+        return cell
+    index = int(reference[1]) - 2
+    if not 0 <= index < len(rows):
+        raise ValueError(f"line {len(rows) + 2}: {column} is {cell!r}, which is no earlier row")
+    return rows[index][column]
+
+
 def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
-    if cells.get("format") != FORMAT:
+    if cells.get("format") not in (FORMAT, OLD_FORMAT):
         raise ValueError(f"format is {cells.get('format')!r}, expected {FORMAT!r}")
     if None in cells or None in cells.values() or cells.get("sha256") != content_sha256(cells):
         raise ValueError("its content does not match its sha256; it was changed or is damaged")
@@ -233,7 +271,7 @@ def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
         if field.name not in cells:
             raise ValueError(f"it lacks the column {field.name}")
         text = cells[field.name]
-        if not text and field.name in FOLDER_COLUMNS:
+        if not text and cells["format"] == OLD_FORMAT and field.name in FOLDER_COLUMNS:
             if cells["folder"] not in first:
                 raise ValueError(f"{field.name} is empty in the first row of {cells['folder']}")
             content[field.name] = getattr(first[cells["folder"]], field.name)

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-from fczoo.core.files import write_json
-from fczoo.reports.archive import FOLDER_COLUMNS, read_archive, write_archive
+from fczoo.core.files import content_sha256, write_json
+from fczoo.reports.archive import FOLDER_COLUMNS, REPEATED, read_archive, write_archive
 from fczoo.reports.formats import report
 from fczoo.reports.run_folder import Runs
 from fczoo.reports.runs import read_experiments, read_runs
@@ -141,7 +141,7 @@ def change_row(path: Path, line: int, **cells: str) -> None:
         ({"A_N": "99.0"}, "line 3: its content does not match its sha256"),
         (
             {"format": "fczoo-archive-9"},
-            "line 3: format is 'fczoo-archive-9', expected 'fczoo-archive-1'",
+            "line 3: format is 'fczoo-archive-9', expected 'fczoo-archive-2'",
         ),
     ],
 )
@@ -163,10 +163,54 @@ def test_another_table_is_refused_and_told_what_makes_an_archive(tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_a_first_row_says_what_the_others_of_its_folder_leave_out(folders, tmp_path):
+def test_a_long_cell_is_written_once_per_column(folders, tmp_path):
     archive = write_archive_of(folders, tmp_path / "all.csv")
     rows = list(csv.DictReader(archive.open(newline="")))
-    assert all(rows[0][name] and not rows[1][name] for name in FOLDER_COLUMNS)
+    command = rows[0]["command"]
+    assert len(command) > 20 and [row["command"] for row in rows[1:6]] == ["as row 2"] * 5
+    assert len({row["sha256"] for row in rows}) == len(rows)
+    for column in rows[0]:
+        cells = [row[column] for row in rows]
+        once = [cell for cell in cells if len(cell) > 20]
+        assert column == "remark" or len(once) == len(set(once)), column
+        targets = [int(cell.split()[2]) for cell in cells if REPEATED.fullmatch(cell)]
+        assert all(len(rows[target - 2][column]) > 20 for target in targets)
+
+
+def test_texts_of_the_user_that_look_like_references_are_kept(folders, tmp_path):
+    path = folders / "d" / "one" / "seed4" / "result.json"
+    write_json(path, {**json.loads(path.read_text()), "remark": "as row 2"})
+    runs = read_runs([write_archive_of(folders, tmp_path / "all.csv")])
+    assert runs[-1].records[0].result.remark == "as row 2"
+
+
+@pytest.mark.parametrize("target", [1, 3, 99])
+def test_a_reference_to_no_earlier_row_is_refused_in_one_line(target, folders, tmp_path):
+    archive = write_archive_of(folders, tmp_path / "all.csv")
+    change_row(archive, 1, command=f"as row {target}")
+    result = CliRunner().invoke(main, ["report", str(archive)])
+    assert result.exit_code == 1
+    assert f"line 3: command is 'as row {target}', which is no earlier row" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_archive_of_the_old_format_is_read(folders, tmp_path):
+    """Each cell was written in full, but for values of the folder: its first row had them."""
+    archive = write_archive_of(folders, tmp_path / "all.csv")
+    rows = list(csv.DictReader(archive.open(newline="")))
+    for row in rows:
+        full = {
+            column: rows[int(cell.split()[2]) - 2][column] if REPEATED.fullmatch(cell) else cell
+            for column, cell in row.items()
+        }
+        row.update(full, format="fczoo-archive-1")
+    for number, row in enumerate(rows):
+        if any(earlier["folder"] == row["folder"] for earlier in rows[:number]):
+            row.update(dict.fromkeys(FOLDER_COLUMNS, ""))
+        row["sha256"] = content_sha256(row)
+        change_row(archive, number, **row)
+    assert "as row" not in archive.read_text()
+    assert [content(r) for r in read_runs([archive])] == [content(r) for r in read_runs([folders])]
 
 
 def test_a_folder_and_its_archive_give_one_table(folders):
