@@ -1,8 +1,8 @@
-"""The conditional normalising flow of AF-FCL, as functions of named tensors.
+"""Conditional normalising flow of AF-FCL, as functions of named tensors.
 
-Four couplings transform a feature into a code with a standard normal distribution. The class is the
-condition. ``permutation`` [L, D] in the state fixes the order of the dimensions in front of each
-coupling, the same for all clients.
+Four affine couplings, conditioned on the class, map a feature x to a code u ~ N(0, I).
+``permutation`` [L, D] in the state permutes the dimensions before each coupling; it is the same for
+all clients and never trained.
 """
 
 import math
@@ -24,7 +24,7 @@ Space = Literal["latent", "feature", "mixed"]
 def start_flow(dim: int, classes: int, hidden: int, rng: torch.Generator) -> Tree:
     """Create the tensors of the flow.
 
-    Linear layers start as PyTorch's do, the last of each residual block near zero.
+    Linear layers start as in PyTorch; the last one of each residual block starts near zero.
 
     Args:
         dim: Dimension D of the features.
@@ -82,13 +82,14 @@ def encode(flow: Tree, permutation: Tensor, features: Tensor, hot: Tensor) -> tu
     Returns:
         Codes [B, D] and log-densities of the features [B].
     """
+    # Couplings: permute, keep the first half, map the second half b to b s + m.
     codes, log_scales = features, features.new_zeros(len(features))
     for name, order in _couplings(permutation):  # b -> b s + m: log-determinant sum log s
         first, second = _halves(codes[:, order])
         shift, scale = _shift_and_scale(flow, name, first, hot)
         codes = torch.cat([first, second * scale + shift], 1)
         log_scales = log_scales + scale.log().sum(1)
-    # log p(x | y) = log N(u; 0, I) + sum log s.
+    # Density: log p(x | y) = log N(u; 0, I) + sum log s.
     log_normal = -0.5 * (codes.square().sum(1) + codes.shape[1] * math.log(2 * math.pi))
     return codes, log_normal + log_scales
 
@@ -106,7 +107,7 @@ def decode(flow: Tree, permutation: Tensor, codes: Tensor, hot: Tensor) -> Tenso
         Features [B, D].
     """
     features = codes
-    # The couplings in reverse order: b = (b' - m) / s.
+    # Invert the couplings in reverse order: b = (b' - m) / s, then undo the permutation.
     for name, order in reversed([*_couplings(permutation)]):
         first, second = _halves(features)
         shift, scale = _shift_and_scale(flow, name, first, hot)
@@ -129,7 +130,8 @@ def _shift_and_scale(flow: Tree, name: str, half: Tensor, hot: Tensor) -> tuple[
     def linear(part: str, rows: Tensor) -> Tensor:
         return F.linear(rows, flow[f"{name}.{part}.weight"], flow[f"{name}.{part}.bias"])
 
-    # A residual network whose blocks are gated by the class; s = sigmoid(o + 2) + 0.001.
+    # Residual network of the first half and the class, which gates each block. Its outputs are m
+    # and o, with s = sigmoid(o + 2) + 0.001.
     hidden = linear("first", torch.cat([half, hot], 1))
     for block in range(BLOCKS):
         inner = linear(f"{block}.inner", F.leaky_relu(hidden))
@@ -140,12 +142,12 @@ def _shift_and_scale(flow: Tree, name: str, half: Tensor, hot: Tensor) -> tuple[
 
 
 def mix_rows(noise: Tensor, draws: Tensor) -> Tensor:
-    """Return standard normal vectors [B, D]: the scaled sum of two rows of a table [M, D].
+    """Return standard normal vectors [B, D]: sums of two table rows, divided by sqrt 2.
 
-    A loss cannot draw numbers, and ``Training.draws`` does not know D.
+    A loss does not draw random numbers, and the number of ``draws`` cannot depend on D.
 
     Args:
-        noise: Table of standard normal vectors.
+        noise: Table of standard normal vectors [M, D].
         draws: Uniform numbers [B, 2] that choose the rows.
     """
     first, second = (draws * len(noise)).long().unbind(1)
@@ -160,7 +162,7 @@ def credibility(
     replayed: tuple[Tensor, Tensor, Tensor],
     space: Space,
 ) -> tuple[Tensor, Tensor]:
-    """Compute how credible a client's own features make replayed ones.
+    """Compute the credibility w of replayed features, and q of the client's features.
 
     Args:
         flow: Tensors of the flow.
@@ -168,23 +170,24 @@ def credibility(
         features: The client's features [n, D].
         members: Their classes, one-hot [n, C], times the weights of the images.
         replayed: Codes [B, D], features [B, D] and labels [B] of the replay.
-        space: What is compared with the normal distribution of the client's images of the class:
-            codes with their codes, features with their features, or (mixed, released code) features
-            with their codes.
+        space: ``latent`` evaluates replayed codes under a normal fit to the client's codes of the
+            class; ``feature`` features under a fit to features; ``mixed`` (released code) features
+            under the fit to codes.
 
     Returns:
-        w [B]: density per dimension, averaged over the dimensions. It is q where the client has no
-            image of the class or, unless ``mixed``, one image, whose variance is 0. And q, a scalar:
-            the mean density of the client's features per dimension.
+        w [B], the mean over dimensions of the density, and q, a scalar, the mean density per
+            dimension of the client's features. w is q for a class without images at the client or,
+            unless ``mixed``, with a single one, whose variance is 0.
     """
     codes, points, labels = replayed
     local, log_density = encode(flow, permutation, features, members)
-    # q of the formulas: exp(log p(x | y) / D), mean over the client's images.
+    # q: exp(log p(x | y) / D), mean over the client's images in the batch.
     per_image = (log_density / features.shape[1]).exp() * members.sum(1)
     q = per_image.sum() / members.sum().clamp(min=1)
     local = features if space == "feature" else local
     points = codes if space == "latent" else points
-    # w: density of N(mu_c, v_c) of the client's images of the class, mean over dimensions.
+    # w: density of N(mu_c, v_c) at the replayed point, mean over dimensions; mu_c and v_c are of
+    # the client's images of that class.
     count = members.sum(0)[:, None]
     mean = members.mT @ local / count.clamp(min=1)
     offset = (local - members @ mean).square()

@@ -1,8 +1,8 @@
-"""Base of methods whose server makes the images that clients replay (MFCL, LANDER).
+"""Base of methods whose server generates the images that clients replay (MFCL, LANDER).
 
-A generator makes images that the model whose task has ended, the teacher, recognises. The papers
-also ask for images on which the teacher's BatchNorm layers see the statistics of training. A vision
-transformer has no such layers; moments of the clients' activations can take their place.
+The teacher is the model whose task has ended; the generator makes images that it classifies. The
+papers also match the running statistics of the teacher's BatchNorm layers. A vision transformer has
+no such layers; ``prior=survey`` matches moments of the clients' activations instead.
 """
 
 from abc import abstractmethod
@@ -63,6 +63,7 @@ class DataFreeReplay(TunedLinearHead):
     )
 
     def training(self) -> Training:
+        # Uniform mean of the weights, as in the released code of both methods.
         training = replace(super().training(), averaging="uniform")
         if self.prior == "none":
             note = "generates images without statistics of the clients' data"
@@ -89,6 +90,8 @@ class DataFreeReplay(TunedLinearHead):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
+        # Client, as the task ends: sums of h and h^2 at the output of each chosen block, mean over
+        # tokens.
         sums: Tree = {}
         plugs = select(tree, "full.", "lora.")
         tokens = backbone.features_and_taps(batch.x, self._taps(backbone), plugs)[1]
@@ -99,7 +102,7 @@ class DataFreeReplay(TunedLinearHead):
         return sums
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Synthesise images by the moments of the clients' activations, as a task ends.
+        """Synthesise images as a task ends, with the moments of the clients' activations as prior.
 
         Args:
             phase: ``task_end``, or ``task_start`` for the head's means.
@@ -112,6 +115,7 @@ class DataFreeReplay(TunedLinearHead):
         """
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
+        # Mean and variance of the activations over all clients.
         prior = []
         for i in self.prior_blocks:
             mean = sums[f"moments.{i}.sum"] / ctx.num_samples
@@ -120,7 +124,7 @@ class DataFreeReplay(TunedLinearHead):
         return self._with_synthesis(state, prior, ctx)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        """Synthesise images after a task's last round, unless they wait for the moments.
+        """Synthesise images after a task's last round; with ``prior=survey`` at its end instead.
 
         Args:
             state: Current state.
@@ -177,12 +181,12 @@ def batch_moments(values: Tensor) -> Moments:
 def layer_distance(
     moments: Sequence[Moments], prior: Sequence[Moments], averages: Sequence[Moments]
 ) -> Tensor | float:
-    """Compute the distance of the layers' statistics to the prior, summed over layers.
+    """Compute |v_prior - v| + |m_prior - m|, summed over layers.
 
     Args:
-        moments: Moments of the batch, by layer.
-        prior: Moments that it should have.
-        averages: Moments of earlier rounds, with a weight of 0.9; empty in the first round.
+        moments: Mean m and variance v of the batch, by layer.
+        prior: Target moments.
+        averages: Moving averages of earlier rounds, with weight 0.9; empty in the first round.
     """
     total: Tensor | float = 0.0
     for batch, target in zip(mix_moments(moments, averages), prior, strict=True):
@@ -192,7 +196,7 @@ def layer_distance(
 
 
 def mix_moments(moments: Sequence[Moments], averages: Sequence[Moments]) -> list[Moments]:
-    """Return 0.1 of the moments and 0.9 of the averages; the moments where there are none."""
+    """Return 0.1 moments + 0.9 averages; without averages the moments."""
     if not averages:
         return list(moments)
     return [

@@ -13,9 +13,9 @@ EPS = 1e-5  # epsilon of the layer norms
 
 
 def init_block(dim: int, hidden: int, rng: torch.Generator) -> Tree:
-    """Create a task-attention block with random weights.
+    """Create a task-attention block (TAB) with random weights.
 
-    Its linear layers start as PyTorch's do; q, k and v do not have a bias.
+    Its linear layers have PyTorch's default initialisation; q, k and v have no bias.
 
     Args:
         dim: Embedding dimension D.
@@ -124,10 +124,10 @@ def image_tokens(backbone: Backbone, images: Tensor, plugs: Mapping[str, Tensor]
 
 
 def task_embeddings(tab: Mapping[str, Tensor], tokens: Tensor, image: Tensor, heads: int) -> Tensor:
-    """Compute the embeddings of task tokens for images.
+    """Compute e_i = TAB(theta_i, x) for each task token theta_i.
 
-    Each token attends to itself and to the image's tokens, never to another task's token. All
-    tokens share the one block.
+    A task token attends to itself and to the image's tokens, not to other task tokens. All tasks
+    share the block.
 
     Args:
         tab: Weights ``tab.*`` of the task-attention block.
@@ -143,6 +143,7 @@ def task_embeddings(tab: Mapping[str, Tensor], tokens: Tensor, image: Tensor, he
         per_head: Tensor = F.linear(rows, tab[f"tab.{part}.weight"]).unflatten(-1, (heads, -1))
         return per_head.transpose(-3, -2)
 
+    # Attention with the query of theta_i only; keys and values of theta_i and all rows of x.
     theta, x = _norm(tokens, tab, "norm1"), _norm(image, tab, "norm1")
     query = split(theta, "q") * (tokens.shape[-1] // heads) ** -0.5  # [H, t, d]
     self_scores = (query * split(theta, "k")).sum(-1, keepdim=True)  # [H, t, 1]
@@ -152,13 +153,14 @@ def task_embeddings(tab: Mapping[str, Tensor], tokens: Tensor, image: Tensor, he
     ).softmax(-1)
     values = weights[..., :1] * split(theta, "v") + weights[..., 1:] @ split(x, "v")  # [B, H, t, d]
     values = values.transpose(-3, -2).flatten(-2)
+    # e_i = theta_i + projected attention, then e_i + MLP(norm(e_i)).
     e = tokens + F.linear(values, tab["tab.proj.weight"], tab["tab.proj.bias"])
     inner = F.gelu(F.linear(_norm(e, tab, "norm2"), tab["tab.fc1.weight"], tab["tab.fc1.bias"]))
     return e + F.linear(inner, tab["tab.fc2.weight"], tab["tab.fc2.bias"])
 
 
 def task_logits(classifier: Mapping[str, Tensor], embeddings: Tensor, owner: Tensor) -> Tensor:
-    """Compute logits: class c reads only the embedding of the task that owns it.
+    """Compute logits z_c = w_c^T norm_i(e_i) + b_c, where task i owns class c.
 
     Args:
         classifier: Layer norm and rows of all tasks.

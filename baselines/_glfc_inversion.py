@@ -1,7 +1,7 @@
-"""Gradients of single images through a small fixed network, and their inversion into images.
+"""Gradients of single images through a small fixed network (LeNet), and their inversion.
 
-GLFC (Dong et al., CVPR 2022) lets clients upload such gradients, so that its server can find a good
-old model. In effect, a holder of such a gradient holds the image.
+Clients of GLFC (Dong et al., CVPR 2022) upload such gradients, from which the server reconstructs
+images to select the old model. Whoever has the gradient can recover the image and its label.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ def lenet_shapes(classes: int) -> dict[str, tuple[int, ...]]:
 def lenet(classes: int, rng: torch.Generator) -> Tree:
     """Create the small fixed network: three convolutions of 12 channels and a linear layer.
 
-    No client or server trains it; all share it.
+    All clients and the server share it, and it is never trained.
 
     Args:
         classes: Number of classes C of the run.
@@ -62,7 +62,7 @@ def lenet_logits(net: Tree, images: Tensor) -> Tensor:
 
 
 def image_gradient(net: Tree, image: Tensor, label: Tensor, create_graph: bool = False) -> Tree:
-    """Compute the gradient of the cross-entropy of one image in every weight of the network.
+    """Compute the gradient of one image's cross-entropy with respect to all weights.
 
     Args:
         net: Weights ``lenet.*``.
@@ -97,7 +97,8 @@ def to_lenet_size(images: Tensor) -> Tensor:
 def read_label(gradient: Tree) -> Tensor:
     """Return the label of the image behind a gradient.
 
-    Features of the small network are positive, so only the row of the label is negative.
+    Features of the small network are sigmoids, so positive: in the gradient of the linear weight
+    only the row of the label is negative.
 
     Args:
         gradient: Gradient of ``image_gradient``.
@@ -109,7 +110,7 @@ def read_label(gradient: Tree) -> Tensor:
 
 
 def mismatch(net: Tree, image: Tensor, label: Tensor, target: Tree) -> Tensor:
-    """Compute the sum over all weights of (gradient of ``image`` - ``target``)^2.
+    """Compute the squared distance between the gradient of ``image`` and ``target``.
 
     Args:
         net: Weights ``lenet.*``.
@@ -143,6 +144,7 @@ def reconstruct(
         The images after the last steps, ``kept`` or fewer, [kept, 3, 32, 32], clamped to [0, 1],
             and their label.
     """
+    # Label first; then match the gradient, starting from an image of N(0, 1) pixels.
     label = read_label(target)
     dtype = target["lenet.linear.bias"].dtype
     image = torch.randn(

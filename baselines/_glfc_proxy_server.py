@@ -1,9 +1,8 @@
 """Proxy server of GLFC, which selects the old model to distil from (Dong et al., CVPR 2022).
 
-The old model is the best one on images that the server reconstructs from clients' gradients. The
-state holds ``best.X`` and ``old.X``: the trained tensors in the best model of this task so far, and
-in that of the last task. It also holds ``best.accuracy`` and the reconstructed images of the task:
-``monitor.image`` [n, 3, 32, 32] and ``monitor.label`` [n].
+It evaluates models on images reconstructed from clients' gradients. The state holds the trained
+tensors of two models: ``best.X`` of this task so far, ``old.X`` of the last task. It also holds
+``best.accuracy``, ``monitor.image`` [n, 3, 32, 32] and ``monitor.label`` [n], both of this task.
 """
 
 from abc import abstractmethod
@@ -36,9 +35,9 @@ from fczoo.functional.heads import head_logits
 class BestOldModel(TaskDetection):
     """Base of methods with a proxy server that selects the old model.
 
-    They train a linear head over all or some weights, or LoRA pairs. A client that notices a new
-    task uploads one gradient for each of its classes: that of one blurred image through a small
-    fixed network. THIS UPLOAD CAN BE INVERTED, label and image. ``proxy=last`` does not need it.
+    A client that detects a new task uploads one gradient for each of its classes: that of one
+    perturbed image through a small fixed network. THIS UPLOAD CAN BE INVERTED, label and image.
+    ``proxy=last`` does not need it.
     """
 
     proxy: Literal["reconstruct", "last"] = option(
@@ -79,9 +78,7 @@ class BestOldModel(TaskDetection):
         """
 
     def monitoring(self, state: Tree, task: Task, rng: torch.Generator) -> Tree:
-        """Return the state at the start of a task.
-
-        The best model of the last task becomes the old model of this one.
+        """Return the state at the start of a task: the last task's best model becomes the old one.
 
         Args:
             state: State after the previous task.
@@ -116,7 +113,7 @@ class BestOldModel(TaskDetection):
     def after_training(
         self, backbone: Backbone, train: Tree, sums: Tree, data: LocalData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Compute the gradient of one blurred image per local class, once a new task is noticed.
+        """Compute one prototype gradient per local class when the client detects a new task.
 
         Args:
             backbone: The frozen backbone.
@@ -127,11 +124,12 @@ class BestOldModel(TaskDetection):
 
         Returns:
             The memory and the upload ``image_gradient.X``, one row per class. The upload is empty
-                with ``proxy=last``, and if the client has not just noticed a new task.
+                with ``proxy=last``, and unless the client detects a new task in this round.
         """
         if self.proxy == "last" or not ctx.memory["signal"]:
             return ctx.memory, {}
         labels, gradients = data.labels(data.index).cpu(), []
+        # Per class: take the prototype image, perturb it, and compute its gradient in the LeNet.
         for c in labels.unique():
             typical = self._typical(backbone, train, data, data.index[labels == c])
             image = self.perturb_image(backbone, train, typical, ctx.task.stop)
@@ -144,7 +142,7 @@ class BestOldModel(TaskDetection):
 
     @torch.no_grad()
     def _typical(self, backbone: Backbone, train: Tree, data: LocalData, index: Tensor) -> Batch:
-        """Return the image whose normalised feature is nearest to the mean of the class."""
+        """Return the image whose normalised feature is nearest to the class mean."""
         outputs = torch.cat(
             [self.features(backbone, train, batch) for batch in data.batches(index)]
         )
@@ -153,7 +151,7 @@ class BestOldModel(TaskDetection):
         return next(iter(data.batches(index[nearest : nearest + 1])))
 
     def perturb_image(self, backbone: Backbone, train: Tree, batch: Batch, seen: int) -> Tensor:
-        """Blur an image by gradient descent on its pixels towards its label.
+        """Perturb an image by SGD on its pixels, which minimises its binary cross-entropy.
 
         Args:
             backbone: The frozen backbone.
@@ -162,7 +160,7 @@ class BestOldModel(TaskDetection):
             seen: Number of classes seen so far.
 
         Returns:
-            The blurred image [1, 3, S, S], with pixels on the scale [0, 1].
+            The perturbed image [1, 3, S, S], with pixels on the scale [0, 1].
         """
         image, plugs = (
             backbone.raw_pixels(batch.x).float().requires_grad_(),
@@ -180,7 +178,7 @@ class BestOldModel(TaskDetection):
     # --- server
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        # a gradient is of the whole small network: a part of one cannot be inverted
+        # Gradient pool of the round. A gradient with missing tensors cannot be inverted: drop it.
         names = {f"image_gradient.{name}" for name in lenet_shapes(1)}
         gradients = [p for p in (p.only("image_gradient.") for p in payloads) if p.keys() == names]
         pool = {k: torch.cat([g[k] for g in gradients]) for k in gradients[0]} if gradients else {}
@@ -191,6 +189,7 @@ class BestOldModel(TaskDetection):
             select(merged, "image_gradient."),
             {**state, **drop(merged, "image_gradient.")},
         )
+        # Reconstruct the image behind each gradient; the last iterates join the monitor set.
         for i in range(len(pool["image_gradient.lenet.linear.bias"]) if pool else 0):
             target = {k.removeprefix("image_gradient."): v[i] for k, v in pool.items()}
             images, label = reconstruct(
@@ -203,6 +202,7 @@ class BestOldModel(TaskDetection):
             )
             state["monitor.image"] = torch.cat([state["monitor.image"], images])
             state["monitor.label"] = torch.cat([state["monitor.label"], label.expand(len(images))])
+        # Best model: the latest one with at least the best accuracy on the monitor set.
         accuracy = self.monitor_accuracy(state, ctx)
         if pool and not self.best_perf_no_reset:  # accuracies on different images do not compare
             state["best.accuracy"] = torch.zeros_like(accuracy)
@@ -219,7 +219,7 @@ class BestOldModel(TaskDetection):
             ctx: The backbone and the current task.
 
         Returns:
-            The accuracy, 0 to 1. Without images it is 0, so that the last model is the best.
+            The accuracy, 0 to 1; without images 0, so that the latest model is the best.
         """
         images, labels = state["monitor.image"], state["monitor.label"]
         if not len(labels):
@@ -235,7 +235,7 @@ class BestOldModel(TaskDetection):
     def augment_features(
         self, features: Tensor, labels: Tensor, state: Tree, ctx: ServerContext
     ) -> tuple[Tensor, Tensor]:
-        """Return the features and labels for evaluation; methods can extend those of the images.
+        """Return features and labels on which a model is evaluated; methods can extend them.
 
         Args:
             features: Features [n, D] of reconstructed images.

@@ -1,12 +1,12 @@
-"""Task detection: clients notice new tasks and turn images of the last task into exemplars.
+"""Task detection of GLFC: clients detect new tasks and choose exemplars of the last task.
 
-GLFC (Dong et al., CVPR 2022). The memory of a client holds
+Dong et al., CVPR 2022. The memory of a client holds
 
 * ``exemplar.index``: positions of its exemplars, as in ``exemplars``,
-* ``last.index``: its images of earlier tasks, until exemplars are chosen from them,
+* ``last.index``: images of earlier tasks of which no exemplars are chosen yet,
 * ``learned`` [C]: true for classes whose exemplars have been chosen,
-* ``task``: the index of the current task; ``entropy``: that of its data, nats,
-* ``signal`` and ``noticed``: whether it notices a new task now, or has noticed this one.
+* ``task``: index of the current task; ``entropy``: mean entropy of its data, nats,
+* ``signal``: true if it detects a new task in this round; ``noticed``: true once it has.
 """
 
 import logging
@@ -64,7 +64,7 @@ class TaskDetection(Method):
         """
 
     def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
-        """Detect a new task, and turn the images of the last one into exemplars.
+        """Detect a new task, and then choose exemplars of the last one.
 
         Args:
             backbone: The frozen backbone.
@@ -80,16 +80,19 @@ class TaskDetection(Method):
             "noticed": torch.tensor(False),
         }
         memory = {**start, **ctx.memory}
+        # Oracle: the run notifies the client of the new task.
         signal = int(memory["task"]) != ctx.task.index
         if signal:
             memory = {**move_to_task(memory, ctx.task.index, data), "noticed": torch.tensor(False)}
+        # Entropy detector: H = mean entropy of the current data under the received model. A rise of
+        # H by more than the threshold signals a new task.
         if self.detector == "entropy":
             batches = data.batches(data.index)
             logits = [
                 self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in batches
             ]
             entropy = mean_entropy(torch.cat(logits)).cpu()
-            # The entropy is at most ln(classes), so the threshold grows with it.
+            # H <= ln(classes): scale the threshold, set for ten classes per task, likewise.
             threshold = self.threshold * math.log(ctx.task.size) / math.log(10)
             signal = bool(entropy - memory["entropy"] > threshold)
             memory["entropy"] = entropy
@@ -99,6 +102,7 @@ class TaskDetection(Method):
                 f"{self.name}: a client has not noticed task {ctx.task.index + 1} by its entropy: "
                 f"its memory stays as it is (see --set {self.name}.detector=oracle)"
             )
+        # On a signal: choose exemplars of the last task's classes under the received model.
         if signal and len(memory["last.index"]):
             memory = self._store(backbone, data, ctx, memory)
         return memory
@@ -132,7 +136,7 @@ def initial_memory(classes: int, device: torch.device) -> Tree:
 
     Args:
         classes: Number of classes C of the run.
-        device: Device of the table of learned classes, as every loss reads it.
+        device: Device of ``learned``, which every loss reads.
 
     Returns:
         The memory, without exemplars.
@@ -146,7 +150,7 @@ def initial_memory(classes: int, device: torch.device) -> Tree:
 
 
 def move_to_task(memory: Tree, task: int, data: LocalData) -> Tree:
-    """Move the memory to a new task: images of classes without exemplars go to ``last.index``.
+    """Move the memory to a new task: collect images of classes without exemplars in ``last.index``.
 
     This includes images of tasks in which the client was never selected.
 
@@ -169,7 +173,7 @@ def store_last_task(
     budget: int,
     repeats: bool = False,
 ) -> Tree:
-    """Choose exemplars of the last task by herding, with equal shares for all learned classes.
+    """Choose exemplars of the last task by herding, with equal shares per learned class.
 
     Args:
         memory: Memory of the client.
@@ -181,6 +185,7 @@ def store_last_task(
     Returns:
         The memory with the new exemplars.
     """
+    # The share per class is budget // learned classes; older lists are shortened to it.
     index = memory["last.index"]
     has_exemplars = memory["learned"].clone()
     has_exemplars[data.labels(index).to(has_exemplars.device)] = True

@@ -1,4 +1,4 @@
-"""Anchors of LANDER (Tran et al., CVPR 2024): one vector per class, to which features are tied."""
+"""Anchors of LANDER (Tran et al., CVPR 2024): one fixed vector per class."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +61,7 @@ class AnchoredReplay(DataFreeReplay):
         return self.anchors == "frozen_means" and self.anchor_file is None
 
     def start_anchors(self, task: Task, dim: int, rng: torch.Generator) -> Tree:
-        """Create the anchors, in order of arrival of their classes, and the map to their space.
+        """Create the anchors, one row per class in order of arrival, and the map A to their space.
 
         Args:
             task: The first task, which knows the order of the classes.
@@ -88,7 +88,7 @@ class AnchoredReplay(DataFreeReplay):
         }
 
     def _radius_of(self, table: Tensor) -> Tensor:
-        """Return the radius, a scalar, from the anchors that are known."""
+        """Return the radius r, a scalar; relative radii use the anchors known so far."""
         if self.radius is not None:
             return table.new_tensor(self.radius)
         return self.radius_relative * mean_square_difference(table[table.any(1)])
@@ -96,6 +96,7 @@ class AnchoredReplay(DataFreeReplay):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
+        # ``frozen_means``, before the first round: sums of the frozen features of each new class.
         sums: Tree = {}
         if phase == "task_end" or self.head_init == "means":
             sums = super().collect(phase, backbone, tree, batch, ctx)
@@ -106,7 +107,7 @@ class AnchoredReplay(DataFreeReplay):
         return sums
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Set the anchors of the new classes to their mean features, if they are measured.
+        """Set the anchors of the new classes to their mean features, with ``frozen_means``.
 
         Args:
             phase: ``task_start``; at ``task_end`` the images are synthesised.
@@ -129,14 +130,15 @@ class AnchoredReplay(DataFreeReplay):
     def anchor_loss(
         self, attached: Tensor, anchors: Tensor, radius: Tensor, batch: Batch
     ) -> Tensor:
-        """Compute the hinge B on the distance to the anchors.
+        """Compute B = [mean (a - E_y)^2 - r]_+, the hinge on the distance to the anchors.
 
         Args:
             attached: Features a [B, e] in the space of the anchors.
             anchors: Anchors [B, e] of their classes.
-            radius: Mean squared distance below which nothing pulls.
+            radius: Mean squared distance r below which B is 0.
             batch: Weights of the images.
         """
+        # Released code: the hinge is on the mean over batch and entries, not on each image.
         distance = (attached - anchors).square().mean(1)
         if self.bound == "sample":
             return batch.mean(F.relu(distance - radius))
@@ -193,7 +195,7 @@ def order_anchors(table: Tensor, order: tuple[int, ...], label: str) -> Tensor:
 def draw_anchors(
     kind: Literal["random", "etf"], classes: int, width: int, rng: torch.Generator, label: str
 ) -> Tensor:
-    """Draw a table of anchors whose entries are as large as those of the released one.
+    """Draw a table of anchors; its entries have the scale of the released text embeddings.
 
     Args:
         kind: Normal entries, or a simplex (equiangular tight frame) in a random rotation.
@@ -223,7 +225,7 @@ def draw_anchors(
 
 
 def mean_square_difference(table: Tensor) -> Tensor:
-    """Compute the mean over pairs of anchors of the mean squared difference of their entries.
+    """Compute the mean squared difference of two anchors, mean over all pairs.
 
     Args:
         table: Anchors [n, e].

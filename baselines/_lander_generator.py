@@ -1,8 +1,8 @@
-"""The generator of LANDER (Tran et al., CVPR 2024): images of the classes of some anchors.
+"""Generator of LANDER (Tran et al., CVPR 2024): it makes images from the anchors of classes.
 
-Its input is the anchor of the wanted class, without noise. A few rows of a batch share an input
-layer, and these layers are drawn again in each round of synthesis: images of a class differ only
-by their position in the batch. Behind them it is TARGET's generator.
+Its input is the anchor of the image's class, without noise. A few rows of a batch share an input
+layer, and each round of synthesis draws these layers again. So two images of a class differ only by
+their position in the batch. The layers after the input layers are TARGET's generator.
 """
 
 import torch
@@ -42,23 +42,24 @@ def lander_generator(
 
 
 def input_layers(layers: int, hidden: int, anchor: int, rng: torch.Generator) -> Tree:
-    """Draw the input layers from N(0, 1), with bias 0; the only source of diversity in a round."""
+    """Draw the input layers: weights from N(0, 1), biases 0. They make rounds differ."""
     weights = torch.randn(layers, hidden, anchor, generator=rng, device=rng.device)
     return {"input.weight": weights, "input.bias": torch.zeros(layers, hidden, device=rng.device)}
 
 
 def lander_images(generator: Tree, anchors: Tensor, rows: int, side: int) -> Tensor:
-    """Generate images of the classes of some anchors; norms use the statistics of the batch.
+    """Generate images from anchors; norms use the statistics of the batch.
 
     Args:
         generator: Weights of ``lander_generator``.
-        anchors: Anchors [B, e] of the wanted classes.
+        anchors: Anchors [B, e] of the images' classes.
         rows: Rows of the batch that share an input layer.
         side: Height and width of the images, pixels.
 
     Returns:
         Images [B, 3, side, side] with values in (0, 1).
     """
+    # Batch norm of the anchors, then rows r i to r i + r - 1 of the batch pass input layer i.
     weight, bias = generator["input_norm.weight"], generator["input_norm.bias"]
     inputs = F.batch_norm(anchors, None, None, weight, bias, training=True)
     parts = zip(inputs.split(rows), generator["input.weight"], generator["input.bias"], strict=True)
@@ -67,7 +68,7 @@ def lander_images(generator: Tree, anchors: Tensor, rows: int, side: int) -> Ten
 
 
 def balanced_labels(count: int, classes: int, rng: torch.Generator) -> Tensor:
-    """Return labels [count]: whole cycles of all classes, then random ones up to the count."""
+    """Return labels [count]: full cycles over all classes, then random labels for the rest."""
     cycles = torch.arange(classes, device=rng.device).repeat(count // classes)
     others = torch.randint(classes, (count % classes,), generator=rng, device=rng.device)
     return torch.cat([cycles, others])

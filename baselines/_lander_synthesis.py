@@ -1,7 +1,7 @@
-"""Synthesis of images around anchors (LANDER, Tran et al., CVPR 2024), at the server.
+"""Synthesis of images around anchors at the server (LANDER, Tran et al., CVPR 2024).
 
-Rounds of the generator and steps of the student alternate. The student takes part as an adversary:
-the generator looks for images on which it still differs from the teacher.
+Rounds of the generator and steps of the student alternate. The student is the adversary: the
+generator searches for images on which student and teacher still disagree.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ class SynthesisOptions:
 
 @dataclass
 class Synthesis:
-    """The generator and what else a synthesis changes from round to round."""
+    """State of a synthesis: what continues from round to round."""
 
     generator: Tree
     normalisation: Tree = field(
@@ -77,12 +77,12 @@ class Synthesis:
 
 
 def anchor_distance(attached: Tensor, anchors: Tensor, radius: Tensor) -> Tensor:
-    """Compute by how much the mean squared distance to the anchors exceeds the radius, a scalar.
+    """Compute B(x~) = [mean (a - E_y)^2 - r]_+, a scalar.
 
     Args:
         attached: Features a [B, e] in the space of the anchors.
         anchors: Anchors [B, e] of their classes.
-        radius: Mean squared distance below which nothing pulls.
+        radius: Mean squared distance r below which B is 0.
     """
     return ((attached - anchors).square().mean() - radius).clamp(min=0)
 
@@ -97,13 +97,13 @@ def synthesis_round(
     side: int,
     rng: torch.Generator | None,
 ) -> Tensor:
-    """Train the generator for one round, and return its cheapest batch of images.
+    """Train the generator for one round, and return its batch of images with the lowest loss.
 
     Args:
-        synthesis: Generator, normalisation and averages, replaced by those after the round.
+        synthesis: Generator, normalisation and averages, updated in place.
         options: Hyper-parameters.
         teacher: The model whose task has ended; ``features`` of its reply are a.
-        student: The student, whose disagreement counts; None: it does not.
+        student: The student, for the disagreement term; None: without this term.
         targets: Labels [B], their anchors [B, e] and the radius.
         prior: Moments of the clients' activations, one per compared layer; may be empty.
         side: Height and width of the images, pixels.
@@ -129,7 +129,8 @@ def synthesis_round(
         mean, std = (normalisation[name].view(1, 3, 1, 1) for name in ("mean", "std"))
         views = (views - mean) / std
         reply = teacher(views)
-        # L_G of the formulas: classes, anchors, disagreement, layers (released: NAYER.synthesize).
+        # L_G, term by term (released: NAYER.synthesize): w_match L_ce of the teacher on the labels;
+        # lambda B; -w_dis KL(p^T || p^S), where both predict the same class; w_prior d(layers).
         loss = options.match * F.cross_entropy(reply.logits, labels)
         distance = anchor_distance(reply.features, anchors, radius)
         loss = loss + options.anchor_weight * distance
@@ -159,7 +160,7 @@ def student_step(
     model: StudentModel,
     options: SynthesisOptions,
 ) -> None:
-    """Train the student for one step: T^2 KL at T = 20, and the distance of a.
+    """Train the student for one step on T^2 KL (T = 20) + lambda mean (a - a_teacher)^2.
 
     Args:
         student: Weights of the student, changed in place.
@@ -193,7 +194,7 @@ def synthesise_images(
     normalise: Callable[[Tensor], Tensor],
     rng: torch.Generator,
 ) -> Tensor:
-    """Synthesise images with a new generator, and let a student learn from them.
+    """Synthesise images with a new generator, which alternates with steps of the student.
 
     Args:
         options: Hyper-parameters.
@@ -229,7 +230,7 @@ def synthesise_images(
         drawn = input_layers(layers, hidden, entries, rng)  # re-drawn: what makes rounds differ
         synthesis.generator |= {name: value.to(anchors) for name, value in drawn.items()}
         labels = balanced_labels(options.synthesis_batch, classes, rng)
-        # The student takes part two rounds after it has begun to learn.
+        # Adversary from round warm-up + 3 on, counted from 1, as released.
         frozen = {k: v.detach() for k, v in weights.items()}
         student = partial(model, frozen) if number > options.warmup + 2 else None
         targets = labels, anchors[labels], radius

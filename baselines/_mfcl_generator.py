@@ -1,7 +1,7 @@
-"""The generator of MFCL (Babakniya et al., NeurIPS 2023): images from noise, and its training.
+"""Generator of MFCL (Babakniya et al., NeurIPS 2023): images from noise, and its training.
 
-Unlike TARGET's it keeps running statistics. At clients, in eval mode, an image therefore does not
-depend on the other images of its batch.
+Unlike TARGET's generator it keeps running statistics. Clients use it in eval mode, where an image
+does not depend on the rest of its batch.
 """
 
 import math
@@ -86,6 +86,7 @@ def mfcl_images(generator: Tree, z: Tensor, side: int, training: bool = False) -
         maps = F.interpolate(maps, scale_factor=2.0, mode="nearest")
         return F.leaky_relu(norm(convolve(maps, i), i + 1), SLOPE)
 
+    # Linear, norm, two blocks of (upsample, convolution, norm, LeakyReLU), convolution, tanh, norm.
     rows = F.linear(z, generator["linear.weight"], generator["linear.bias"])
     channels = len(generator["norm0.weight"])
     corner = math.isqrt(rows.shape[1] // channels)
@@ -102,7 +103,7 @@ def train_generator(
     side: int,
     rng: torch.Generator,
 ) -> Tree:
-    """Train the generator from where the last task left it, with a new optimizer.
+    """Train the generator of the last task further, with a new optimizer.
 
     Args:
         start: Weights and running statistics.
@@ -115,6 +116,7 @@ def train_generator(
     Returns:
         The new weights and running statistics.
     """
+    # Running statistics are not trained; ``mfcl_images`` updates them.
     generator = {
         name: value.detach().clone().requires_grad_(not name.endswith(BUFFERS))
         for name, value in start.items()
@@ -137,7 +139,7 @@ def generator_step(
     prior: Sequence[Moments],
     side: int,
 ) -> Tensor:
-    """Take one step of the generator, and return the images [B, 3, side, side] before it.
+    """Take one step of the generator, and return its images [B, 3, side, side] before the step.
 
     Args:
         generator: Weights and running statistics, changed in place.
@@ -148,17 +150,18 @@ def generator_step(
         prior: Moments of the clients' activations, one per compared layer; may be empty.
         side: Height and width of the images, pixels.
     """
-    # L_G of the formulas, term by term (released: Teacher.get_images).
+    # L_G, term by term (released: Teacher.get_images).
     images = mfcl_images(generator, z, side, training=True)
     reply = teacher(images)
-    # Certainty: cross-entropy with the predicted class. At the released temperature of 1000 it is
-    # nearly constant, and the terms below decide.
+    # Certainty: L_ce(z / T, argmax z). At the released T = 1000 it is nearly constant, so the other
+    # terms decide.
     logits = reply.logits / config.content_temperature
     loss = config.content * F.cross_entropy(logits, reply.logits.argmax(1))
-    # Balance: 1 - H(p) / log C of the mean prediction.
+    # Balance: 1 - H(p) / log C, with the mean prediction p.
     loss = loss + config.entropy * imbalance(reply.logits)
-    # Smoothness: distance to the image under a Gaussian filter.
+    # Smoothness: mean squared difference to the blurred image.
     loss = loss + config.smooth * F.mse_loss(images, blur(images))
+    # Prior: per layer KL(prior || batch) between Gaussians, see ``divergence_of``.
     if prior:  # layers: KL from the batch's Gaussian to the prior's, mean over layers
         terms = [divergence_of(m, p) for m, p in zip(reply.moments, prior, strict=True)]
         loss = loss + config.prior_weight * torch.stack(terms).mean()
@@ -169,7 +172,7 @@ def generator_step(
 
 
 def imbalance(logits: Tensor) -> Tensor:
-    """Compute 1 - H(p) / log C of the mean prediction p: 0 if all classes are equally frequent.
+    """Compute 1 - H(p) / log C of the mean prediction p; 0 if p is uniform.
 
     Args:
         logits: Logits [B, C].
@@ -186,7 +189,7 @@ def imbalance(logits: Tensor) -> Tensor:
 
 
 def divergence_of(batch: Moments, prior: Moments) -> Tensor:
-    """Compute the mean over channels of KL(prior || batch) between Gaussians, a scalar.
+    """Compute KL(prior || batch) between Gaussians, mean over channels, a scalar.
 
     Args:
         batch: Moments of the generated images.
@@ -206,9 +209,9 @@ def blur(images: Tensor) -> Tensor:
 
 
 def standard_normal(uniform: Tensor) -> Tensor:
-    """Return standard normal numbers for uniform ones in [0, 1), by the inverse of the normal CDF.
+    """Map uniform numbers in [0, 1) to standard normal ones by the inverse normal CDF.
 
-    A loss cannot draw numbers, and ``Batch.draws`` are uniform.
+    A loss does not draw random numbers; it reads ``Batch.draws``, which are uniform.
 
     Args:
         uniform: Uniform numbers of any shape.

@@ -1,7 +1,7 @@
-"""Correlated tasks of Powder: tasks that begin, their profiles, and W and V from these.
+"""Task correlation of Powder: the start of tasks, their profiles, and W and V from the profiles.
 
-Piao et al., ICML 2024. Each task belongs to one client; T tasks have begun, and are in this order.
-Sizes are C classes of the run, M prompts of a task in a block, and D dimensions.
+Piao et al., ICML 2024. Each task belongs to one client. T: tasks that have begun, in this order; C:
+classes of the run; M: prompts of a task in a block; D: feature dimensions.
 """
 
 import torch
@@ -17,9 +17,9 @@ HARD_CODED, LAST = (10, 15), 5  # numbers of tasks, and entries of their profile
 
 
 def begin_client_tasks(state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-    """Begin a task of each client that has new images.
+    """Begin a task for each client that has new images.
 
-    Its prompts are those at which all begin, so that its columns of a profile have their weights.
+    Its prompts are the common start, so its columns of a profile have the weights of the start.
 
     Args:
         state: State with T tasks.
@@ -29,6 +29,7 @@ def begin_client_tasks(state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
     Returns:
         The state with T + K tasks.
     """
+    # Profiles of the new tasks. Their last column, of the common start, is repeated per new task.
     new, old = len(ctx.senders), len(state["client"])
     profiles = class_profiles(state, sums, ctx.task)  # [K, C, blocks, T + 1, M]
     of_new = profiles[..., -1:, :].expand(*profiles.shape[:3], new, -1)
@@ -43,13 +44,14 @@ def begin_client_tasks(state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
     starts |= {name: state[name.replace("task.", "head.")] for name in select(state, "task.")}
     for name, start in starts.items():
         rows[name] = start.expand(new, *start.shape)
+    # Profiles of earlier tasks have zeros in the new columns; W gets rows of the identity.
     before = {**state, "profile.mean": F.pad(state["profile.mean"], (0, 0, 0, new))}
     joined = {k: torch.cat([before[k], v.to(before[k])]) for k, v in rows.items()}
     return {**state, **joined, "weight": extend_weights(state["weight"], new)}
 
 
 def renew_profiles(state: Tree, merged: Tree, share: Tensor, task: Task) -> Tree:
-    """Replace the profiles of tasks by those of their clients' last round.
+    """Replace the profiles of current tasks by those that their clients sent.
 
     Args:
         state: State with T tasks.
@@ -71,7 +73,7 @@ def renew_profiles(state: Tree, merged: Tree, share: Tensor, task: Task) -> Tree
 
 
 def merge_clients(state: Tree, merged: Tree, share: Tensor) -> Tree:
-    """Move each client's prompts to its task's rows; average rows of the head over holders.
+    """Store each client's prompts in its task's rows; average head rows over class holders.
 
     Args:
         state: State with T tasks.
@@ -109,16 +111,17 @@ def correlate(state: Tree, power: int, clients: int = 0) -> Tree:
     """
     holds, length, means = state["holds"], state["profile.length"], state["profile.mean"]
     current = is_current(state["client"])
-    # A task's profile is the mean over its classes; classes without images are 0.
+    # Profile of a task: mean over its classes; classes without images are 0 in the sum.
     of_task = means.sum(1) / holds.sum(1).clamp(min=1)[:, None, None, None]
-    # W: cosines of the profiles of two tasks, to the power rho, rows that sum to 1.
+    # W: cosine of the profiles of two tasks, to the power rho, each row divided by its sum.
     weight = similarities(of_task, of_task, length, length)
     if clients:
         late = is_hard_coded(state["client"], clients)
         weight = torch.where(late[:, None] & late, last_similarities(of_task, length), weight)
     weight = weight**power
     weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
-    # V: the same of two classes, the three largest kept; of V only max_j V_yj enters the loss.
+    # V: the same for two classes, with the three largest entries per row. The loss reads only
+    # max_j V_yj, so only this is stored.
     share = state["share"].clone()
     pairs, pair_length = means.flatten(0, 1), length.repeat_interleave(holds.shape[1])
     for task, classes in enumerate(means):
@@ -128,8 +131,8 @@ def correlate(state: Tree, power: int, clients: int = 0) -> Tree:
         top = value.flatten(1).topk(min(RELATED, value[0].numel()), 1).values
         largest = top[:, 0] / top.sum(1).clamp(min=1e-12)
         share[task] = torch.where(current[task], holds[task] * largest, share[task])
-    # Products of more tasks differ in their last bits. Without these, rows of V whose profiles are
-    # the same keep their bits, and clients that have such a row do not get it again.
+    # Matrix products of other sizes differ in the last bits. Rounding keeps rows of V bit for bit
+    # if their profiles are unchanged, so the server does not broadcast them again.
     decimals = 12 if share.dtype == torch.float64 else 7
     return {
         **state,
@@ -139,31 +142,31 @@ def correlate(state: Tree, power: int, clients: int = 0) -> Tree:
 
 
 def client_rows(state: Tree, clients: Tensor) -> Tensor:
-    """Return which task is the current one of each client [K, T], as 0 and 1."""
+    """Return the current task of each client, one-hot [K, T]."""
     rows = (state["client"] == clients.to(state["client"])[:, None]) & is_current(state["client"])
     return rows.to(state["weight"])
 
 
 def is_current(client: Tensor) -> Tensor:
-    """Return which tasks are the last of their client [T], of the numbers of clients [T]."""
+    """Return the mask [T] of tasks that are the last of their client, from client numbers [T]."""
     later = torch.ones(len(client), len(client), device=client.device).triu(1) > 0
     return ~((client[:, None] == client) & later).any(1)
 
 
 def own_row(tree: Tree, batch: Batch) -> Tensor:
-    """Return which task is the current one of the batch's client [T], as 0 and 1."""
+    """Return the current task of the batch's client, one-hot [T]."""
     return ((tree["client"] == batch.client[:1]) & is_current(tree["client"])).to(batch.w)
 
 
 def extend_weights(weight: Tensor, new: int) -> Tensor:
-    """Return W [T + new, T + new]; the row of a new task is that of the identity."""
+    """Return W [T + new, T + new], in which new tasks have rows of the identity."""
     identity = torch.eye(new, dtype=weight.dtype, device=weight.device)
     joined: Tensor = torch.block_diag(weight, identity)  # without types in torch
     return joined
 
 
 def class_profiles(state: Tree, sums: Tree, task: Task) -> Tensor:
-    """Return the mean weights of prompts by client and class [K, C, blocks, T', M].
+    """Return profiles: mean prompt weights per client and class [K, C, blocks, T', M].
 
     Args:
         state: State with ``start.key`` [blocks, M, D].
@@ -177,7 +180,7 @@ def class_profiles(state: Tree, sums: Tree, task: Task) -> Tensor:
 
 
 def similarities(a: Tensor, b: Tensor, a_length: Tensor, b_length: Tensor) -> Tensor:
-    """Compute the cosine of profiles, mean over blocks, over the tasks that both know.
+    """Compute the cosine of profiles over the tasks that both contain, mean over blocks.
 
     Args:
         a: Profiles [N, blocks, T, M], 0 beyond their tasks.
@@ -186,7 +189,7 @@ def similarities(a: Tensor, b: Tensor, a_length: Tensor, b_length: Tensor) -> Te
         b_length: Tasks of each profile [N'].
 
     Returns:
-        Cosines [N, N'], without their sign.
+        Absolute cosines [N, N'].
     """
     number = torch.arange(a.shape[2], device=a.device)
     in_a, in_b = (number < n[:, None] for n in (a_length, b_length))
@@ -198,7 +201,7 @@ def similarities(a: Tensor, b: Tensor, a_length: Tensor, b_length: Tensor) -> Te
 
 
 def is_hard_coded(client: Tensor, clients: int) -> Tensor:
-    """Return whether the number of each task [T], local number * K + client, is 10 to 14."""
+    """Return the mask [T] of tasks 10 to 14, numbered by local number * K + client."""
     same = client[:, None] == client
     number = same.tril(-1).sum(1) * clients + client
     return (number >= HARD_CODED[0]) & (number < HARD_CODED[1])
@@ -212,7 +215,7 @@ def last_similarities(profiles: Tensor, length: Tensor) -> Tensor:
         length: Tasks of each profile [N].
 
     Returns:
-        Cosines, without their sign.
+        Absolute cosines [N, N].
     """
     entry = length[:, None] - LAST + torch.arange(LAST, device=length.device)  # [N, 5]
     index = entry.clamp(min=0)[:, None, :, None].expand(

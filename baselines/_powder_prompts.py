@@ -1,7 +1,7 @@
-"""Prompts of Powder: their start, mixture and weights, and the loss without the true class.
+"""Prompts of Powder: initial values, mixture and weights; and the not-true distillation.
 
-Piao et al., ICML 2024. Each task belongs to one client; T tasks have begun. Sizes are C classes of
-the run, M prompts of a task in a block, and D dimensions.
+Piao et al., ICML 2024. Each task belongs to one client. T: tasks that have begun; C: classes of the
+run; M: prompts of a task in a block; D: feature dimensions.
 """
 
 import torch
@@ -19,7 +19,7 @@ EXCLUDED = -1e4  # logit of a class outside a softmax
 def start_prompts(
     sizes: tuple[int, int, int], classes: int, dims: tuple[int, int], rng: torch.Generator
 ) -> Tree:
-    """Create the prompts at which all tasks begin, and what is known of no task yet.
+    """Create the common start of all tasks' prompts, and empty tables of the tasks.
 
     Args:
         sizes: Blocks, prompts M of a task in a block, and tokens of a prompt.
@@ -52,7 +52,7 @@ def start_rows(head: Tree) -> Tree:
     """Create head rows for each task: ``task.*`` of all tasks, ``rows.*`` of the client's change.
 
     Args:
-        head: ``head.weight`` [C, D] and ``head.bias`` [C], at which each task's rows begin.
+        head: ``head.weight`` [C, D] and ``head.bias`` [C], the start of each task's rows.
     """
     rows: Tree = {}
     for name, value in strip_prefix(head, "head.").items():
@@ -66,11 +66,11 @@ def pool_of(tree: Tree) -> Tree:
 
 
 def own_pool(tree: Tree, row: Tensor) -> Tree:
-    """Return ``key``, ``attention`` and ``prompt`` [T, ...] with the client's change of its task.
+    """Return ``key``, ``attention`` and ``prompt`` [T, ...] with the client's own change added.
 
     Args:
         tree: ``pool.*`` [T, ...] of all tasks, and their change ``own.*`` [...] by the client.
-        row: Which task is the client's [T], as 0 and 1.
+        row: Task of the client, one-hot [T].
     """
     pool: Tree = {}
     for part in PARTS:
@@ -84,7 +84,7 @@ def own_rows(tree: Tree, row: Tensor) -> Tree:
 
     Args:
         tree: ``task.*`` [T, ...] of all tasks, and their change ``rows.*`` [...] by the client.
-        row: Which task is the client's [T], as 0 and 1.
+        row: Task of the client, one-hot [T].
     """
     return {
         f"head.{part}": torch.tensordot(row.to(tree[f"task.{part}"]), tree[f"task.{part}"], 1)
@@ -113,13 +113,15 @@ def task_logits(state: Tree, features: Tensor, labels: Tensor) -> Tensor:
 def not_true_divergence(
     logits: Tensor, received: Tensor, share: Tensor, mask: Tensor, batch: Batch
 ) -> Tensor:
-    """Compute sum_b s_b KL of the softmax without the true class, received to current.
+    """Compute the not-true distillation: sum_b s_b KL(softmax received || softmax current).
+
+    Both softmaxes leave out the true class.
 
     Args:
         logits: Logits [B, C] of the client, divided by the temperature.
-        received: Those of the model that it received [B, C].
+        received: Logits [B, C] of the received model, divided by the temperature.
         share: max_j V_yj of each image's class [B].
-        mask: Classes of the softmax [C].
+        mask: Mask [C] of the classes in the softmax.
         batch: Labels and weights [B].
 
     Returns:
@@ -127,14 +129,14 @@ def not_true_divergence(
     """
     others = mask & (F.one_hot(batch.y, len(mask)) == 0)
     now, past = (torch.where(others, z, EXCLUDED).log_softmax(1) for z in (logits, received))
-    # KL of the softmaxes without y, then s: softmax over the batch of 1 - max_j V_yj.
+    # KL per image, then weights s: softmax over the batch of 1 - max_j V_yj.
     divergence = (past.exp() * (past - now)).sum(1)
     s = torch.where(batch.w > 0, 1 - share, EXCLUDED).softmax(0)
     return (s * batch.w * divergence).sum()
 
 
 def mix(pool: Tree, weight: Tensor) -> Tree:
-    """Mix the keys, attentions and prompts of all tasks: sum_j W_ij X_j for each row i of W.
+    """Mix keys, attentions and prompts of all tasks: sum_j W_ij X_j for each row i of W.
 
     Args:
         pool: ``key``, ``attention`` and ``prompt`` [T, ...].

@@ -12,8 +12,8 @@ SLOPE = 0.2  # of the leaky rectifiers
 def image_generator(noise: int, width: int, size: int, rng: torch.Generator) -> Tree:
     """Create the weights of a generator that turns noise into images.
 
-    A linear layer makes maps of 2 ``width`` channels at a quarter of the size. Three convolutions
-    turn them into images. All layers start as PyTorch's layers do.
+    A linear layer makes maps with 2 ``width`` channels at a quarter of the size. Three convolutions
+    turn them into images. All layers have PyTorch's default initialisation.
 
     Args:
         noise: Noise values per image.
@@ -67,6 +67,7 @@ def generate_images(generator: Tree, z: Tensor, size: int) -> Tensor:
         maps = F.conv2d(maps, generator[f"conv{i}.weight"], padding=1)
         return F.leaky_relu(norm(maps, i + 1), SLOPE)
 
+    # Linear, norm, two blocks of (upsample, convolution, norm, LeakyReLU), convolution, sigmoid.
     maps = F.linear(z, generator["linear.weight"], generator["linear.bias"])
     channels = generator["norm0.weight"].shape[0]
     corner = round((maps.shape[1] // channels) ** 0.5)

@@ -1,6 +1,6 @@
-"""Data-free synthesis of images that a model recognises (TARGET, Zhang et al., ICCV 2023).
+"""Data-free synthesis of images that a model classifies (TARGET, Zhang et al., ICCV 2023).
 
-A generator is trained until the model, the teacher, recognises given classes in its images, while a
+The generator learns to make images of given classes under the model, the teacher, on which the
 student still disagrees. The student learns from the teacher on the images of earlier rounds.
 """
 
@@ -56,13 +56,14 @@ def synthesise_images(
         teacher: Function from images to the teacher's logits.
         student: Function from weights and images to the student's logits.
         start: Initial weights of the student.
-        classes: Number of classes; labels are drawn below it.
+        classes: Number of classes C; labels are drawn from 0 to C - 1.
         size: Height and width S of the images, pixels.
         rng: Random generator.
 
     Returns:
         Images [N, 3, S, S], bytes.
     """
+    # Base generator with its meta-optimizer, and the student with its optimizer.
     like = next(iter(start.values()))
     base = image_generator(making.noise, making.width, size, rng)
     base = {k: v.to(like).requires_grad_() for k, v in base.items()}
@@ -71,6 +72,7 @@ def synthesise_images(
     optimizer = torch.optim.SGD(pupil.values(), making.student_lr, momentum=0.9, weight_decay=1e-4)
     batches: list[Tensor] = []
     for number in range(1, making.synthesis_rounds + 1):
+        # One round: noise z ~ N(0, I), random labels, and from the warm-up on the student as rival.
         z = torch.randn(making.synthesis_batch, making.noise, generator=rng, device=rng.device).to(
             like
         )
@@ -80,6 +82,7 @@ def synthesise_images(
         def objective(
             images: Tensor, labels: Tensor = labels, rival: Tree | None = rival
         ) -> Tensor:
+            # L_G = lambda_m L_ce - lambda_d KL(p^T || p^S).
             logits = teacher(images)
             loss = making.match * F.cross_entropy(logits, labels)
             if rival is None:
@@ -88,6 +91,7 @@ def synthesise_images(
 
         images = synthesis_round(base, outer, z, objective, making, size)
         batches.append((images.clamp(0, 1) * 255).round().to(torch.uint8))
+        # After the warm-up: distil the teacher into the student on all images so far.
         if number > making.warmup:
             pool = torch.cat(batches)
             for _ in range(making.student_steps):
@@ -108,8 +112,8 @@ def synthesis_round(
 ) -> Tensor:
     """Train the generator for one round and return its best batch of images.
 
-    A copy of the generator and the noise take the steps. The generator ``base`` itself takes one
-    step, by ``outer``, along the sum of the copy's gradients (first-order MAML).
+    The steps update a copy of the generator and the noise. Then ``outer`` updates the generator
+    ``base`` once, with the sum of the copy's gradients (first-order MAML).
 
     Args:
         base: Weights of the generator, changed in place.
@@ -122,6 +126,7 @@ def synthesis_round(
     Returns:
         Images [B, 3, S, S] of the step with the lowest ``objective``.
     """
+    # Inner loop: Adam on the fast copy and on z; the batch with the lowest loss is returned.
     fast = {k: v.detach().clone().requires_grad_() for k, v in base.items()}
     z = z.detach().clone().requires_grad_()
     groups: list[dict[str, Any]] = [
@@ -138,6 +143,7 @@ def synthesis_round(
             lowest, best = float(loss.detach()), images.detach()
         inner.zero_grad()
         loss.backward()
+        # FOMAML: add this step's gradient to that of the base generator.
         for name, leaf in base.items():
             gradient = fast[name].grad
             leaf.grad = gradient if leaf.grad is None or gradient is None else leaf.grad + gradient

@@ -1,8 +1,7 @@
-"""Prototypes of UOPP: their merge by participation, and their rectifier.
+"""Prototypes of UOPP: their average by participation, and their rectifier.
 
-The rectifier is an ordinary differential equation that moves class means along support samples
-(Ma'sum et al., ICLR 2025, supplement, eqs. 5 to 7). Sizes are W ways, N samples (support and query)
-and D dimensions.
+The rectifier is an ordinary differential equation that moves class means along samples (Ma'sum et
+al., ICLR 2025, supplement, eqs. 5 to 7). W: ways; N: support and query samples; D: dimensions.
 """
 
 from typing import NamedTuple
@@ -62,8 +61,7 @@ def start_rectifier(dim: int, ways: int, head_width: int, rng: torch.Generator) 
 def rectify(tree: Tree, means: Tensor, present: Tensor, samples: Samples, steps: int) -> Tensor:
     """Integrate dp/dt = lambda(t) D(p, samples) from the means at t = 0 to t = 39.
 
-    lambda(t) = 0.1 * 0.1^(t / 40). The solver is the 3/8 rule of Runge and Kutta, as torchdiffeq's
-    ``rk4`` is.
+    lambda(t) = 0.1 * 0.1^(t / 40). The solver is the 3/8 rule, which is ``rk4`` of torchdiffeq.
 
     Args:
         tree: Tensors of ``start_rectifier``.
@@ -94,9 +92,9 @@ def rectify(tree: Tree, means: Tensor, present: Tensor, samples: Samples, steps:
 def rectify_batch(
     tree: Tree, features: Tensor, batch: Batch, ctx: Context, repeats: int, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Rectify the means of the task's classes in a batch, which is the support S.
+    """Rectify the class means of a batch, which is the support S.
 
-    The query Q has each global prototype ``repeats`` times, with 1/W for its label.
+    The query Q has each global prototype ``repeats`` times, with the uniform label 1/W.
 
     Args:
         tree: Tensors of ``start_rectifier``.
@@ -121,11 +119,11 @@ def rectify_batch(
 
 
 def query_loss(rectified: Tensor, present: Tensor, shared: Tree, scale: float) -> Tensor:
-    """Compute the cross-entropy of the task's global prototypes against the rectified ones.
+    """Compute L_ode: cross-entropy of the global prototypes against the rectified ones.
 
     Args:
         rectified: Rectified prototypes [W, D].
-        present: Which of them exist [W]; the loss is over these.
+        present: Mask of the classes with a rectified prototype [W]; the loss is over these.
         shared: Tree with the global prototypes, ``mean`` [W, D] and ``held`` [W].
         scale: Scale of the cosines.
 
@@ -141,7 +139,7 @@ def query_loss(rectified: Tensor, present: Tensor, shared: Tree, scale: float) -
 
 
 def _derivative(tree: Tree, p: Tensor, present: Tensor, samples: Samples) -> Tensor:
-    """Return the direction D [W, D] of each prototype: heads merged by inverse variances."""
+    """Return dp/dt up to lambda(t) [W, D]: the heads' estimates, weighted by inverse variances."""
     estimates, precisions = [], []
     for head in range(HEADS):
         part = strip_prefix(tree, f"rectifier.{head}.")
@@ -166,14 +164,14 @@ def _pulls(part: Tree, p: Tensor, samples: Samples) -> Tensor:
 
 
 def _shares(part: Tree, p: Tensor, present: Tensor, samples: Samples) -> Tensor:
-    """Return the share of each sample in the direction of each way [W, N, D]; 1 over samples."""
+    """Return the weight of each sample for each way [W, N, D]; weights sum to 1 over samples."""
     ways, number = len(p), len(samples.x)
     exists = ((present[:, None] > 0) & (samples.weight > 0)).flatten()  # [W N] pairs
     hidden = _attend(part, _encode(part, p, samples), exists)
     scores = _linear(part, "weigh", hidden).view(ways, number, -1)
     scores = torch.where(present[:, None, None] > 0, scores, ABSENT)
     share = scores.softmax(0) * samples.weight[None, :, None]
-    # Only the samples with the largest weights count.
+    # Keep the 40 samples with the largest weights per way and dimension, and renormalise.
     least = share.topk(min(KEPT_SAMPLES, number), dim=1).values[:, -1:]
     share = torch.where(share >= least, share, 0)
     return share / share.sum(1, keepdim=True).clamp(min=1e-12)
@@ -182,8 +180,8 @@ def _shares(part: Tree, p: Tensor, present: Tensor, samples: Samples) -> Tensor:
 def _encode(part: Tree, p: Tensor, samples: Samples) -> Tensor:
     """Encode every pair of prototype and sample [W N, hidden].
 
-    The norm has the statistics of released code in evaluation, mean 0 and variance 1: few images do
-    not estimate others.
+    The batch norm uses mean 0 and variance 1, as released code does in evaluation: a few images do
+    not give usable statistics.
     """
     hot = torch.eye(len(p), dtype=p.dtype, device=p.device)
     ours = torch.cat([p, hot], 1)[:, None]  # [W, 1, D + W]
@@ -211,7 +209,7 @@ def _attend(part: Tree, pairs: Tensor, exists: Tensor) -> Tensor:
 
 
 def moved_sums(sums: Tree, prototypes: Tensor) -> Tree:
-    """Return ``proto.sum`` and ``proto.squares`` [W, D] about other means, with the same spread."""
+    """Return ``proto.sum`` and ``proto.squares`` [W, D] for new means and unchanged variances."""
     count, total = sums["proto.count"][:, None].to(sums["proto.sum"]), sums["proto.sum"]
     moved = count * prototypes.to(total)
     change = (moved.square() - total.square()) / count.clamp(min=1)
@@ -219,7 +217,7 @@ def moved_sums(sums: Tree, prototypes: Tensor) -> Tree:
 
 
 def merge_by_weight(uploads: Tree, weight: Tensor) -> Tree:
-    """Average uploads with given weights, prototypes over the clients that have the class.
+    """Average uploads with given weights; prototypes only over clients that hold the class.
 
     Args:
         uploads: Tensors [K, ...]; ``proto.count`` [K, c], ``proto.sum`` and ``proto.squares``
@@ -227,13 +225,15 @@ def merge_by_weight(uploads: Tree, weight: Tensor) -> Tree:
         weight: Weights [K] of the clients.
 
     Returns:
-        Averages [...]. The prototypes are sums whose mean is that of the clients' means, and whose
-            variance is the pooled one of all images.
+        Averages [...]. ``proto.*`` are sums whose mean is the weighted mean of the clients' means,
+            and whose variance is that of all images together.
     """
+    # Prompts and keys: mean over clients with weights ``weight``.
     averages = {
         k: torch.tensordot(weight.to(v) / weight.sum().to(v), v, 1)
         for k, v in drop(uploads, "proto.").items()
     }
+    # Prototypes: weighted mean of the class means; variance of all images together.
     count = uploads["proto.count"][..., None].to(uploads["proto.sum"])
     means = uploads["proto.sum"] / count.clamp(min=1)
     share = weight.to(means)[:, None, None] * (count > 0)

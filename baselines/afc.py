@@ -1,5 +1,6 @@
-"""AFC in federated learning: Class-Incremental Learning by Knowledge Distillation with Adaptive
-Feature Consolidation. Kang et al., CVPR 2022.
+"""AFC in federated learning: distillation with Adaptive Feature Consolidation.
+
+Kang et al., CVPR 2022.
 """
 
 from dataclasses import dataclass, replace
@@ -62,34 +63,35 @@ class AFC(ProxyHead):
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # The importance of the last task is carried over; before the first it is 1.
+        # Task boundary: keep the importance measured after the last task; before the first it is 1.
         none = {"importance": torch.ones(len(quarter_taps(backbone.depth)), backbone.token_dim)}
         return {**none, **super().begin_task(state, task, backbone, rng)}
 
     def distance(self, old: list[Tensor], new: list[Tensor], ctx: Context) -> Tensor:
-        # Distillation: mean over blocks and channels of I_{l,c} |a_{l,c} - b_{l,c}|, times lambda.
+        # Distillation: lambda times the mean over blocks l and channels c of
+        # I_{l,c} |a_{l,c} - b_{l,c}|.
         pairs = zip(old, new, ctx.shared["importance"], strict=True)
         return self.strength * torch.stack([channel_distance(a, b, i) for a, b, i in pairs]).mean(0)
 
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        """Sum squared gradients of each image's loss at each channel, over tokens, as a task ends.
+        """Sum the squared gradients of each image's loss per channel, as a task ends.
 
         Args:
             phase: ``task_start`` for the new proxies, ``task_end`` for the importance.
             backbone: The frozen backbone.
-            state: The broadcast.
-            batch: Images, new ones and exemplars.
-            task: The current task.
+            tree: Broadcast tensors.
+            batch: New images and exemplars.
+            ctx: The current task.
 
         Returns:
             ``importance`` [blocks, D], or the sums of ``ProxyHead``.
         """
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Importance, measured with the NCA loss on the images of the task as it ends: the total
-        # derivative at the output of each block, all tokens.
+        # Importance: sum over images and tokens of (d L_nca(x) / d h_{l,p,c})^2, the total
+        # derivative at the output of each block.
         with torch.enable_grad():
             images = batch.x.detach().requires_grad_()
             taps = quarter_taps(backbone.depth)
@@ -101,7 +103,7 @@ class AFC(ProxyHead):
         return {"importance": torch.stack([g.square().sum((0, 1)) for g in gradients])}
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Set the importance of the channels.
+        """Set the importance of the channels as a task ends.
 
         Args:
             phase: ``task_start`` for the new proxies, ``task_end`` for the importance.
@@ -110,12 +112,12 @@ class AFC(ProxyHead):
             ctx: Server context.
 
         Returns:
-            The state with ``importance`` [blocks, D], of mean 1 in each block; 1 where no channel
-                matters.
+            The state with ``importance`` [blocks, D], with mean 1 per block; all 1 in a block
+                without gradients.
         """
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
-        # I_{l,c}: sum over all clients, divided by its mean over the channels of the block.
+        # I_{l,c}: sum over all clients, divided by the mean over the channels of block l.
         importance = sums["importance"]
         mean = importance.mean(1, keepdim=True)
         return {

@@ -57,8 +57,8 @@ class AFCL(Analytic):
     )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
-        # W = (G + gamma I)^-1 Q: the merge law W_12 of all clients and tasks in closed form. AFL
-        # without its clean step has gamma once per client.
+        # Absolute aggregation (AA) law over all clients and tasks, in closed form:
+        # W = (G + gamma I)^-1 Q. AFL without its clean step adds gamma once per client.
         gamma = self.gamma * (ctx.clients if self.per_client else 1)
         return solve_ridge(moments["gram"], moments["target"], gamma), torch.zeros_like(
             moments["count"]

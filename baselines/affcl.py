@@ -91,6 +91,8 @@ class AFFCL(TunedBackbone):
     )
 
     def training(self) -> Training:
+        # Trained and averaged: flow, hidden layers and classifier. The scale of the features is
+        # measured once, before the first round.
         training = self.tuning("classifier.", "flow.")
         optims = {**training.optims, "flow.": self.optim(self.lr_flow)}
         uploads = {"class.": per_class("count", "sum", "squares")} if self.standardise else {}
@@ -99,7 +101,7 @@ class AFFCL(TunedBackbone):
         return replace(training, collect_at=phases, collect_in="first")
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: model and flow at the end of the last task are the old ones.
+        # Task boundary: model and flow at the end of the last task become the last model and flow.
         dim, classes = backbone.dim, task.classes
         state = state or {
             **linear_layer("classifier.fc1", dim, self.hidden, rng),
@@ -116,10 +118,11 @@ class AFFCL(TunedBackbone):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
+        # Client, before the first round: n, sum x and sum x^2 per class, for the scale.
         return moment_sums(self.features(backbone, tree, batch), batch, ctx.task)
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Set mean and standard deviation of the features, from the images of the first task.
+        """Set mean and standard deviation of the features over the first task's images.
 
         Args:
             phase: ``task_start``.
@@ -137,21 +140,22 @@ class AFFCL(TunedBackbone):
         return {**state, "scale.mean": mean.float(), "scale.std": std.float()}
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        # x_last: features of the last model.
         last = strip_prefix(shared, "teacher.")
         if not last:
             return batch.query.new_empty(len(batch.y), 0)
         return self.scaled_features(backbone, {**shared, **last}, shared, batch)
 
     def scaled_features(self, backbone: Backbone, tree: Tree, shared: Tree, batch: Batch) -> Tensor:
-        """Compute the features xa [B, D], of mean 0 and variance 1 over the first task's images."""
+        """Compute features x [B, D], standardised by the mean and deviation of the first task."""
         features = self.features(backbone, tree, batch)
         return (features - shared["scale.mean"]) / shared["scale.std"]
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # The released code takes three steps per batch; here they are one: L_g moves the flow, L_r
-        # the layer fc2, L all but the flow.
+        # L_g + L_r + L. L_g trains the flow, L_r the layer fc2, L all but the flow. The released
+        # code takes three optimizer steps per batch; here one step minimises the sum.
         features = self.scaled_features(backbone, train, ctx.shared, batch)
         flow_loss = self.flow_loss(train, features.detach(), batch, ctx)
         replay_loss = self.replay_loss(train, features.detach(), batch, ctx)
@@ -159,7 +163,7 @@ class AFFCL(TunedBackbone):
         return flow_loss + replay_loss + data_loss, {}
 
     def flow_loss(self, train: Tree, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
-        """Compute L_g on the client's features [B, D] and on features of the last flow."""
+        """Compute L_g on the client's features [B, D] and on features drawn from the last flow."""
         order, last = ctx.shared["permutation"], strip_prefix(ctx.shared, "teacher.")
         hot = F.one_hot(batch.y, ctx.task.classes).to(features)
         loss = -batch.mean(encode(train, order, features, hot)[1])  # L_g, first term
@@ -172,15 +176,16 @@ class AFFCL(TunedBackbone):
         return loss
 
     def replay_loss(self, train: Tree, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
-        """Compute L_r on features of the current flow, of all classes seen; only fc2 learns."""
+        """Compute L_r on features drawn from the current flow; only fc2 gets a gradient."""
         order, last = ctx.shared["permutation"], strip_prefix(ctx.shared, "teacher.")
         detached_tensors = {name: value.detach() for name, value in train.items()}
-        # L_r: features of the current flow, labels uniform over all classes seen, new ones too.
+        # Replay: labels uniform over all classes seen, new ones included; x~ from the current flow.
         labels = (batch.draws[:, 3] * ctx.task.stop).long()
         codes = mix_rows(ctx.shared["noise"], batch.draws[:, 4:6])
         points = decode(
             detached_tensors, order, codes, F.one_hot(labels, ctx.task.classes).to(features)
         )
+        # Credibility: q of the batch, and w of each replayed feature.
         hot = F.one_hot(batch.y, ctx.task.classes).to(features) * batch.w[:, None]
         weight, q = credibility(
             detached_tensors, order, features, hot, (codes, points, labels), self.space
@@ -188,7 +193,8 @@ class AFFCL(TunedBackbone):
         learns = {k: v if k.startswith("classifier.fc2.") else v.detach() for k, v in train.items()}
         logits = head_outputs(learns, points)
         entropy = F.cross_entropy(logits, labels, reduction="none")
-        # ((1 - theta) q + theta) w: with theta = 1 and w = 1 it is plain replay.
+        # ((1 - theta) q + theta) mean(w L_ce(x~, y~)); theta = 1 and w = 1 give plain replay. Then
+        # k_out k_kd L_kd(x~), the distillation of the last model's outputs.
         loss = ((1 - self.theta) * q + self.theta) * batch.mean(weight * entropy)
         if last:
             output_loss = distillation(logits, head_outputs(last, points), TEMPERATURE)
@@ -196,7 +202,7 @@ class AFFCL(TunedBackbone):
         return self.k_loss * loss
 
     def data_loss(self, train: Tree, features: Tensor, batch: Batch, last: Tree) -> Tensor:
-        """Compute L: cross-entropy over all classes of the run, and distillation of the last model.
+        """Compute L: cross-entropy over all classes of the run + distillation of the last model.
 
         Args:
             train: The client's trained tensors.
@@ -204,7 +210,7 @@ class AFFCL(TunedBackbone):
             batch: Labels and weights; ``teacher`` has the last model's features.
             last: Tensors of the last model; empty in the first task.
         """
-        # L: cross-entropy, then distillation of features and outputs from the last model.
+        # L = L_ce(x, y) + k_kd (k_feat mean (x_last - x)^2 + k_out L_kd(x)).
         logits = head_outputs(train, features)
         loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
         if last:
@@ -216,13 +222,13 @@ class AFFCL(TunedBackbone):
         return loss
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: argmax over the classes seen; released code has all classes of the run.
+        # Inference: argmax over the classes seen (released code: all classes of the run).
         features = self.scaled_features(backbone, state, state, batch)
         return head_outputs(state, features)[:, : task.stop]
 
 
 def head_outputs(head: Tree, features: Tensor) -> Tensor:
-    """Compute logits [B, C] from features [B, D], through the hidden layers that ``head`` has."""
+    """Compute logits [B, C] of features [B, D] through the hidden layers in ``head``."""
     for name in ("classifier.fc1", "classifier.fc2"):
         if f"{name}.weight" in head:
             rows = F.linear(features, head[f"{name}.weight"], head[f"{name}.bias"])

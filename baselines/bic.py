@@ -26,20 +26,21 @@ def fit_bias(
     lr: float,
     weight_decay: float = 0.0,
 ) -> Tensor:
-    """Fit the bias correction z' = alpha z + beta of the logits of new classes, by Adam.
+    """Fit the bias correction z' = alpha z + beta of the new classes' logits by Adam.
 
-    Adam starts at (1, 0), minimizes the cross-entropy and takes one step per batch and epoch.
+    Adam minimises the cross-entropy from (1, 0), with one step per batch and epoch.
 
     Args:
         batches: Logits [B, C] and labels [B] of each batch.
-        start: First class whose logits are corrected; all later ones are corrected, too.
+        start: First class to correct; all later ones are corrected as well.
         epochs: Passes over the batches.
-        lr: Learning rate.
+        lr: Learning rate of Adam.
         weight_decay: Weight decay of Adam.
 
     Returns:
         alpha and beta as one tensor [2].
     """
+    # Bias correction layer: z'_c = alpha z_c + beta for c >= start, z_c for old classes.
     with torch.enable_grad():
         logits = batches[0][0]
         bias = logits.new_tensor([1.0, 0.0]).requires_grad_()
@@ -124,7 +125,7 @@ class BiC(TunedLinearHead, Rehearsal):
     bias_lr: float = option(1e-3, "their learning rate", low=0)
 
     def training(self) -> Training:
-        # Stage 1 does not train on the images held out for stage 2.
+        # Stage 1 trains without the images held out for stage 2.
         def training_split(data: LocalData, kept: Tensor) -> Tensor:
             return validation_split(data, kept, self.validation)[0]
 
@@ -136,7 +137,8 @@ class BiC(TunedLinearHead, Rehearsal):
         return replace(training, trains_on=training_split, uploads={**training.uploads, **uploads})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # The teacher is the last global model with its correction; the new task starts without one.
+        # Task boundary: the teacher is the last global model with its correction. The new task
+        # starts uncorrected.
         none = {
             "correction.scale": torch.ones(task.classes),
             "correction.shift": torch.zeros(task.classes),
@@ -146,7 +148,7 @@ class BiC(TunedLinearHead, Rehearsal):
         return {**state, **none}
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        # The teacher's logits with the last task's correction: alpha z_c + beta for its classes.
+        # Teacher: its logits with the last task's correction alpha z_c + beta.
         logits = self.earlier_logits("teacher.", backbone, shared, batch)
         if task.index == 0:
             return logits
@@ -155,8 +157,8 @@ class BiC(TunedLinearHead, Rehearsal):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Stage 1: (1 - lambda) cross-entropy over the classes seen, on new images and exemplars,
-        # + lambda T^2 distillation over the old classes; lambda = |OLD| / |SEEN|.
+        # Stage 1, on new images and exemplars: (1 - lambda) L_ce over the classes seen + lambda T^2
+        # distillation over the old classes, with lambda = |OLD| / |SEEN|.
         logits, old = self.logits(backbone, train, batch)[:, : ctx.task.stop], ctx.task.start
         loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
         if not old:
@@ -181,7 +183,8 @@ class BiC(TunedLinearHead, Rehearsal):
             The memory with ``exemplar.index``, and the upload: ``bias`` [2], m_k times (alpha_k,
                 beta_k), and ``validated``, m_k. The upload is empty without images held out.
         """
-        # Stage 2: z_c <- alpha z_c + beta for the new classes, fitted with everything else fixed.
+        # Stage 2: fit alpha and beta of z_c <- alpha z_c + beta, for the new classes, under the
+        # final global model.
         _, validation = validation_split(
             data, ctx.memory.get("exemplar.index", data.index[:0]), self.validation
         )
@@ -201,7 +204,7 @@ class BiC(TunedLinearHead, Rehearsal):
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
-        # Server: average (alpha_k, beta_k) by the numbers m_k of images held out.
+        # Server: average (alpha_k, beta_k) with weights m_k, the numbers of images held out.
         scale, shift = state["correction.scale"].clone(), state["correction.shift"].clone()
         alpha, beta = sums["bias"] / sums["validated"]
         scale[ctx.task.start : ctx.task.stop] = alpha

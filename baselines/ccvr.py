@@ -81,8 +81,8 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     )
 
     def training(self) -> Training:
-        # Client: L_cur with FedAvg. Once per task the clients send moments of the final global
-        # model's features, or after each round Gaussians of their own models.
+        # Client: L_ce and FedAvg. Statistics: once per task the feature moments under the final
+        # global model (paper), or after each round Gaussians under each client's model (HGP).
         training = super().training()
         phase: TaskPhase = "task_end" if self.calibrate == "once" else "after_training"
         if phase == "task_end":
@@ -94,7 +94,8 @@ class CCVR(CalibratedHead, TunedWithStatistics):
         return replace(training, uploads=uploads, collect_at={*training.collect_at, phase})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: the Gaussians of finished tasks are discarded, or kept as they were.
+        # Task boundary: keep the Gaussians of finished tasks unchanged (``calibrated=all``), or
+        # discard them.
         state = super().begin_task(state, task, backbone, rng)
         keep = self.calibrated == "all" and "gauss.label" in state
         return (
@@ -106,8 +107,8 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Client: the moments of each class, after every local training under its own model, or once
-        # per task under the final global model.
+        # Client: feature moments per class, under its own model after local training, or once per
+        # task under the final global model.
         features = self.statistics_features(backbone, tree, batch)
         sums = moment_sums(features, batch, ctx.task, self.covariance == "full")
         if phase == "after_training":
@@ -117,8 +118,8 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
         if self.calibrate == "once":
             return train
-        # Upload per class: n_{k,c}, mu_{k,c} and the unbiased variance or covariance. What is sent
-        # are true counts.
+        # Upload per local class: n_{k,c}, mu_{k,c}, unbiased variance or covariance. The uploaded
+        # counts are the true ones, also with ``triple_pass``.
         rows = self._gaussians(sums, ctx.task, single=self.gaussian == "pooled")
         rows["gauss.count"] = rows["gauss.count"] / self._passes
         return {**train, **rows}
@@ -126,12 +127,13 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         if self.calibrate == "once":
             return average(payloads)
+        # FedAvg of the weights; the clients' Gaussians are concatenated.
         mixture = gaussian_mixture(payloads, average)
         return {**mixture, "gauss.count": mixture["gauss.count"] * self._passes}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # FedAvg of the weights, then the calibration on this round's Gaussians: a mixture of the
-        # clients' with weights n_{k,c} / n_c, or pooled into one per class (eqs. 3 and 4).
+        # Calibrate on this round's Gaussians: per class a mixture over clients with weights
+        # n_{k,c} / n_c, or one Gaussian with the pooled moments (eqs. 3 and 4).
         if self.calibrate == "once":
             return {**state, **merged}
         state = {**state, **drop(merged, "gauss."), **keep_latest(state, merged, "gauss.")}
@@ -144,7 +146,7 @@ class CCVR(CalibratedHead, TunedWithStatistics):
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
         sums = {k.replace("moment.", "class.", 1): v for k, v in sums.items()}
-        # Moments summed over clients give the pooled Gaussian of each class (eqs. 3 and 4).
+        # Eqs. 3 and 4: moments summed over clients give the mean and covariance of each class.
         new = self._gaussians(sums, ctx.task, single=False)
         new["gauss.client"] = torch.full_like(new["gauss.label"], -1)  # -1: of all clients
         gauss = keep_latest(state, new, "gauss.")
@@ -155,18 +157,17 @@ class CCVR(CalibratedHead, TunedWithStatistics):
         return 3 if self.triple_pass and self.covariance == "full" else 1
 
     def _gaussians(self, sums: Tree, task: Task, single: bool) -> Tree:
-        """Return the rows of ``gaussians``, with each image counted three times where
-        ``triple_pass`` does so.
-        """
+        """Return the rows of ``gaussians``; ``triple_pass`` counts each image three times."""
         sums = {k: self._passes * v for k, v in sums.items()}
         return gaussians(sums, task.start, single)
 
     def _calibrate_head(self, head: Tree, gauss: Tree, ctx: ServerContext) -> Tree:
-        """Return the head, calibrated on virtual features of classes with at least two images.
+        """Calibrate the head on virtual features of classes with at least two images.
 
-        A class with a single image does not have a spread.
+        A single image gives no covariance.
         """
-        # Draw a class, a client by n_{k,c} / n_c and z ~ N(mu, Sigma); train the head's rows on z.
+        # Draw a class c, a client with probability n_{k,c} / n_c, and z ~ N(mu, Sigma). Train the
+        # head on (z, c) with the cross-entropy L_r.
         gauss = {k: v[gauss["gauss.count"] > 1] for k, v in gauss.items()}
         first = 0 if self.calibrated == "all" else ctx.task.start
         return self.calibrated_head(head, gauss, (first, ctx.task.stop), ctx.rng)

@@ -32,16 +32,17 @@ def orthonormal(old: Tensor, draws: Tensor) -> Tensor:
     Returns:
         Rows [m, D] from ``draws``.
     """
+    # QR of old and new rows; the signs keep the direction of Gram-Schmidt.
     basis, scale = torch.linalg.qr(torch.cat([old, draws]).double().mT)
     rows: Tensor = (basis * scale.diagonal().sign()).mT[len(old) :]
     return rows.to(draws)
 
 
 def gram_schmidt(old: Tensor, draws: Tensor) -> Tensor:
-    """Compute rows of length 1 by classical Gram-Schmidt, as in released code.
+    """Compute unit rows by classical Gram-Schmidt, as in released code.
 
-    It subtracts from each draw its projections on all earlier rows at once. If these are not
-    orthogonal to each other, the result is not orthogonal to them either.
+    From each draw it subtracts the projections on all earlier rows at once. If these rows are not
+    orthogonal to each other, the result is not orthogonal to them.
 
     Args:
         old: Rows [n, D].
@@ -109,6 +110,7 @@ class CODAPrompt(PromptedHead):
     )
 
     def training(self) -> Training:
+        # Client: Adam on the task's P, K, A and the head. Server: FedAvg of the same.
         optims = self.optims(self.optim(self.lr), "component.")
         return self.with_head_means(Training(optims, inputs=["images", "query"]))
 
@@ -125,8 +127,8 @@ class CODAPrompt(PromptedHead):
                     f"change it with --set {self.name}.components=N"
                 )
             state = self.start_head(task, dim, rng)
-        # Task boundary: components of the last task are frozen. The server draws new P, K and A of
-        # each block by Gram-Schmidt, orthogonal to all earlier rows and to each other, of length 1.
+        # Task boundary: freeze the last task's components. The server draws new P, K and A for each
+        # block by Gram-Schmidt: unit rows, orthogonal to each other and to all earlier rows.
         next_state = drop(state, "component.", "past.")
         for name in (f"{i}.{part}" for i in self.blocks for part in PARTS):
             task_components = [
@@ -145,7 +147,8 @@ class CODAPrompt(PromptedHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L_cur + mu sum over P, K, A of mean((X X^T - I)^2); old components contribute unchanged.
+        # L = L_ce + mu sum_X mean((X X^T - I)^2), X in {P, K, A}. Components of finished tasks
+        # contribute without gradient.
         tree = {**ctx.shared, **train}
         loss = task_cross_entropy(self._logits(backbone, tree, batch), batch, ctx.task)
         if self.ortho:
@@ -153,6 +156,7 @@ class CODAPrompt(PromptedHead):
         return loss, {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: the components of all tasks so far, argmax over the classes seen.
         return self._logits(backbone, state, batch)[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
@@ -184,6 +188,7 @@ class CODAPrompt(PromptedHead):
             ``prefix.{block}.k`` and ``prefix.{block}.v`` [B, length, D]: the first and the second
                 half of the rows of P(x).
         """
+        # P(x) = sum_m alpha_m P_m, split into the key prefix and the value prefix.
         plugs = {}
         for i in self.blocks:
             rows = torch.einsum(
@@ -193,7 +198,9 @@ class CODAPrompt(PromptedHead):
         return plugs
 
     def orthogonality(self, tree: Tree) -> Tensor:
-        """Sum mean((X X^T - I)^2) over blocks and parts, X the components so far as rows.
+        """Compute the orthogonality penalty: mean((X X^T - I)^2), summed over blocks and P, K, A.
+
+        The rows of X are the components so far.
 
         Args:
             tree: Tree with the components of finished and current tasks.

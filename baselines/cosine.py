@@ -1,4 +1,4 @@
-"""Base of LUCIR and its followers: a head of cosines that grows row by row, and exemplars."""
+"""Base of LUCIR and methods on it: a cosine head with rows per task, and exemplars."""
 
 from dataclasses import dataclass, replace
 
@@ -37,8 +37,8 @@ class CosineHead(TunedBackbone, Rehearsal):
         return replace(training, uploads=uploads, collect_at={"task_start"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: rows of the last task are frozen, new rows are added, and the teacher is
-        # the global model at the end of the last task.
+        # Task boundary: freeze the last task's rows, add new rows. The teacher is the global model
+        # at the end of the last task.
         start = (
             {} if state else {**self.start_plugs(backbone, rng), "sigma": torch.tensor(self.sigma)}
         )
@@ -49,17 +49,18 @@ class CosineHead(TunedBackbone, Rehearsal):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # Imprinting: clients send sums of the features of length 1 of each new class.
+        # Imprinting, client: per new class the sum of features normalised to length 1.
         return class_sums(
             F.normalize(self.features(backbone, tree, batch), dim=-1), batch, ctx.task
         )
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        # New rows: the direction of the class's mean feature, the mean length of the old rows.
+        # Imprinting, server: a new row has the direction of the class's mean feature and the mean
+        # length of the old rows.
         return imprint_head(state, sums)
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        """Compute the teacher's features.
+        """Compute the teacher's features f_old.
 
         Args:
             backbone: The frozen backbone.

@@ -29,13 +29,12 @@ def neighbours(features: Tensor, pool: Tensor, own: Tensor, number: int) -> Tens
     Args:
         features: Features [n, D].
         pool: Features [m, D] to choose from.
-        own: Row of each feature in the pool [n], which does not count as its neighbour; -1 if the
-            pool does not contain the feature.
+        own: Row of each feature in the pool [n], which is excluded; -1 if the pool does not contain
+            the feature.
         number: Number of neighbours.
 
     Returns:
-        Row indices [n, K]. K is ``number``, but at most m - 1, which the pool can give to all
-            features.
+        Row indices [n, K], with K = min(``number``, m - 1).
     """
     distance = torch.cdist(F.normalize(features, dim=-1), F.normalize(pool, dim=-1))
     itself = torch.arange(len(pool), device=own.device) == own[:, None]
@@ -44,9 +43,9 @@ def neighbours(features: Tensor, pool: Tensor, own: Tensor, number: int) -> Tens
 
 
 def colliding_effect(logits: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
-    """Compute the colliding effect: -log(p_y / 2 + mean_j q_jy / 2) of each image.
+    """Compute the loss with the colliding effect: -log(p_y / 2 + mean_j q_jy / 2) of each image.
 
-    p is the softmax of the logits, q_j is the softmax of neighbour j.
+    p is the softmax of the logits, q_j that of neighbour j.
 
     Args:
         logits: Logits [B, C].
@@ -54,7 +53,7 @@ def colliding_effect(logits: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         answers: Softmax outputs q of the neighbours [B, K, C], without gradient.
 
     Returns:
-        Losses [B]; with K = 0 they are the cross-entropy.
+        Losses [B]; with K = 0 the cross-entropy.
     """
     log_p = logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
     if not answers.shape[1]:
@@ -68,9 +67,9 @@ def colliding_effect(logits: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
 def remove_momentum_effect(
     features: Tensor, rows: Tensor, direction: Tensor, sigma: Tensor, part: float
 ) -> Tensor:
-    """Compute logits without the momentum effect: sigma W^ (f^ - part <f^, h^> h^).
+    """Compute logits without the momentum effect: z_c = sigma w_c^T (f - part (f^T h) h).
 
-    Features, class weights and direction are normalised to length 1.
+    f, w_c and h are normalised to length 1 here.
 
     Args:
         features: Features f [B, D].
@@ -123,6 +122,7 @@ class DDE(LUCIR):
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary as LUCIR; h restarts at 0.
         return {
             **super().begin_task(state, task, backbone, rng),
             "momentum": torch.zeros(backbone.dim),
@@ -144,8 +144,8 @@ class DDE(LUCIR):
         if ctx.task.index == 0:
             return memory
         if "near.task" not in memory or int(memory["near.task"]) != ctx.task.index:
-            # Colliding effect: for each image the K nearest OTHER images of new classes, by the old
-            # model's features of length 1. The pool holds no exemplars; -1: not in the pool.
+            # Colliding effect: find the K nearest other images of each image, by the old model's
+            # normalised features. The pool has only new images; exemplars have row -1.
             exemplars = memory.get("exemplar.index", data.index[:0])
             position = torch.cat([data.index, exemplars])
             self_rows = torch.cat([torch.arange(len(data.index)), torch.full_like(exemplars, -1)])
@@ -164,7 +164,7 @@ class DDE(LUCIR):
                 "near.position": position[order].to(old.device),
                 "near.row": nearest_rows[order.to(nearest_rows.device)],
             }
-        # q_j: the neighbours' softmax under the model that the client received, without gradient.
+        # q_j: softmax outputs of all new images under the received model, without gradient.
         model, rows = ctx.shared, torch.cat([ctx.shared["head.old"], ctx.shared["head.new"]])
         answers = [
             model["sigma"] * cosines(self.features(backbone, model, batch), rows)
@@ -178,10 +178,11 @@ class DDE(LUCIR):
         return ctx.memory, {}
 
     def sums(self, features: Tensor, batch: Batch) -> Tree:
+        # Momentum effect: sum and number of the features that local training sees.
         return {"sum": (features.detach() * batch.w[:, None]).sum(0), "count": batch.w.sum()}
 
     def classification(self, logits: Tensor, batch: Batch, ctx: Context) -> Tensor:
-        # DCE: -log(p_y / 2 + mean_j q_{j,y} / 2) in place of LUCIR's cross-entropy.
+        # Colliding effect in place of LUCIR's cross-entropy: -log(p_y / 2 + mean_j q_{j,y} / 2).
         if ctx.task.index == 0:
             return super().classification(logits, batch, ctx)
         slots = torch.searchsorted(ctx.memory["near.position"], batch.position)
@@ -190,7 +191,8 @@ class DDE(LUCIR):
         )
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        # Momentum effect: the client's mean feature of the round. The server averages h by n_k.
+        # Momentum effect: the client's mean feature of the round. The server averages these with
+        # weights n_k to h.
         return {**train, "momentum": sums["sum"] / sums["count"]} if ctx.task.index else {**train}
 
     def end_task_client(
@@ -200,7 +202,7 @@ class DDE(LUCIR):
         return drop(memory, "near."), upload
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Test: z' = sigma W^ (f^ - alpha <f^, h^> h^), all vectors of length 1.
+        # Inference: z_c = sigma w_c^T (f - alpha (f^T h) h), with all vectors of length 1.
         features = F.normalize(self.features(backbone, state, batch), dim=-1)
         rows = torch.cat([state["head.old"], state["head.new"]])
         return remove_momentum_effect(features, rows, state["momentum"], state["sigma"], self.alpha)

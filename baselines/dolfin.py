@@ -74,7 +74,7 @@ class DOLFIN(LinearHead):
         return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: a new pair on k and v with B_t = 0; earlier pairs are frozen.
+        # Task boundary: start a new pair on k and v with B_t = 0, and freeze earlier pairs.
         blocks = chosen_blocks(backbone, self.blocks)
         fresh = fix_down_projections(
             lora_pairs(backbone, blocks, self.rank, rng, "dolfin.blocks", "kv")
@@ -90,12 +90,12 @@ class DOLFIN(LinearHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Client: L_cur with the pairs of all tasks; only B_t and the head are trained.
+        # Client: L_ce under W_t = W_0 + sum_s B_s A_s; only B_t and the head are trained.
         logits = head_logits(train, self.features(backbone, {**ctx.shared, **train}, batch))
         return task_cross_entropy(logits, batch, ctx.task), {}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Compute features with the pairs of all tasks.
+        """Compute features under W_t, with the pairs of all tasks.
 
         Args:
             backbone: The frozen backbone.
@@ -110,8 +110,8 @@ class DOLFIN(LinearHead):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # Client, as a task begins and as it ends: G = sum X X^T of the inputs of each attention
-        # layer, which k and v share.
+        # Client, as a task begins and as it ends: G_k = X_k X_k^T of each attention layer's inputs,
+        # which k and v share.
         blocks = (name.split(".")[1] for name in select(tree, "lora.") if name.endswith(".k.b"))
         layers = {f"blocks.{block}.attn.qkv": block for block in blocks}
         _, inputs = backbone.features_and_taps(batch.x, list(layers), fixed_plugs(tree))
@@ -121,21 +121,24 @@ class DOLFIN(LinearHead):
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         state = super().update_from(phase, state, sums, ctx) if "class.sum" in sums else dict(state)
+        # The threshold rises linearly over the tasks towards 1.
         threshold = self.threshold + (1 - self.threshold) * ctx.task.index / ctx.task.count
         for name, basis in select(state, "basis.").items():
             block = name.removeprefix("basis.")
             gram = unpack_gram(sums[f"gram.{block}"], len(basis))
-            # As the task ends: extend M until it holds the threshold's part of the inputs' energy.
+            # As the task ends: extend M until it holds the threshold's share of the inputs' energy.
             if phase == "task_end":
                 state[name] = extend_basis(basis, gram, threshold)
                 continue
-            # As the task begins: rows of A_t are the r leading eigenvectors of (I-MM^T) G (I-MM^T).
+            # As the task begins: the rows of A_t are the r leading eigenvectors of
+            # (I - M M^T) G (I - M M^T).
             for part in "kv":
                 down = f"fixed.{block}.{part}.a"
                 state[down] = leading_outside(gram, basis, self.rank).to(state[down])
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: W_t, argmax over the classes seen.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
 
@@ -148,7 +151,7 @@ def leading_outside(gram: Tensor, basis: Tensor, rank: int) -> Tensor:
         rank: Number r of eigenvectors.
 
     Returns:
-        Eigenvectors as rows [r, d]. Where fewer directions are left, the last rows are 0.
+        Eigenvectors as rows [r, d]; the last rows are 0 if fewer than r directions are left.
     """
     outside = remove_subspace(remove_subspace(gram, basis).mT, basis)
     vectors = (

@@ -84,13 +84,14 @@ class DualPrompt(PromptedHead):
     )
 
     def training(self) -> Training:
+        # Client: Adam on G, E_t, its key k_t and the head. Server: FedAvg of the same.
         optims = self.optims(self.optim(self.lr), "general.", "expert.")
         return self.with_head_means(
             Training(optims, inputs=["images", "query"], clip_norm=self.clip)
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Start of the run: G, one slot of E and one key per task, all from U(-1, 1).
+        # Start of the run: G, and one slot of E with one key per task, all from U(-1, 1).
         if not state:
             backbone.check_blocks(self.general_blocks, f"{self.name}.general_blocks")
             backbone.check_blocks(self.expert_blocks, f"{self.name}.expert_blocks")
@@ -113,7 +114,7 @@ class DualPrompt(PromptedHead):
             first = {f"expert.{k}": v[0] for k, v in slots.items()}
             others = {f"next.{k}": v[1:] for k, v in slots.items()}
             return {**general, **first, **others, **self.start_head(task, dim, rng)}
-        # Task boundary: E_{t-1} and its key are frozen, the next slot is trained.
+        # Task boundary: freeze E_{t-1} and k_{t-1}, train the next slot.
         next_state = {
             **drop(state, "past.", "next.", "expert."),
             **stack_past(state, "expert.", "past."),
@@ -129,21 +130,22 @@ class DualPrompt(PromptedHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Training: the task is known, so every image takes E_t without matching.
+        # Training knows the task: every image takes E_t, without matching.
         logits = head_logits(train, self.trained_features(backbone, train, batch))
         loss = task_cross_entropy(logits, batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
-        # L = L_cur - lambda mean cos(q, k_t): the key moves towards the task's queries.
+        # Key term: L = L_ce - lambda mean cos(q, k_t). The key moves towards the task's queries.
         return loss - self.pull * batch.mean(
             cosines(batch.query, train["expert.key"][None])[:, 0]
         ), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: match the task by key, prefixed pass, argmax over the classes seen.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        # Test: slot = argmax_s cos(q, k_s), image by image.
+        # Test: each image takes the slot s with the largest cos(q, k_s).
         chosen = self.match(tree, batch.query)
         return self._features(backbone, tree, batch, lambda name: self._slots(tree, name)[chosen])
 
@@ -169,7 +171,7 @@ class DualPrompt(PromptedHead):
         return choice_shares(evidence, lambda batch: self.match(state, batch.query), slots)
 
     def match(self, state: Tree, query: Tensor) -> Tensor:
-        """Match images with tasks by their keys.
+        """Match each image with the task of the nearest key.
 
         Args:
             state: State with the keys of finished and current tasks.
@@ -181,7 +183,7 @@ class DualPrompt(PromptedHead):
         return top_positions(cosines(query, self._slots(state, "key")), 1)[:, 0]
 
     def prefixes(self, keys: Tensor, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the key and value prefixes of each image, mixed up with ``reshape_bug``.
+        """Return the key and value prefixes of each image; ``reshape_bug`` mixes them.
 
         Args:
             keys: Key prefixes [B, L, D].
@@ -194,8 +196,9 @@ class DualPrompt(PromptedHead):
         return reshape_prefixes(keys, values, weight) if self.reshape_bug else (keys, values)
 
     def _slots(self, state: Tree, name: str) -> Tensor:
-        """Return finished and current slots in task order, [t + 1, ...]; all of them with
-        ``match_all_slots``.
+        """Return the slots of finished and current tasks in task order [t + 1, ...].
+
+        With ``match_all_slots`` also the untrained ones [T, ...].
         """
         slots = stack_past(state, f"expert.{name}", f"past.{name}")[f"past.{name}"]
         return torch.cat([slots, state[f"next.{name}"]]) if self.match_all_slots else slots
@@ -203,9 +206,11 @@ class DualPrompt(PromptedHead):
     def _features(
         self, backbone: Backbone, tree: Tree, batch: Batch, expert: Callable[[str], Tensor]
     ) -> Tensor:
-        """Return features [B, D] with the prefixes [B, L_e, D] that ``expert`` gives for ``2.k``,
-        and so on.
+        """Return features [B, D] under G and the expert prefixes.
+
+        ``expert`` maps a name such as ``2.k`` (block 2, keys) to prefixes [B, L_e, D].
         """
+        # Prefix tuning: G in the general blocks, E in the expert blocks.
         plugs = {
             k.replace("general.", "prefix.", 1): v for k, v in select(tree, "general.").items()
         }

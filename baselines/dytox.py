@@ -88,8 +88,8 @@ class DyTox(TunedBackbone, Rehearsal):
     )
 
     def training(self) -> Training:
-        # Main phase: block (TAB), new token, new classifier and divergence head. Last round on
-        # exemplars: TAB, all tokens and all classifiers, without the divergence head.
+        # Main phase: TAB, new token, new classifier and divergence head. Balanced fine-tuning, the
+        # last round, on exemplars: TAB, all tokens and all classifiers.
         training = self.rehearsing(replace(self.tuning("tab.", "new."), inputs=("images",)))
         prefixes = ("tab.", "old.", "new.token", "new.norm", "new.weight", "new.bias")
         return replace(training, balanced=dict.fromkeys(prefixes, self.optim(self.lr_balanced)))
@@ -102,8 +102,8 @@ class DyTox(TunedBackbone, Rehearsal):
             block = block if self.tab_init == "random" else copy_block(backbone)
             old = {k.replace("new.", "old."): v[:0] for k, v in new.items()}
             return {**block, **old, **new, "owner": task_numbers, **self.start_plugs(backbone, rng)}
-        # Task boundary: the teacher is a copy of the model before it grows. Old tokens and
-        # classifiers are frozen; token, classifier and divergence head of the task are new.
+        # Task boundary: the teacher is the model before it grows. Freeze old tokens and old
+        # classifiers; start a new token, classifier and divergence head.
         state = self.with_teacher(state, task, "full.", "lora.", "tab.", "old.", "new.", "owner")
         for name, value in select(state, "old.").items():
             state[name] = torch.cat([value, state[name.replace("old.", "new.")]])
@@ -112,6 +112,7 @@ class DyTox(TunedBackbone, Rehearsal):
         return {**state, **new, **{f"new.divergence_{k}": v for k, v in divergence.items()}}
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        # The teacher's logits over the old classes.
         teacher = strip_prefix(shared, "teacher.")
         return (
             self.logits(backbone, teacher, batch)
@@ -122,15 +123,15 @@ class DyTox(TunedBackbone, Rehearsal):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # e_i = TAB(theta_i, x) for each task's token; classifier i reads e_i. First task and last
-        # round: only the binary cross-entropy.
+        # e_i = TAB(theta_i, x) for each task token; classifier i reads e_i. The first task and the
+        # balanced fine-tuning have only the binary cross-entropy.
         model = {**ctx.shared, **train}
         embeddings = self.embeddings(backbone, model, batch)
         logits = task_logits(classifiers(model), embeddings, model["owner"])
         if ctx.task.index == 0 or ctx.balanced:
             return batch.mean(class_binary_cross_entropy(logits, batch.y)), {}
         classifier = {k.partition("_")[2]: v for k, v in select(model, "new.divergence_").items()}
-        # Divergence head: c_t + 1 outputs from the newest token's embedding.
+        # Divergence head: c_t + 1 logits from the newest token's embedding.
         newest = torch.zeros(ctx.task.size + 1, dtype=torch.int64, device=logits.device)
         divergence_logits = task_logits(classifier, embeddings[:, -1:], newest)
         return batch.mean(
@@ -140,7 +141,7 @@ class DyTox(TunedBackbone, Rehearsal):
     def grown(
         self, logits: Tensor, apart: Tensor, teacher: Tensor, labels: Tensor, task: Task
     ) -> Tensor:
-        """Compute the loss of a later task: (1 - lambda) BCE + lambda KD + weight * BCE_div.
+        """Compute the loss of a later task: (1 - lambda) L_bce + lambda KD + mu L_div.
 
         Args:
             logits: Logits [B, C] over the classes seen.
@@ -155,15 +156,15 @@ class DyTox(TunedBackbone, Rehearsal):
         old = task.start
         share = old / task.stop  # lambda
         log_p, log_q = logits[:, :old].log_softmax(-1), teacher[:, :old].log_softmax(-1)
-        # KD: KL(q || p) at temperature 1, divided by the number of old classes, as released.
+        # KD: KL(q || p) / C_old at temperature 1, as released.
         teacher_loss = (log_q.exp() * (log_q - log_p)).mean(-1)
-        # Labels of the divergence head: 0 for all old classes, 1 .. c for the new ones.
+        # L_div: labels are 0 for all old classes, 1 .. c for the new ones.
         side = (labels - old + 1).clamp(min=0)
         class_loss = (1 - share) * class_binary_cross_entropy(logits, labels) + share * teacher_loss
         return class_loss + self.divergence * class_binary_cross_entropy(apart, side)
 
     def embeddings(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Compute the embeddings of all tasks' tokens.
+        """Compute the embeddings e_i = TAB(theta_i, x) of all task tokens.
 
         Args:
             backbone: The frozen backbone.
@@ -178,7 +179,7 @@ class DyTox(TunedBackbone, Rehearsal):
         return task_embeddings(tree, tokens, image, backbone.config.heads)
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Compute the embeddings side by side, by which exemplars are chosen.
+        """Compute the concatenated embeddings of all tasks, the features for herding.
 
         Args:
             backbone: The frozen backbone.
@@ -204,6 +205,7 @@ class DyTox(TunedBackbone, Rehearsal):
         return task_logits(classifiers(tree), self.embeddings(backbone, tree, batch), tree["owner"])
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: argmax over the classes seen, without the divergence head.
         return self.logits(backbone, state, batch)
 
 

@@ -84,6 +84,7 @@ class EWC(TunedLinearHead):
     )
 
     def training(self) -> Training:
+        # As FedAvg; as a task ends each client also sends its Fisher sums F_k.
         training = super().training()
         return replace(
             training,
@@ -96,9 +97,9 @@ class EWC(TunedLinearHead):
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
         if self.skip_last_round and ctx.round == ctx.rounds - 1:
-            # gradients of zero, without a pass through the network
+            # fed-mammoth trains nothing in this round: zero gradients, without a forward pass.
             return sum((value.sum() * 0 for value in train.values()), batch.w.new_zeros(())), {}
-        # L_cur, and from the second task on the penalty. It covers all that is trained.
+        # L_ce, and from the second task on the penalty on all trained tensors.
         loss, sums = super().loss(backbone, train, self._relabel(batch, ctx.task), ctx)
         if self.strength and select(ctx.shared, "anchor."):
             loss = loss + self.penalty(train, ctx.shared) / (LOSS_SCALE if self.amp_vanish else 1)
@@ -126,8 +127,8 @@ class EWC(TunedLinearHead):
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
 
-        # As a task ends, under the final global model: log p_y over the classes of the task, and
-        # F_k = sum_x p_y (grad log p_y)^2, image by image.
+        # Client, as a task ends, under the final global model: F_k = sum_x p_y (grad log p_y)^2,
+        # image by image, with the softmax over the classes of the task.
         task = ctx.task
 
         def log_likelihood(params: Tree, one: Batch) -> Tensor:
@@ -148,7 +149,7 @@ class EWC(TunedLinearHead):
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
-        # Server: theta* <- theta; F_t = sum_k F_k / sum_k n_k; F <- gamma F + F_t.
+        # Server, online EWC: theta* <- theta, F_t = sum_k F_k / sum_k n_k, F <- gamma F + F_t.
         state = {
             **drop(state, "anchor."),
             **{f"anchor.{k}": v for k, v in self.trained_part(state).items()},

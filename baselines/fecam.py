@@ -26,9 +26,9 @@ class FeCAM(Method):
     """Nearest class mean in the distance that each class's own covariance gives.
 
     Sent once a task: count, sum and sum of products (or squares) of each class's features of length
-    1, from which the server has each class's mean and covariance as if its images was in one place.
-    Covariances are shrunk and then brought to correlations, so that no class wins by its small
-    variance. A class with one image gets the mean covariance of the others.
+    1. From these the server computes each class's mean and covariance exactly as if all images were
+    in one place. Covariances are shrunk, then normalised to correlations, so that no class wins by
+    its small variance. A class with one image gets the mean covariance of the others.
     """
 
     paper = (
@@ -83,7 +83,8 @@ class FeCAM(Method):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # Client: n_c, sum f and sum f f^T (or f^2) of each class, f / |f| in float64.
+        # Client, once per task: n_c, sum f and sum f f^T (or f^2) per class, with f of length 1 in
+        # float64.
         features = F.normalize(batch.query.double(), dim=-1)
         return moment_sums(features, batch, ctx.task, full=self.covariance != "diagonal")
 
@@ -93,14 +94,14 @@ class FeCAM(Method):
             total = state[name.replace("class.", "moment.")].clone()
             total[ctx.task.start : ctx.task.stop] += value  # added: labels may come back
             state[name.replace("class.", "moment.")] = total
-        # Server: covariances S_c of all classes, shrunk, brought to correlations and inverted once.
+        # Server: covariance S_c of each class, shrunk, normalised to a correlation R_c, inverted.
         has_images = state["moment.count"] > 0
         precision = torch.zeros_like(state["answer.precision"])
         precision[has_images] = self._precisions(self._covariances(state, has_images))
         return {**state, "answer.precision": precision}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: argmin_c (f - m_c)^T R_c^-1 (f - m_c); classes without images are masked.
+        # Inference: argmin_c (f - mu_c)^T R_c^-1 (f - mu_c); classes without images are masked.
         count, precision = (
             state["moment.count"][: task.stop],
             state["answer.precision"][: task.stop],
@@ -114,9 +115,7 @@ class FeCAM(Method):
         return torch.where(count > 0, score, torch.finfo(score.dtype).min)
 
     def _covariances(self, state: Tree, held: Tensor) -> Tensor:
-        """Return the unbiased covariance [c, D, D], or variance [c, D, 1], of each class with
-        images.
-        """
+        """Return unbiased covariances [c, D, D], or variances [c, D, 1], of classes with images."""
         count = state["moment.count"][held][:, None, None]
         means = state["moment.sum"][held][:, :, None] / count
         if self.covariance == "diagonal":
@@ -135,11 +134,11 @@ class FeCAM(Method):
         )
 
     def _precisions(self, covariance: Tensor) -> Tensor:
-        """Return inverses of covariances, once shrunk and brought to correlations."""
+        """Return the inverses of covariances after shrinkage and normalisation."""
         if self.covariance == "diagonal":
             variance = covariance + self.shrink * covariance.mean(1, keepdim=True)
             return 1 / variance.clamp(min=EPSILON)
-        # S_c + alpha_1 mean(diagonal) I + alpha_2 mean(nonzero off-diagonal) (1 - I).
+        # Shrinkage: S_c + alpha_1 mean(diagonal) I + alpha_2 mean(nonzero off-diagonal) (1 - I).
         one = torch.eye(covariance.shape[1]).to(covariance)
         off_diagonal = covariance * (1 - one)
         mean = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
@@ -149,7 +148,7 @@ class FeCAM(Method):
         shrunk = (
             covariance + self.shrink * mean * one + self.shrink_apart * covariance_mean * (1 - one)
         )
-        # Correlation: S_c / (sd sd^T).
+        # Correlation normalisation: R_c = S_c / (sd sd^T).
         if self.covariance == "correlation":
             deviation = shrunk.diagonal(dim1=1, dim2=2).clamp(min=EPSILON).sqrt()
             shrunk = shrunk / (deviation[:, :, None] * deviation[:, None])

@@ -81,7 +81,7 @@ class FedCBDR(TunedLinearHead):
         return replace(training, exemplars="exemplar.index")
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # last place of each class in the draw; images behind it are no exemplars
+        # Last place of each class in the draw; images at later places are not exemplars.
         last_place = {"last_place": torch.full((task.classes,), BINS - 1)}
         seed = torch.randint(2**31, (1,), generator=rng)
         return {**last_place, **super().begin_task(state, task, backbone, rng), "draw_seed": seed}
@@ -93,7 +93,7 @@ class FedCBDR(TunedLinearHead):
         return self.scaled_loss(logits, batch, ctx.task.start), {}
 
     def scaled_loss(self, logits: Tensor, batch: Batch, old: int) -> Tensor:
-        """Compute the temperature-scaled loss, one mean over replayed and one over new images.
+        """Compute the task-aware temperature-scaled loss: means over replayed and over new images.
 
         Args:
             logits: Logits [B, C] over the classes seen.
@@ -117,13 +117,13 @@ class FedCBDR(TunedLinearHead):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # sum_j x_j x_j^T of the task's images under the global model, from which the leverage
-        # scores of all clients' images follow exactly (the paper sends rotated features).
+        # Client, before the draw: X_k^T X_k of the task's features under the global model. Its sum
+        # over clients gives the leverage scores exactly (paper: clients send rotated features).
         features = (self.features(backbone, tree, batch) * batch.w[:, None]).double()
         return {"gram": features.mT @ features}
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        """Invert the second moments before the draw; after it, set each class's last place.
+        """Invert X^T X before the draw; after it, set the last place of each class.
 
         Args:
             phase: ``before_exemplars``, ``after_rounds``, or ``task_start`` for the head's means.
@@ -139,18 +139,18 @@ class FedCBDR(TunedLinearHead):
         if phase == "before_exemplars":
             return {**state, "leverage": pseudo_inverse(sums["gram"], self.leading).float()}
         task, last_place = ctx.task, state["last_place"].clone()
-        # Class balance: the first images in the draw, as many of each class over all clients; fewer
-        # where the next ones share a place.
+        # Class balance: per class the first images of the draw over all clients, up to the quota;
+        # fewer if images that share a place would exceed it.
         images = sums["places"].double().round().cumsum(1)  # [c, BINS]
         quotas = self.quotas(task)[:, None].to(images)
         last_place[task.start : task.stop] = (images <= quotas).sum(1) - 1
         return {**drop(state, "leverage"), "last_place": last_place}
 
     def quotas(self, task: Task) -> Tensor:
-        """Return the number of exemplars [c] of each class of a task, over all clients.
+        """Return the number of exemplars per class of a task [c], over all clients.
 
         Args:
-            task: The task; its first classes have one more where ``per_task`` does not divide.
+            task: The task; its first classes get the remainder of ``per_task``, one each.
         """
         share, rest = divmod(self.per_task, task.size)
         return torch.tensor([share + (i < rest) for i in range(task.size)])
@@ -158,11 +158,11 @@ class FedCBDR(TunedLinearHead):
     def end_task_client(
         self, backbone: Backbone, data: LocalData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Draw exemplars of the new classes, and count their places.
+        """Draw exemplars of the new classes by leverage scores, and count their places.
 
-        Weighted sampling without replacement (Efraimidis and Spirakis, 2006): each image waits an
-        exponential time of rate tau, and the first ones are drawn. So clients draw together from
-        all their images, and the server learns only how many images have each place.
+        Weighted sampling without replacement (Efraimidis and Spirakis, 2006): each image gets an
+        exponential waiting time with rate tau; the shortest times are drawn. Clients thus draw
+        from all images together, and the server learns only the number of images per place.
 
         Args:
             backbone: The frozen backbone.
@@ -170,8 +170,8 @@ class FedCBDR(TunedLinearHead):
             ctx: Memory of the client and the final global model of the task.
 
         Returns:
-            The memory with up to a class's quota of images, which ``before_training`` shortens to
-                those that all clients together drew; and the upload ``places`` [c, BINS].
+            The memory with up to a quota of images per class, which ``before_training`` shortens
+                to the images within the last place; and the upload ``places`` [c, BINS].
         """
         memory, task = self.before_training(backbone, data, ctx), ctx.task
         labels = data.labels(data.index).cpu() - task.start
@@ -198,7 +198,7 @@ class FedCBDR(TunedLinearHead):
         return kept, {"places": counts}
 
     def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
-        """Return the memory without images behind the last place of their class."""
+        """Return the memory without images beyond the last place of their class."""
         index = ctx.memory.get("exemplar.index", NONE)
         place = ctx.memory.get("exemplar.place", NONE)
         stays = place.cpu() <= ctx.shared["last_place"].cpu()[data.labels(index).cpu()]
@@ -215,10 +215,10 @@ def pseudo_inverse(gram: Tensor, leading: int = 0) -> Tensor:
 
     Args:
         gram: Sum of outer products [D, D].
-        leading: Number of the largest eigenvalues that count; 0: all that are not rounding.
+        leading: Number of largest eigenvalues to invert; 0: all above rounding error.
 
     Returns:
-        The inverse [D, D] in the span of these directions, in float64.
+        The inverse [D, D] on the span of their eigenvectors, in float64.
     """
     values, vectors = torch.linalg.eigh(gram.double())
     smallest = values.max() * len(values) * torch.finfo(torch.float32).eps

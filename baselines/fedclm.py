@@ -1,4 +1,4 @@
-"""FedCLM: class means of federatedly fine-tuned features, a baseline of PILoRA.
+"""FedCLM: class means of features after federated fine-tuning, a baseline of PILoRA.
 
 Guo et al., ECCV 2024.
 """
@@ -51,6 +51,7 @@ class FedCLM(TunedLinearHead):
     )
 
     def training(self) -> Training:
+        # As FedAvg; as a task ends clients also send count and feature sum per class.
         training = super().training()
         return replace(
             training,
@@ -66,12 +67,12 @@ class FedCLM(TunedLinearHead):
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
-        # As a task ends, under its final global model: means of its classes over all clients. Means
-        # of finished tasks stay as they were.
+        # As a task ends: class means mu_c over all clients under the final global model. Means of
+        # earlier tasks stay unchanged.
         return {**state, **update_means(state, sums, ctx.task)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: the nearest class mean, not the head.
+        # Inference: argmin_c |f(x) - mu_c| over the classes seen; the head is not used.
         features = self.features(backbone, state, batch)
         mean, count = state["mean"][: task.stop], state["count"][: task.stop]
         return nearest_mean(features, mean, count > 0, self.distance)

@@ -49,6 +49,7 @@ class FedCOF(Analytic):
     )
 
     def training(self) -> Training:
+        # No training: one upload per task, which the server must see client by client.
         return Training(
             inputs=["query"],
             uploads={"class.": per_class("count", "sum")},
@@ -63,7 +64,7 @@ class FedCOF(Analytic):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # Client, once per task: n_{k,c} and the feature sum of each class, from which mu_{k,c}.
+        # Client, once per task: n_{k,c} and n_{k,c} mu_{k,c}, the feature sum, per class.
         return class_sums(self.lift_features(tree, batch.query), batch, ctx.task)
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
@@ -78,7 +79,7 @@ class FedCOF(Analytic):
         Returns:
             The state with the new moments and classifier.
         """
-        # (N_c - 1) S_c = estimated Gram matrix of the class - N_c mu_c mu_c^T.
+        # (N_c - 1) S_c = estimated Gram matrix of class c - N_c mu_c mu_c^T, summed over classes.
         count, total = sums["class.count"].sum(0), sums["class.sum"].sum(0)  # N_c, P_c
         means = total / count[:, None].clamp(min=1)
         within = gram_of_groups(sums["class.count"], sums["class.sum"]) - total.mT @ means
@@ -87,8 +88,8 @@ class FedCOF(Analytic):
         )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
-        # G = sum_c (N_c - 1)(S_c + gamma I) + N mu mu^T, without the spread between classes; the
-        # mean term is computed from the totals of all tasks. W = G^-1 Q.
+        # W = G^-1 Q with G = sum_c (N_c - 1)(S_c + gamma I) + N mu mu^T, without the between-class
+        # scatter. The mean mu is over all tasks so far.
         count, target = moments["count"], moments["target"]
         mean = target.sum(1) / count.sum()
         ridge = self.gamma * (count - 1).clamp(min=0).sum()

@@ -60,11 +60,12 @@ class FedCPrompt(CODAPrompt):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
+        # L = L_coda + C2, the contrast of the released code.
         loss, sums = super().loss(backbone, train, batch, ctx)
         if self.contrast == "off":
             return loss, sums
-        # f under the trained model; without gradient f_global under the model received this round,
-        # f_last under the components of finished tasks. Same view for all three.
+        # f: trained model; f_global: received model; f_last: components of finished tasks.
+        # The last two have no gradient. All three see the same view.
         features = self.features(backbone, {**ctx.shared, **train}, batch)
         with torch.no_grad():
             global_features = self.features(backbone, ctx.shared, batch)
@@ -94,7 +95,7 @@ class FedCPrompt(CODAPrompt):
         return (to_global - to_last + self.margin).clamp(min=0)
 
     def weights(self, tree: Tree, block: int, query: Tensor) -> Tensor:
-        # alpha_m = cos(q * softmax_d(A_m), K_m): CODA-Prompt has no softmax.
+        # alpha_m = cos(q * softmax(A_m), K_m), softmax over the D entries; CODA-Prompt has none.
         attention = self._rows(tree, block, "attention")
         if self.attention_softmax:
             attention = attention.softmax(-1)

@@ -1,4 +1,4 @@
-"""Federated linear discriminant analysis: class means and one covariance from clients' sums."""
+"""Federated linear discriminant analysis: class means and a shared covariance from sums."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -47,23 +47,23 @@ class FedLDA(Analytic):
     )
 
     def training(self) -> Training:
-        # log p(c | x) of Gaussians with one covariance, up to a constant; distances are no logits
+        # ``lda`` scores are log p(c | x) up to a constant; distances are not logits.
         return replace(super().training(), gives_logits=self.rule == "lda")
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
         count, has_images = moments["count"], moments["count"] > 0
         means = moments["target"] / count.clamp(min=1)  # [D, C]
-        # Scatter within classes: G - B with B = sum_c N_c m_c m_c^T. S = scatter / (N - C_held), or
-        # / N with class frequencies.
+        # Within-class scatter G - B with B = sum_c N_c mu_c mu_c^T. S = scatter / (N - C), where C
+        # classes have images; with ``lda`` scatter / N.
         scatter = moments["gram"] - moments["target"] @ means.mT
         divisor = count.sum() - (has_images.sum() if self.rule == "mahalanobis" else 0)
         covariance = scatter / divisor.clamp(min=1)
-        # Shrinkage: S + s mean(diagonal) I. Weights S^-1 m_c.
+        # Shrinkage: S + s mean(diagonal) I. Weights: S^-1 mu_c.
         weight = solve_ridge(covariance, means, self.shrink * float(covariance.diagonal().mean()))
         distance = (means * weight).sum(0)  # m^T S^-1 m
-        # -(x - m)^T S^-1 (x - m), up to x^T S^-1 x, which is the same for all classes.
+        # -(f - mu_c)^T S^-1 (f - mu_c) without f^T S^-1 f, which is the same for all classes.
         if self.rule == "mahalanobis":
             return 2 * weight, -distance
-        # x^T S^-1 m - m^T S^-1 m / 2 + log(N_c / N).
+        # f^T S^-1 mu_c - mu_c^T S^-1 mu_c / 2 + log(N_c / N).
         prior = (count / count.sum()).clamp(min=torch.finfo(count.dtype).tiny).log()
         return weight, prior - distance / 2

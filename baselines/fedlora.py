@@ -64,7 +64,7 @@ class FedLoRA(LinearHead):
         return self.with_head_means(Training(optims))
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: the same pairs continue through all tasks.
+        # Task boundary: the same pairs continue; nothing is frozen or reset.
         if state:
             return state
         pairs = lora_pairs(backbone, self.blocks, self.rank, rng, "fedlora.blocks", tuple(LAYERS))
@@ -77,16 +77,16 @@ class FedLoRA(LinearHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Client: L_cur under W_0 (with all residuals so far) + B A.
+        # Client: L_ce under W + B A, where W has all residuals so far.
         logits = self._logits(backbone, {**ctx.shared, **train}, batch)
         return task_cross_entropy(logits, batch, ctx.task), {}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        # FedAvg of the factors: B = sum p_k B_k, A = sum p_k A_k.
+        # FedAvg of the factors: B = sum_k p_k B_k, A = sum_k p_k A_k with p_k = n_k / n.
         means = average(payloads)
         if not self.residual:
             return means
-        # Residual: dW = sum p_k B_k A_k - B A, layer by layer.
+        # Residual: dW = sum_k p_k B_k A_k - B A, layer by layer.
         layers = layers_of(means)
         products = average(
             [p.holding({name: lora_product(p.tensors, name) for name in layers}) for p in payloads]
@@ -97,7 +97,7 @@ class FedLoRA(LinearHead):
         return {**means, **residuals}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # W_0 <- W_0 + dW, which the server broadcasts; q and v are parts of the fused weight.
+        # W <- W + dW, which the server broadcasts. q and v are slices of the fused qkv weight.
         state = {**state, **drop(merged, "residual.")}
         for name, residual in select(merged, "residual.").items():
             layer = name.removeprefix("residual.")
@@ -110,6 +110,7 @@ class FedLoRA(LinearHead):
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: W + B A, argmax over the classes seen.
         return self._logits(backbone, state, batch)[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:

@@ -65,15 +65,15 @@ class FedNCM(Method):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # Client, once per task: count and sum of the frozen features of each class.
+        # Client, once per task: n_{k,c} and the sum of frozen features per class.
         return class_sums(self._read(batch), batch, ctx.task)
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        # Server: m_c = sum_k sum_x f(x) / sum_k n_{k,c}, equal to the centralised class mean.
+        # Server: mu_c = sum_k sum_x f(x) / sum_k n_{k,c}, equal to the centralised class mean.
         return update_means(state, sums, ctx.task)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: the nearest class mean; classes without images are masked.
+        # Inference: argmin_c |f(x) - mu_c|; classes without images are masked.
         mean, count = state["mean"][: task.stop], state["count"][: task.stop]
         return nearest_mean(self._read(batch), mean, count > 0, self.distance)
 

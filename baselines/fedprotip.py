@@ -1,7 +1,6 @@
-"""FedProTIP: federated class-incremental learning with gradient projection and task identity
-prediction.
+"""FedProTIP: gradient projection at the clients and task identity prediction.
 
-Cha et al., 2025.
+Cha et al., arXiv 2509.21606.
 """
 
 from dataclasses import dataclass
@@ -69,6 +68,7 @@ class FedProTIP(FOT):
     )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: record which task owns the new classes; weights and bases continue.
         task_numbers = torch.full((task.size,), task.index)
         if not state:
             none = {
@@ -82,19 +82,21 @@ class FedProTIP(FOT):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Client: g <- g - g M M^T in every step, for the weights of the blocks' linear layers.
+        # Client, every step: project the gradient, g <- g - g U U^T, of the blocks' linear layers.
         return super().loss(backbone, project_change(train, ctx.shared), batch, ctx)
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        # The whole step is projected, so that weight decay and Adam do not leave the complement.
+        # Project the whole change W - W_r: weight decay and Adam would leave the complement.
         return {**project_change(train, ctx.shared), **sums}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
+        # The clients have projected already; FOT's projection at the server is not needed.
         return {**state, **merged}
 
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
+        # As the task ends: FOT's Gram matrices, and that of the final features.
         sums = super().collect(phase, backbone, tree, batch, ctx)
         if phase == "task_start":
             return sums
@@ -125,8 +127,8 @@ class FedProTIP(FOT):
         return {**state, "space": grown, "space_task": torch.cat([state["space_task"], new])}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Task prediction, image by image: j = argmax_i |M_i^T f|^2 / |f|^2. Only the classes of
-        # task j compete; with ``soft`` the log softmax over tasks is added to the logits.
+        # Task identity prediction per image: j = argmax_i |M_i^T f|^2. Only classes of task j
+        # compete; ``soft`` adds the log softmax of |M_i^T f|^2 / |f|^2 over tasks to the logits.
         features = self.features(backbone, state, batch)
         logits = head_logits(state, features)[:, : task.stop]
         if self.identity == "off":
@@ -141,15 +143,15 @@ class FedProTIP(FOT):
 def project_change(train: Tree, shared: Tree) -> Tree:
     """Project a client's change since the round's start on the complement of the bases.
 
-    The gradient through the projection is g - g M M^T, so that plain gradient descent stays in the
-    complement. Other optimizers and weight decay leave it; the projection also removes that part.
+    The gradient through the projection is g - g U U^T, so plain gradient descent stays in the
+    complement. Other optimizers and weight decay leave it; the projection removes that part too.
 
     Args:
         train: Tensors that the client has trained.
-        shared: Broadcast tensors: the weights as the round began, and ``basis.LAYER`` M.
+        shared: Broadcast tensors: the weights W_r as the round began, and ``basis.LAYER`` U.
 
     Returns:
-        The trained tensors with W_r + (W - W_r)(I - M M^T) for each layer with a basis.
+        The trained tensors with W_r + (W - W_r)(I - U U^T) for each layer with a basis.
     """
     tree = dict(train)
     for name, basis in select(shared, "basis.").items():
@@ -159,7 +161,7 @@ def project_change(train: Tree, shared: Tree) -> Tree:
 
 
 def energy_per_task(features: Tensor, space: Tensor, tasks: Tensor, count: int) -> Tensor:
-    """Compute the part |M_j^T f|^2 / |f|^2 of each feature that task j's directions hold.
+    """Compute the share |M_j^T f|^2 / |f|^2 of each feature's energy in task j's directions.
 
     Args:
         features: Features f [B, D].
@@ -168,7 +170,7 @@ def energy_per_task(features: Tensor, space: Tensor, tasks: Tensor, count: int) 
         count: Number t of tasks.
 
     Returns:
-        Parts [B, t], 0 to 1.
+        Shares [B, t], 0 to 1.
     """
     unit = F.normalize(features, dim=-1)
     return (unit @ space.to(unit)).square() @ F.one_hot(tasks, count).to(unit)

@@ -69,8 +69,8 @@ class FedProto(TunedWithStatistics):
     )
 
     def training(self) -> Training:
-        # Plain mean of the weights as in fed-mammoth; local prototypes are computed after the local
-        # training, with the local model on the test view.
+        # Server: plain mean of the weights, as in fed-mammoth. Client: local prototypes after local
+        # training, under the local model on the test view.
         training = super().training()
         return replace(
             training,
@@ -88,7 +88,7 @@ class FedProto(TunedWithStatistics):
                 "all.known": torch.zeros(task.classes),
             }
             state = {**super().begin_task(state, task, backbone, rng), **none}
-        # Task boundary: no prototypes of the new classes yet, so the first round has only L_cur.
+        # Task boundary: new classes have no prototype yet, so the first round has only L_ce.
         unknown = {
             "prototype.mean": torch.zeros(task.size, dim),
             "prototype.known": torch.zeros(task.size),
@@ -98,15 +98,15 @@ class FedProto(TunedWithStatistics):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L = L_cur + ld * distance of the features to the global prototypes G_c.
+        # L = L_ce + ld * distance of the features to the global prototypes G_c.
         features = self.features(backbone, train, batch)
         loss = task_cross_entropy(head_logits(train, features), batch, ctx.task)
         return loss + self.strength * self.distance(features, batch, ctx), {}
 
     def distance(self, features: Tensor, batch: Batch, ctx: Context) -> Tensor:
-        """Compute the distance of features to the global prototypes of their classes.
+        """Compute the mean squared difference between features and their global prototypes.
 
-        It is the squared distance, averaged over dimensions. Classes without a prototype give 0.
+        The mean is over dimensions. Classes without a prototype give 0.
 
         Args:
             features: Features [B, D].
@@ -114,8 +114,8 @@ class FedProto(TunedWithStatistics):
             ctx: Broadcast tensors, with ``prototype.mean`` [c, D] and ``prototype.known`` [c].
 
         Returns:
-            The sum over the batch's classes, of the class's mean feature; with ``per_sample`` the
-                mean over images.
+            With ``per_sample`` the mean over images (official code); else the sum over classes of
+                the difference to the class's mean feature in the batch (fed-mammoth).
         """
         mean, has_prototype = ctx.shared["prototype.mean"], ctx.shared["prototype.known"]
         labels = batch.y - ctx.task.start
@@ -131,16 +131,17 @@ class FedProto(TunedWithStatistics):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Local prototypes: n_{k,c} and the feature sum of each local class.
+        # Local prototypes mu_{k,c}: per local class n_{k,c} and the feature sum.
         return class_sums(self.statistics_features(backbone, tree, batch), batch, ctx.task)
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        # Server: average the weights, add up counts and feature sums.
         sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in payloads[0].only("class.")}
         return {**average([p.drop("class.") for p in payloads]), **sums}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # G_c = sum_k n_{k,c} mu_{k,c} / sum_k n_{k,c}. A class without images in this round keeps
-        # its prototype.
+        # Global prototypes: G_c = sum_k n_{k,c} mu_{k,c} / sum_k n_{k,c}. A class without images in
+        # this round keeps its prototype.
         count, total = merged["class.count"], merged["class.sum"]
         has_images = count > 0
         fresh = {"mean": total / count[:, None].clamp(min=1), "known": has_images.to(total)}
@@ -153,7 +154,7 @@ class FedProto(TunedWithStatistics):
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: argmin_c |f(x) - G_c|; with ``head`` the linear head.
+        # Inference: argmin_c |f(x) - G_c| over the classes seen, or the linear head.
         features = self.features(backbone, state, batch)
         if self.infer == "head":
             return head_logits(state, features)[:, : task.stop]

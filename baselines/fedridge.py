@@ -1,4 +1,4 @@
-"""Fed3R, federated ridge regression on frozen features: also the classifier of AFCL and STSA.
+"""Fed3R: federated ridge regression on frozen features, also the classifier of AFCL and STSA.
 
 Fani et al., ICML 2024.
 """
@@ -97,8 +97,9 @@ class FedRidge(Analytic):
         return self.score
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
-        # W = (G + lambda I)^-1 Q from the sums over all clients and tasks. Free bias, from the same
-        # sums: W = (G - n mu mu^T + lambda I)^-1 (Q - n mu p^T), b = p - W^T mu.
+        # W = (G + lambda I)^-1 Q, with sums over all clients and tasks. Free bias, from the same
+        # sums: W = (G - n mu mu^T + lambda I)^-1 (Q - n mu p^T) and b = p - W^T mu, with the mean
+        # feature mu and the class shares p.
         gram, target, count = moments["gram"], moments["target"], moments["count"]
         ridge = self.ridge * (float(gram.diagonal().mean()) if self.scaled else 1.0)
         if self.bias == "free":
@@ -106,7 +107,7 @@ class FedRidge(Analytic):
         return solve_ridge(gram, target, ridge), torch.zeros_like(count)
 
     def lift_features(self, state: Tree, query: Tensor) -> Tensor:
-        """Compute phi(f), with a constant feature for a penalised bias.
+        """Compute phi(f); with ``bias=penalised`` append a constant feature.
 
         Args:
             state: State, with ``projection`` R if there is one.

@@ -59,16 +59,17 @@ class FFALoRA(LinearHead):
     )
 
     def training(self) -> Training:
-        # A is under ``fixed.``, outside the trained prefixes: clients train and send B and head.
+        # A has the prefix ``fixed.``, which is not trained: clients train and send B and the head.
         optim = self.optim(self.lr)
         return self.with_head_means(Training({"lora.": optim, "head.": optim}))
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: the pair continues (the paper's form), or a new A is drawn with B = 0.
+        # Task boundary: the pair continues (paper), or a new pair starts with another A and B = 0.
         if state and self.merge == "one":
             return state
         blocks = chosen_blocks(backbone, self.blocks)
         pairs = lora_pairs(backbone, blocks, self.rank, rng, "ffalora.blocks", PARTS)
+        # q, k and v share one A.
         for block in blocks:
             for part in "kv":
                 pairs[f"lora.{block}.{part}.a"] = pairs[f"lora.{block}.q.a"]
@@ -79,7 +80,7 @@ class FFALoRA(LinearHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Client: L_cur under W_0 + B A. FedAvg of B is exact: sum p_k B_k A = (sum p_k B_k) A.
+        # Client: L_ce under W_0 + B A. FedAvg of B is exact: sum_k p_k B_k A = (sum_k p_k B_k) A.
         features = self.trained_features(backbone, {**ctx.shared, **train}, batch)
         return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
 
@@ -100,6 +101,7 @@ class FFALoRA(LinearHead):
         return backbone(batch.x, self.plugs(drop(tree, "past.") if self.merge == "mean" else tree))
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: W_0 plus the pairs as ``merge`` states, argmax over the classes seen.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def plugs(self, tree: Tree) -> Tree:

@@ -1,4 +1,4 @@
-"""Base of most baselines: a linear head, and a choice of what else is trained beneath it."""
+"""Base of most baselines: a linear head, with all weights, LoRA pairs or nothing trained below."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -46,7 +46,7 @@ class TunedBackbone(OptimizerOptions):
             *heads: Prefixes of the head's tensors.
 
         Returns:
-            The description of the training. With ``tune=head`` it reads frozen features, which are
+            The declaration of the training. With ``tune=head`` it reads frozen features, which are
                 computed once.
         """
         optims = {prefix: self.optim(self.lr) for prefix in heads}
@@ -117,7 +117,7 @@ class TunedBackbone(OptimizerOptions):
 @use_protocol_options("hgp", "ewc")  # one rate for most methods that fine-tune all weights
 @dataclass(frozen=True)
 class TunedLinearHead(TunedBackbone, LinearHead):
-    """Base of those with a linear head; the loss is the cross-entropy over the task's classes."""
+    """Base of methods with a linear head; the loss is cross-entropy over the task's classes."""
 
     def training(self) -> Training:
         return self.with_head_means(self.tuning("head."))
@@ -131,10 +131,11 @@ class TunedLinearHead(TunedBackbone, LinearHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L_cur: cross-entropy over the classes of the task; rows of other classes get no gradient.
+        # L_ce: cross-entropy over the classes of the task; other head rows get no gradient.
         return task_cross_entropy(self.logits(backbone, train, batch), batch, ctx.task), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: argmax over the classes seen.
         return self.logits(backbone, state, batch)[:, : task.stop]
 
     def logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
@@ -170,7 +171,7 @@ class TunedLinearHead(TunedBackbone, LinearHead):
 
 @dataclass(frozen=True)
 class TunedWithStatistics(TunedLinearHead):
-    """Base of those that also send statistics of their classes' features."""
+    """Base of methods whose clients also send statistics of their classes' features."""
 
     stats_unnormalised: bool = option(
         False,

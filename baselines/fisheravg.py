@@ -46,6 +46,7 @@ class FisherAvg(TunedWithStatistics):
     )
 
     def training(self) -> Training:
+        # As FedAvg; in each round clients also send their Fisher sums.
         training = super().training()
         return replace(
             training,
@@ -59,8 +60,8 @@ class FisherAvg(TunedWithStatistics):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Client, after every round: squared gradients summed image by image, from which the server
-        # takes the mean. With ``weighted`` it takes the sum, so that more images have more weight.
+        # Client, after local training: sum over images of the squared gradients in F_k. The server
+        # divides it by n_k; with ``weighted`` it does not, so larger clients weigh more.
         task = ctx.task
 
         def log_likelihood(trained: Tree, one: Batch) -> Tensor:
@@ -77,16 +78,17 @@ class FisherAvg(TunedWithStatistics):
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         """Compute theta = sum_k F_k theta_k / sum_k F_k, entry by entry.
 
-        It is computed as the first client's theta plus the weighted mean of the differences to it,
-        so that entries that no client changes stay bit for bit.
+        The computed form is the first client's theta plus the weighted mean of the differences to
+        it: entries that no client changes stay bit for bit.
 
         Args:
             payloads: Uploads of the clients: trained tensors and their ``fisher.X``.
-            average: Averages F_k and F_k times the difference, by default without weights.
+            average: Aggregator of F_k and of F_k times the difference; by default the plain mean.
 
         Returns:
             The merged tensors.
         """
+        # Server: F_k + epsilon and (F_k + epsilon) (theta_k - theta_1) per client, then the means.
         first = payloads[0].drop("fisher.")
         products = []
         for payload in payloads:

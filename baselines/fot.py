@@ -64,7 +64,7 @@ class FOT(LinearHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Client: L_cur, free training of all weights.
+        # Client: L_ce on all weights, without a constraint.
         logits = head_logits(train, self.features(backbone, train, batch))
         return task_cross_entropy(logits, batch, ctx.task), {}
 
@@ -86,14 +86,14 @@ class FOT(LinearHead):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # As the task ends, under the final global model: G = sum X X^T of each layer's inputs, in
-        # place of the paper's sketches (I - M M^T) X Omega.
+        # Client, as the task ends, under the final global model: G = X X^T of each layer's inputs,
+        # in place of the paper's random sketches (I - U U^T) X Omega.
         layers = [f"blocks.{i}.{layer}" for i in range(backbone.depth) for layer in LAYERS]
         _, inputs = backbone.features_and_taps(batch.x, layers, select(tree, "full."))
         return layer_grams(inputs, batch.w, gamma=1.0)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # Server, each round: dW <- dW - dW M M^T for the listed weights; all else moves freely.
+        # Server, each round: dW <- dW (I - U U^T) for weights with a basis; all else moves freely.
         merged = dict(merged)
         for name, basis in select(state, "basis.").items():
             weight = name.replace("basis.", "full.") + ".weight"
@@ -103,8 +103,8 @@ class FOT(LinearHead):
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
-        # M <- [M U_r]: leading directions outside M until the threshold's part of the energy is
-        # held, at least one; the threshold grows with the tasks.
+        # Server, task end: extend U by the leading directions outside it, at least one, until it
+        # holds the threshold's share of the energy. The threshold grows with the tasks.
         state, threshold = dict(state), min(self.threshold + self.growth * ctx.task.index, 1.0)
         for name, gram in select(sums, "gram.").items():
             layer = name.removeprefix("gram.")
@@ -116,4 +116,5 @@ class FOT(LinearHead):
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: argmax over the classes seen; the paper knows the task of a test image.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]

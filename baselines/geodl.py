@@ -21,10 +21,9 @@ ZERO = 1e-6  # principal angles and singular values below this are 0
 
 
 def subspace(features: Tensor, weights: Tensor, size: Tensor | int) -> Tensor:
-    """Compute the first left singular vectors of the features as columns.
+    """Compute the leading left singular vectors of the features (columns of a D x n matrix).
 
-    Each feature is normalised to length 1 and centred over its own D entries, as released code
-    does.
+    Each feature is normalised to length 1 and centred over its own D entries, as in released code.
 
     Args:
         features: Features [n, D].
@@ -43,7 +42,7 @@ def subspace(features: Tensor, weights: Tensor, size: Tensor | int) -> Tensor:
 
 
 def flow_kernel(old: Tensor, new: Tensor) -> Tensor:
-    """Compute the integral of Phi(u) Phi(u)^T over the geodesic Phi between two subspaces.
+    """Compute the geodesic flow kernel G, the integral of Phi(u) Phi(u)^T over u from 0 to 1.
 
     With P^T Q = U cos(theta) V^T, X = P U, Y = Q V and Y = X cos(theta) + R sin(theta), the kernel
     is G = X L1 X^T + X L2 R^T + R L2 X^T + R L3 R^T.
@@ -55,6 +54,7 @@ def flow_kernel(old: Tensor, new: Tensor) -> Tensor:
     Returns:
         The kernel G [D, D].
     """
+    # Principal angles theta between the subspaces, and the orthonormal directions R of the flow.
     u, cosine, v = torch.linalg.svd(old.mT @ new)
     start, end = old @ u, new @ v.mT  # X, Y
     across = end - start * cosine
@@ -62,6 +62,8 @@ def flow_kernel(old: Tensor, new: Tensor) -> Tensor:
     theta = torch.atan2(sine, cosine)
     small = theta < ZERO
     residual = torch.where(small, torch.zeros_like(across), across / sine.clamp(min=ZERO))  # R
+    # Diagonals of the closed form: L1 = (1 + sin 2theta / 2theta) / 2, L3 = (1 - sin 2theta /
+    # 2theta) / 2, L2 = (1 - cos 2theta) / (4 theta); for theta -> 0 they are 1, 0 and 0.
     twice = torch.where(small, torch.ones_like(theta), 2 * theta)
     ratio = torch.where(small, torch.ones_like(theta), twice.sin() / twice)
     first, third = (1 + ratio) / 2, (1 - ratio) / 2  # L1, L3
@@ -74,7 +76,7 @@ def flow_kernel(old: Tensor, new: Tensor) -> Tensor:
 
 
 def geodesic_loss(features: Tensor, old: Tensor, kernel: Tensor, distance: bool) -> Tensor:
-    """Compute the geodesic loss 1 - a^T G b / (|G^1/2 a| |G^1/2 b|) of each image.
+    """Compute L_geo = 1 - a^T G b / (|G^1/2 a| |G^1/2 b|) of each image.
 
     Args:
         features: New features b [B, D]; they are normalised to length 1.
@@ -132,7 +134,7 @@ class GeoDL(CosineHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L = cross-entropy of sigma cos over the classes seen + strength sqrt(|OLD| / |CUR|) L_geo.
+        # L = L_ce of sigma cos(f, w_c) over the classes seen + lambda sqrt(C_old / C_new) L_geo.
         features, task = self.features(backbone, train, batch), ctx.task
         logits = train["sigma"] * self.scores(features, train, ctx)
         loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
@@ -151,8 +153,8 @@ class GeoDL(CosineHead):
         Returns:
             1 - a^T G b / (|G^1/2 a| |G^1/2 b|) [B]; 0 in a batch of fewer than three images.
         """
-        # P and Q: the first n - 2 left singular vectors of the old and new features, each centred
-        # over its own entries as in the released code. G gets no gradient.
+        # P and Q: the n - 2 leading left singular vectors of old and new features. G gets no
+        # gradient.
         size = batch.w.sum() - 2
         with torch.no_grad():
             old = subspace(batch.teacher, batch.w, size)  # P

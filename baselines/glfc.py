@@ -54,8 +54,9 @@ class GLFC(TunedLinearHead, BestOldModel):
     )
 
     def training(self) -> Training:
-        # Training set: the client's current images and its exemplars. Uniform FedAvg. Upload on a
-        # detected task: one gradient per new class for the proxy server (``BestOldModel``).
+        # Clients train on current images and exemplars; the server averages weights uniformly. When
+        # a client detects a task, it uploads one gradient per new class for the proxy server
+        # (``BestOldModel``).
         training = super().training()
         images, upload = ["images"], "uploads gradients that can be inverted to images"
         if self.proxy == "last":
@@ -73,29 +74,30 @@ class GLFC(TunedLinearHead, BestOldModel):
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: the best model of the last task becomes the old model.
+        # Task boundary: the best model of the last task becomes the old model of L_RD.
         return self.monitoring(super().begin_task(state, task, backbone, rng), task, rng)
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        # Logits of the old model, the targets of L_RD for old classes.
         return self.earlier_logits("old.", backbone, shared, batch)
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Class-aware gradient compensation L_GC, with one sigmoid per class seen.
+        # Class-aware gradient compensation loss L_GC, with one sigmoid per class seen.
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
         none = torch.zeros(ctx.task.classes, dtype=torch.bool, device=logits.device)
         old_classes = ctx.memory.get("learned", none)
         balanced_loss = self.compensated_loss(logits, batch, old_classes)
         if ctx.task.index == 0:
             return balanced_loss, {}
-        # Class-semantic relation distillation L_RD; both losses have weight 0.5 in the released
-        # code, the first task has only L_GC.
+        # Class-semantic relation distillation loss L_RD. The total is 0.5 L_GC + 0.5 L_RD in the
+        # released code; the first task has only L_GC.
         relations = self.relations(logits, batch, ctx.task.start)
         return (1 - self.relation) * balanced_loss + self.relation * relations, {}
 
     def compensated_loss(self, logits: Tensor, batch: Batch, learned: Tensor) -> Tensor:
-        """Compute L_GC: binary cross-entropy, weighted per image by ``weights``.
+        """Compute L_GC: binary cross-entropy over the classes seen, weighted by ``weights``.
 
         Args:
             logits: Logits [B, C] over the classes seen.
@@ -110,9 +112,10 @@ class GLFC(TunedLinearHead, BestOldModel):
         return batch.mean(self.weights(logits, batch, learned) * per_image)
 
     def weights(self, logits: Tensor, batch: Batch, learned: Tensor) -> Tensor:
-        """Compute the weights of the images: w_i = g_i / mean g of the group, g_i = |p_{i,y} - 1|.
+        """Compute the weight of each image: w_i = g_i / (mean g of its group).
 
-        The groups of a batch are images of old and of new classes.
+        g_i = |p_{i,y} - 1|, with the sigmoid p. A batch has two groups: images of old and of new
+        classes.
 
         Args:
             logits: Logits [B, C] over the classes seen.
@@ -122,17 +125,19 @@ class GLFC(TunedLinearHead, BestOldModel):
         Returns:
             Weights [B], without gradient; all 1 while the client has not learned an old class.
         """
+        # Gradient measure g_i = |p_{i,y} - 1|, without gradient; padding has 0.
         gradient = (1 - logits.detach().sigmoid().gather(1, batch.y[:, None])[:, 0]) * batch.w
         old = learned[batch.y].to(gradient)
         new = 1 - old
         mean_old = (gradient * old).sum() / (batch.w * old).sum().clamp(min=1)
         mean_new = (gradient * new).sum() / (batch.w * new).sum().clamp(min=1)
+        # Normalise by the mean of the group.
         tiny = torch.finfo(gradient.dtype).tiny
         weights = gradient / torch.where(old > 0, mean_old, mean_new).clamp(min=tiny)
         return torch.where(learned.any(), weights, torch.ones_like(weights))
 
     def relations(self, logits: Tensor, batch: Batch, old: int) -> Tensor:
-        """Compute L_RD: binary cross-entropy against the old model's sigmoids and the labels.
+        """Compute L_RD: binary cross-entropy with the old model's sigmoids as old classes' targets.
 
         Args:
             logits: Logits [B, C] over the classes seen.

@@ -70,13 +70,14 @@ class ICaRL(TunedLinearHead, Rehearsal):
         return self.with_teacher({**none, **super().begin_task(state, task, backbone, rng)}, task)
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        # The teacher's logits, whose sigmoids are the targets g_c of old classes.
         return self.earlier_logits("teacher.", backbone, shared, batch)
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Binary cross-entropy over the classes seen, on new images and exemplars; the targets of
-        # old classes are the teacher's sigmoids.
+        # Binary cross-entropy over the classes seen, on new images and exemplars. Targets: the
+        # teacher's sigmoids for old classes, labels for new ones.
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
         return teacher_binary_cross_entropy(logits, batch, ctx.task.start), {}
 
@@ -94,8 +95,8 @@ class ICaRL(TunedLinearHead, Rehearsal):
             The memory with ``exemplar.index``, and the upload ``kept.count`` [c] and ``kept.sum``
                 [c, D]; with ``infer=head`` the upload is empty.
         """
-        # Exemplars of new classes by herding under the final global model; old lists are shortened
-        # from their end.
+        # Herding under the final global model chooses exemplars of new classes; older lists lose
+        # their last entries.
         memory, _ = super().end_task_client(backbone, data, ctx)
         if self.infer == "head":
             return memory, {}
@@ -119,7 +120,7 @@ class ICaRL(TunedLinearHead, Rehearsal):
         """
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
-        # Mean of the features of length 1 over all clients' exemplars of a class.
+        # Server: mean of normalised features over all clients' exemplars of each class.
         classes = ctx.task.stop
         mean, count = torch.zeros_like(state["mean"]), torch.zeros_like(state["count"])
         count[:classes] = sums["kept.count"]
@@ -129,7 +130,7 @@ class ICaRL(TunedLinearHead, Rehearsal):
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
         if self.infer == "head":
             return super().predict(backbone, state, batch, task)
-        # Inference: nearest mean of exemplars; class means are brought to length 1 again.
+        # Inference: nearest mean of exemplars; features and means are normalised to length 1.
         features = F.normalize(self.features(backbone, state, batch), dim=-1)
         mean = F.normalize(state["mean"][: task.stop], dim=-1)
         return nearest_mean(features, mean, state["count"][: task.stop] > 0, "euclid")

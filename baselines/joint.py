@@ -1,4 +1,4 @@
-"""Joint training on all classes seen so far: the upper bound, which keeps all tasks' images."""
+"""Joint training on the images of all tasks so far: the upper bound."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -39,7 +39,7 @@ class Joint(TunedLinearHead):
     )
 
     def training(self) -> Training:
-        # HGP's upper bound holds all images in one place, PILoRA's is federated.
+        # HGP's upper bound is central: one place holds all images. PILoRA's is federated.
         scope: Scope = "pooled" if self.setting == "central" else "seen"
         training, where = super().training(), ", in one place" if scope == "pooled" else ""
         uploads = {p: per_seen_class(*group.statistics) for p, group in training.uploads.items()}
@@ -47,12 +47,13 @@ class Joint(TunedLinearHead):
         return replace(training, data_scope=scope, uploads=uploads, table_note=note)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Training starts again from the pre-trained weights at every task.
+        # Task boundary: training restarts from the pre-trained weights.
         return super().begin_task({}, task, backbone, rng)
 
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
+        # ``head_init=means`` covers all classes seen, as the head starts again.
         ctx = replace(ctx, task=_all_so_far(ctx.task))
         return super().collect(phase, backbone, tree, batch, ctx)
 
@@ -62,11 +63,11 @@ class Joint(TunedLinearHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Cross-entropy over all classes seen, on the images of all tasks so far.
+        # L_ce over all classes seen, on the images of all tasks so far.
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
 
 
 def _all_so_far(task: Task) -> Task:
-    """Return the task with all classes seen so far, as the head starts again for each of them."""
+    """Return the task with all classes seen so far, for which the head starts again."""
     return replace(task, start=0)

@@ -83,6 +83,7 @@ class L2P(PromptPool):
     )
 
     def training(self) -> Training:
+        # Client: Adam on prompts, keys and head. Server: FedAvg, slot by slot.
         optims = self.optims(self.optim(self.lr), "pool.")
         if self.lora:
             optims["lora."] = self.optim(self.lr_lora)
@@ -90,7 +91,7 @@ class L2P(PromptPool):
         return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: nothing is frozen or drawn again, all tasks share the pool.
+        # Task boundary: all tasks share the pool; nothing is frozen or reset.
         if state:
             return state
         backbone.check_pool(self.pooled)
@@ -99,7 +100,7 @@ class L2P(PromptPool):
                 f"l2p.shifted_positions moves the class token's position row, and "
                 f"{backbone.config.name} has none; leave it out"
             )
-        # Start of the run: prompts and keys from U(-1, 1).
+        # Start of the run: prompts and keys from U(-1, 1); position rows, which are never trained.
         rows = torch.zeros(self.chosen * self.length, backbone.token_dim)
         start = {
             **self.start_pool(backbone, -1, 1, rng),
@@ -114,18 +115,18 @@ class L2P(PromptPool):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L_cur under the chosen prompts.
+        # First term: cross-entropy over the task's classes under the chosen prompts.
         similarity, chosen = self.choose(train, batch)
         logits = self._logits(backbone, {**ctx.shared, **train}, batch, chosen)
         loss = task_cross_entropy(logits, batch, ctx.task)
         if self.no_key_loss:
             return loss, {}
-        # - lambda sum cos(q, k_i) over the chosen keys, mean over images; only these keys get a
-        # gradient.
+        # Key term: -lambda sum_i cos(q, k_i) over the chosen keys, mean over images. Other keys get
+        # no gradient.
         return loss - self.pull * batch.mean(similarity.gather(1, chosen).sum(-1)), {}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: query pass, prompted pass, argmax over the classes seen.
+        # Inference: query pass, prompt choice, prompted pass, argmax over the classes seen.
         return self._logits(backbone, state, batch, self.choose(state, batch)[1])[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
@@ -146,10 +147,10 @@ class L2P(PromptPool):
         Returns:
             Cosines with all keys [B, M] and numbers of the chosen prompts [B, N].
         """
-        # q is the frozen class feature without prompts.
+        # Query q: the frozen feature without prompts. Take the N keys with the largest cosine.
         similarity = cosines(batch.query, tree["pool.key"])
         chosen = top_positions(similarity, self.chosen)
-        # Original code: one choice for the batch, the N prompts chosen most often.
+        # Original code: one choice per batch, the N prompts that most images choose.
         if self.selection == "batch":
             votes = (F.one_hot(chosen, self.size).sum(1) * batch.w[:, None]).sum(0)
             chosen = top_positions(votes, self.chosen).expand(len(batch.query), -1)
@@ -171,11 +172,12 @@ class L2P(PromptPool):
         return head_logits(tree, self._features(backbone, tree, batch, chosen))
 
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
+        # Prompt tuning at the input: prompts join the tokens of the first block.
         plugs = {"tokens": self.prompts(tree, chosen), **select(tree, "lora.")}
         if self.shifted_positions:
             token, rows = backbone.weights["cls_token"], backbone.weights["pos_embed"]
             first, after = tree["position"][:1], torch.cat([tree["position"][1:], rows[0, :1]])
             plugs["tokens"] = plugs["tokens"] - tree["position"] + after
-            # the forward pass adds the class token's own row
+            # The forward pass adds the class token's row again, so subtract it here.
             plugs["full.cls_token"] = token + first - rows[:, :1]
         return backbone(batch.x, plugs, pool=self.pooled)

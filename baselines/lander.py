@@ -100,6 +100,7 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         training = super().training()
         note = f"{training.table_note}; sends {self.pool_size} of them per client"
         training = replace(training, draws=self.ratio, table_note=note)
+        # ``lowest_loss`` needs each client's loss in its first local epoch.
         if self.keep == "last":
             return training
         uploads = {**training.uploads, "first_epoch_loss": whole_tensors("losses")}
@@ -110,18 +111,20 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         if not state:
             state = super().begin_task(state, task, backbone, rng)
             return {**state, **self.start_anchors(task, backbone.dim, rng), **lowest}
-        # Task boundary: the teacher is the model that was kept. Its images are black if no client
-        # responded in the last round.
+        # Task boundary: the teacher is the model kept for the last task. Without synthetic images,
+        # as no client responded in the last round, clients replay black ones.
         pool = {"synthetic": torch.zeros(self.pool_size, 3, *2 * [self.side], dtype=torch.uint8)}
         return {**pool, **self.with_teacher(drop(state, "kept."), task), **lowest}
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
+        # z = head(f) and a = A f; the anchors act on a only.
         features = self.features(backbone, train, batch)
         table = ctx.shared["anchors"], ctx.shared["radius"]
         logits, attached = head_logits(train, features), attach(train, features)
-        # L of the first task: cross-entropy and B (released: LANDER._local_update).
+        # First task: L = L_ce + lambda B (released: LANDER._local_update). Later tasks: the same on
+        # new images, times w_new, plus w_old times the replay terms.
         loss = self.new_loss(logits, attached, table, batch, ctx.task)
         if ctx.task.index:  # L of a later task (released: LANDER._local_finetune)
             weight_new, weight_old = self.weights(ctx.task)
@@ -139,7 +142,7 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         batch: Batch,
         task: Task,
     ) -> Tensor:
-        """Compute L_ce over the new classes, and the distance of a = A f to the anchors.
+        """Compute L_ce over the new classes + lambda B, the hinge on the distance of a to anchors.
 
         Args:
             logits: Logits [B, C].
@@ -153,18 +156,19 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         return task_cross_entropy(logits, batch, task) + self.anchor_weight * bound
 
     def weights(self, task: Task) -> tuple[float, float]:
-        """Return the weights of new and of synthetic images in a later task.
+        """Return w_new and w_old, the weights of new and of synthetic images in a later task.
 
         Args:
             task: The task, with its numbers of old classes and of classes seen.
         """
-        # alpha and beta grow with the old classes: new images weigh less, synthetic ones more.
+        # w_new = 0.2 (1 + 1 / alpha) / beta falls and w_old = 0.4 alpha beta grows over the tasks.
         alpha = math.log2(task.stop / 2 + 1)
         beta = math.sqrt(task.start / task.stop)
         return self.weight_new * (1 + 1 / alpha) / beta, self.weight_old * alpha * beta
 
     def replay_loss(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tensor:
-        """Compute the distillation of the old model on synthetic images, outputs and a."""
+        """Compute L_kd + the mean squared difference of a to a_old, on synthetic images."""
+        # Each image of the batch takes ``ratio`` synthetic images at random.
         pool, teacher = ctx.shared["synthetic"], strip_prefix(ctx.shared, "teacher.")
         picks = (batch.draws * len(pool)).long().clamp(max=len(pool) - 1)  # [B, ratio]
         images = backbone.normalise(pool[picks.flatten()].to(batch.draws) / 255)
@@ -174,7 +178,7 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         return batch.mean(self.distance(new, old).view(picks.shape).mean(1))
 
     def distance(self, new: Reply, old: Reply) -> Tensor:
-        """Compute -sum_{c in OLD} q_c log p_c and the distance of a, of each image [R]."""
+        """Compute -sum_{c in OLD} q_c log p_c + mean (a - a_old)^2 of each image [R]."""
         outputs = distillation(new.logits, old.logits, self.temperature)
         return outputs + (new.features - old.features).square().mean(1)
 
@@ -191,7 +195,7 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         return reply._replace(features=attach(tree, reply.features))
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        """Choose the model of the task, and synthesise images after its last round.
+        """Select the model of the task, and synthesise images after its last round.
 
         Args:
             state: Current state, with the model from which the round started.
@@ -204,8 +208,8 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         """
         merged = dict(merged)
         if self.keep == "lowest_loss":
-            # s_r: the clients' losses in their first local epoch, before which they had the model
-            # of the last round. Equal sums: the earlier one.
+            # s_r: sum of the clients' losses in the first local epoch of round r. The lowest s_r
+            # keeps the model from which round r started; the earlier one if equal.
             total = merged.pop("first_epoch_loss") * ctx.participants
             if total < state["kept.loss"]:
                 model = {f"kept.{k}": v for k, v in self.trained_part(state).items()}
@@ -216,7 +220,7 @@ class LANDER(SynthesisOptions, AnchoredReplay):
 
     def synthesise(self, state: Tree, prior: Sequence[Moments], ctx: ServerContext) -> Tree:
         backbone, classes = ctx.backbone, ctx.task.stop
-        # Teacher: the model that was kept. Student: pre-trained weights, random head and map.
+        # Teacher: the kept model. Student: pre-trained weights, random head and map A.
         model = {k: v.detach() for k, v in self.trained_part(state).items()}
         start = backbone.full_weights()
         for name, value in select(state, "head.", "projection.").items():
@@ -242,5 +246,5 @@ class LANDER(SynthesisOptions, AnchoredReplay):
 
 
 def attach(tree: Tree, features: Tensor) -> Tensor:
-    """Return a = A f [B, e], the features [B, D] in the space of the anchors."""
+    """Map features [B, D] to the space of the anchors: a = A f [B, e]."""
     return F.linear(features, tree["projection.weight"], tree["projection.bias"])

@@ -66,6 +66,7 @@ class LGA(GLFC):
         return replace(training, uploads=uploads, collect_at={*training.collect_at, "task_end"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary as GLFC; the radius of the first task stays.
         sizes = [*state["sizes"].tolist(), task.size] if "sizes" in state else [task.size]
         radius = state.get("monitor.radius", torch.zeros(()))
         return {
@@ -79,7 +80,7 @@ class LGA(GLFC):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Count, sum and squares of each class's features, for the radius.
+        # Client, task end: count, sum and sum of squares of features per class, for the radius.
         sums = moment_sums(self.features(backbone, tree, batch), batch, ctx.task)
         return {k.replace("class.", "spread.", 1): v for k, v in sums.items()}
 
@@ -100,7 +101,7 @@ class LGA(GLFC):
         has_spread = sums["spread.count"] > 1
         if ctx.task.index or not has_spread.any():
             return state
-        # radius = sqrt(mean over first-task classes of trace(covariance) / D).
+        # Server: radius = sqrt(mean over the first task's classes of trace(covariance) / D).
         count = sums["spread.count"][has_spread][:, None].double()
         total, squares = (
             sums["spread.sum"][has_spread].double(),
@@ -115,14 +116,14 @@ class LGA(GLFC):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L_GC: binary cross-entropy over the classes seen, weighted by task-wise gradients.
+        # L_GC: binary cross-entropy over the classes seen, weighted by w.
         logits = self.logits(backbone, train, batch)[:, : ctx.task.stop]
         none = torch.zeros(ctx.task.classes, dtype=torch.bool, device=logits.device)
         old_classes = ctx.memory.get("learned", none)
         weights = self.group_weights(logits, batch, old_classes, ctx.shared["sizes"])
         hot = F.one_hot(batch.y, logits.shape[1]).to(logits)
         losses = F.binary_cross_entropy_with_logits(logits, hot, reduction="none").mean(-1)
-        # L_RD with the old model's sigmoids for old classes; the same weights as L_GC.
+        # L_RD: targets of old classes are the old model's sigmoids; the same weights w as L_GC.
         if ctx.task.index:
             targets = torch.cat(
                 [batch.teacher[:, : ctx.task.start].sigmoid(), hot[:, ctx.task.start :]], 1
@@ -133,9 +134,10 @@ class LGA(GLFC):
         return self.relation * batch.mean(weights * losses), {}
 
     def group_weights(self, logits: Tensor, batch: Batch, learned: Tensor, sizes: Tensor) -> Tensor:
-        """Compute the weights of images: |p_y - 1|^(t/(t+1)) over its mean in the image's group.
+        """Compute the weight w of each image: g / (mean g of its group), clipped.
 
-        Groups are the classes of each past task that the client has learned, and all other classes.
+        g = |p_y - 1|^(t/(t+1)) in task t = 0, 1, .. A group is the classes of one past task that
+        the client has learned; all other classes are one more group.
 
         Args:
             logits: Logits [B, C] over the classes seen.
@@ -144,9 +146,9 @@ class LGA(GLFC):
             sizes: Classes of each task so far [t + 1].
 
         Returns:
-            Weights [B], within ``lowest`` and ``highest``; all 1 while it has not learned a class.
+            Weights [B] from ``lowest`` to ``highest``; all 1 before the client learns a class.
         """
-        # g_i^{t/(t+1)}, without gradient.
+        # g = |p_y - 1|^(t/(t+1)), without gradient.
         t, old = len(sizes) - 1, learned[batch.y]
         gradient = (1 - logits.detach().sigmoid().gather(1, batch.y[:, None])[:, 0]) ** (
             t / (t + 1)
@@ -158,7 +160,7 @@ class LGA(GLFC):
             mean = (gradient * inside * batch.w).sum() / (inside * batch.w).sum().clamp(min=1)
             return inside * gradient / mean.clamp(min=torch.finfo(gradient.dtype).tiny)
 
-        # New classes are one group, each past task is another.
+        # One group of new classes, one group per past task.
         weights = over_mean(~old)
         for past in range(t):
             weights = weights + over_mean(
@@ -168,14 +170,14 @@ class LGA(GLFC):
         return torch.where(learned.any(), final_weights, torch.ones_like(final_weights))
 
     def monitor_accuracy(self, state: Tree, ctx: ServerContext) -> Tensor:
-        # In the first rounds of a task the last model counts as the best.
+        # In the first rounds of a task the accuracy is 0, so that the latest model is the best.
         accuracy = super().monitor_accuracy(state, ctx)
         return torch.zeros_like(accuracy) if ctx.round < self.warmup else accuracy
 
     def augment_features(
         self, features: Tensor, labels: Tensor, state: Tree, ctx: ServerContext
     ) -> tuple[Tensor, Tensor]:
-        """Repeat each feature, with Gaussian noise of the radius.
+        """Return noisy copies of each feature: f + radius N(0, I).
 
         Args:
             features: Features [n, D] of reconstructed images.

@@ -1,4 +1,4 @@
-"""Local training: no communication; the reference of personalised federated learning."""
+"""Local training without communication: the reference of personalised federated learning."""
 
 from dataclasses import dataclass, replace
 
@@ -18,8 +18,8 @@ from fczoo.functional.gaussians import class_sums
 @register_method("local")
 @dataclass(frozen=True)
 class Local(TunedLinearHead):
-    """Each client trains its own model on one task after another, and nothing is sent: what federation
-    has to beat.
+    """Each client trains its own model on one task after another, and nothing is sent: what
+    federation has to beat.
 
     Trained: the linear head and, by choice, all weights or LoRA pairs. Every client starts from the
     same pre-trained weights. Accuracies are means over the clients' models on all test images; a
@@ -42,6 +42,7 @@ class Local(TunedLinearHead):
         return replace(self.tuning("head."), own_models=True, table_note=note)
 
     def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
+        # The client resumes from its own model; in its first round from the pre-trained weights.
         model: Tree = {**(ctx.memory or self.trained_part(ctx.shared))}
         if self.head_init == "means":
             model["head.weight"] = self._with_means(model, backbone, data, ctx)
@@ -65,6 +66,7 @@ class Local(TunedLinearHead):
         return weight
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
+        # Nothing is sent; ``after_training`` keeps the trained model in the client's memory.
         return {}
 
     def after_training(

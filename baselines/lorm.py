@@ -84,7 +84,8 @@ class LoRM(LinearHead):
     )
 
     def training(self) -> Training:
-        # B trains in the first round of a task, A in the next, and so on; the head in all.
+        # Alternation: B trains in the first round of a task, A in the next, and so on; the head in
+        # every round.
         rates = {"lora_b.": self.lr_b, "lora_a.": self.lr_a, "head.": self.lr}
         optims = {k: self.optim(self.lr if rate is None else rate) for k, rate in rates.items()}
         training = Training(
@@ -99,7 +100,7 @@ class LoRM(LinearHead):
         return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: a new pair, B = 0 and A drawn by the server, on the pre-trained weights.
+        # Task boundary: start a new pair on the pre-trained weights. B = 0; the server draws A.
         blocks = chosen_blocks(backbone, self.blocks)
         fresh = fused_pairs(backbone, blocks, self.rank, rng, "lorm.blocks")
         if not state:
@@ -109,13 +110,12 @@ class LoRM(LinearHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Client: L_cur under W_0 + B A; pairs of earlier tasks are not in this forward pass.
+        # Client: L_ce under W_0 + B A, without the pairs of earlier tasks.
         features = self.trained_features(backbone, {**ctx.shared, **train}, batch)
         return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Compute features under the merged weights; within a task under the mean of the tasks'
-        pairs.
+        """Compute features under the merged W; within a task under the mean of the tasks' pairs.
 
         Args:
             backbone: The frozen backbone.
@@ -146,8 +146,8 @@ class LoRM(LinearHead):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Client: G_k of each layer, with the mean of the tasks' pairs in the network; after every
-        # round under its own trained factors, and as the task ends under the merged ones.
+        # Client: G_k of each layer's inputs under W_0 plus the mean of the tasks' pairs. In a round
+        # the current pair is the client's; as the task ends it is the merged one.
         tree = {**ctx.shared, **tree}
         names = [layer_of(name) for name in select(tree, "lora_a.")]
         features, inputs = backbone.features_and_taps(batch.x, names, fused_plugs(tree))
@@ -171,21 +171,21 @@ class LoRM(LinearHead):
             k: torch.stack([p[k] for p in payloads])
             for k in payloads[0].only("lora_", "gram.blocks.")
         }
-        # Head: RegMean, W = (sum W_k G_k) (sum G_k)^+.
+        # Head, RegMean: W = (sum_k W_k G_k) (sum_k G_k)^+.
         weight = regression_mean(
             [p["head.weight"] for p in payloads], [p["gram.head"] for p in payloads]
         )
         return {**sides, "head.weight": weight, **average([p.only("head.bias") for p in payloads])}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # Of the head only the rows of the task change.
+        # The head changes only in the rows of the current task.
         state = {**state, **merge_task_rows(state, merged, ctx.task)}
         for name, factors in select(merged, "lora_").items():
             grams = merged[f"gram.{layer_of(name)}"]
-            # A round that trained A: A = (sum A_k G_k) G^+, G = sum G_k.
+            # Merge after a round that trained A: A = (sum_k A_k G_k) G^+ with G = sum_k G_k.
             if name.startswith("lora_a."):
                 state[name] = regression_mean(list(factors), list(grams))
-            # A round that trained B: B = (sum B_k A G_k) A^T (A G A^T)^+.
+            # Merge after a round that trained B: B = (sum_k B_k A G_k) A^T (A G A^T)^+.
             else:
                 state[name] = regression_mean_of_b(
                     factors, state[name.replace("lora_b.", "lora_a.")], grams
@@ -213,7 +213,7 @@ class LoRM(LinearHead):
                 state[name.replace("lora_a.", "lora_b.")] @ down,
                 sums[f"gram.{layer}"].double(),
             )
-            # W = W_0 + (sum_i B_i A_i G_i) (sum_i G_i)^+ over tasks i; W_0 + B A in the first.
+            # Merge of tasks i: W = W_0 + (sum_i B_i A_i G_i) (sum_i G_i)^+; first task: W_0 + B A.
             product = multiply_gram(delta, gram)
             if ctx.task.index:
                 product, gram = (
@@ -227,4 +227,5 @@ class LoRM(LinearHead):
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: the merged W, argmax over the classes seen.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]

@@ -51,16 +51,16 @@ class LUCIR(CosineHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Cross-entropy of sigma cos(f, w_c) over the classes seen.
+        # L_ce of sigma cos(f, w_c) over the classes seen.
         features, task = self.features(backbone, train, batch), ctx.task
         scores = self.scores(features, train, ctx)
         loss = batch.mean(self.classification(train["sigma"] * scores, batch, ctx))
         if task.index == 0:
             return loss, self.sums(features, batch)
-        # Feature distillation: distil sqrt(|OLD| / |CUR|) (1 - cos(f, f_old)), mean over images.
+        # Less-forget constraint: lambda sqrt(C_old / C_new) (1 - cos(f, f_old)), mean over images.
         weight = self.distil * math.sqrt(task.start / task.size)
         loss = loss + weight * batch.mean(cosine_distance(features, batch.teacher))
-        # Margin ranking: exemplars of old classes against their K hardest new classes, in cosines.
+        # L_mr, margin ranking: exemplars of old classes against their K nearest new classes.
         ranking = margin_ranking(scores, batch, task.start, self.hardest, self.margin)
         return loss + self.ranking * ranking, self.sums(features, batch)
 

@@ -51,16 +51,17 @@ class LwF(TunedLinearHead):
     )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: the teacher is a copy of the final global model of the last task.
+        # Task boundary: the teacher is the final global model of the last task.
         return self.with_teacher(super().begin_task(state, task, backbone, rng), task)
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        # z_old: the teacher's logits on the view that the student sees.
         return self.earlier_logits("teacher.", backbone, shared, batch)
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L = L_cur + lambda KD; the first task has only L_cur. Teacher and student see one view.
+        # L = L_ce + lambda KD; the first task has only L_ce.
         logits = self.logits(backbone, train, batch)
         loss = task_cross_entropy(logits, batch, ctx.task)
         if ctx.task.index:
@@ -68,7 +69,7 @@ class LwF(TunedLinearHead):
         return loss, {}
 
     def distillation(self, logits: Tensor, batch: Batch, task: Task) -> Tensor:
-        """Compute KD, the mean over images of -sum_c q_c log p_c over the old classes.
+        """Compute KD: -sum_c q_c log p_c over the old classes, mean over images.
 
         Args:
             logits: Logits [B, C] of the student; p is their softmax at temperature tau.
@@ -78,7 +79,7 @@ class LwF(TunedLinearHead):
         Returns:
             The mean loss of the batch.
         """
-        # Fed-mammoth distils the current classes, whose rows the teacher has never trained.
+        # fed-mammoth distils the current classes, whose head rows the teacher has never trained.
         classes = slice(task.start, task.stop) if self.distill_current else slice(0, task.start)
         per_image = distillation(logits[:, classes], batch.teacher[:, classes], self.temperature)
         return batch.mean(per_image)

@@ -96,17 +96,18 @@ class MFCL(DataFreeReplay):
     prior_weight: float = option(50.0, "weight of the layers' statistics", low=0)
 
     def training(self) -> Training:
+        # Each image of a batch brings the noise of ``ratio`` replayed images.
         return replace(super().training(), draws=self.ratio * self.noise)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: clients get the old model with its head, and the generator.
+        # Task boundary: the server broadcasts the old model with its head, and the generator.
         state = self.with_teacher(super().begin_task(state, task, backbone, rng), task)
         if self.ratio and task.index and not select(state, "generator."):  # no client responded
             state |= self._named(mfcl_generator(self.noise, self.width, self.side, rng))
         return state
 
     def synthesise(self, state: Tree, prior: Sequence[Moments], ctx: ServerContext) -> Tree:
-        # Server, end of a task: the generator of the last task learns from the new model.
+        # Server, end of a task: train the generator further, with the new global model as teacher.
         if not self.ratio:
             return {}
         model = self.trained_part(state)
@@ -128,7 +129,7 @@ class MFCL(DataFreeReplay):
         return {f"generator.{name}": value for name, value in generator.items()}
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
-        # f_old(x) of the client's own images
+        # f_old(x): the old model's features of the client's own images.
         model = strip_prefix(shared, "teacher.")
         return (
             self.features(backbone, model, batch)
@@ -139,6 +140,7 @@ class MFCL(DataFreeReplay):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
+        # First task: cross-entropy. Later tasks: three terms on new images x and replayed ones x~.
         features = self.features(backbone, train, batch)
         if ctx.task.index == 0:  # first task: cross-entropy
             return task_cross_entropy(head_logits(train, features), batch, ctx.task), {}
@@ -161,7 +163,7 @@ class MFCL(DataFreeReplay):
         """Compute features [R, D] of generated images under the client's and the old model."""
         if not self.ratio:
             return batch.teacher[:0], batch.teacher[:0]
-        # Replay: noise ~ N(0, 1) through the generator in eval mode.
+        # Replay: x~ = G(z) with z ~ N(0, I), and G in eval mode.
         noise = standard_normal(batch.draws).view(-1, self.noise)
         generator = strip_prefix(ctx.shared, "generator.")
         images = enlarge(mfcl_images(generator, noise, self.side), backbone.config.image_size)
@@ -180,33 +182,33 @@ class MFCL(DataFreeReplay):
         old_features: Tensor,
         task: Task,
     ) -> Tensor:
-        """Compute the three terms of the loss of a later task.
+        """Compute the loss of a later task: cross-entropy, head term and feature term.
 
         Args:
             train: Head of the client.
             old: Head of the old model.
             batch: The client's B images.
-            joint: Weights of its images and, behind them, of the R generated ones.
+            joint: Weights of the B + R images, the R generated ones last.
             features: Features [B + R, D] under the client's model.
             old_features: Features [B + R, D] under the old model.
             task: The current task.
         """
         new, old_classes = len(batch.y), task.start
-        # L of the formulas, first term: cross-entropy of new images over the new classes.
+        # First term: cross-entropy of new images over the new classes.
         loss = task_cross_entropy(head_logits(train, features[:new]), batch, task)
-        # Second term: generated images have the old model's answers as labels. All images train the
-        # head, over all classes seen; the gradient stops at the features.
+        # Second term, w_head: cross-entropy of all images over the classes seen. Generated images
+        # have the old model's predictions as labels. The gradient stops at the features.
         answers = head_logits(old, old_features[new:])[:, :old_classes].argmax(1)
         logits = head_logits(train, features.detach())[:, : task.stop]
         labels = torch.cat([batch.y, answers])
         head_loss = joint.mean(F.cross_entropy(logits, labels, reduction="none"))
-        # Third term: distance of the features to the old ones, weighted by the old head's rows.
+        # Third term, w_feat: |W_old f(X) - W_old f_old(X)|^2 / |old|, mean over all images.
         difference = (features - old_features) @ old["head.weight"][:old_classes].mT
         feature_loss = joint.mean(difference.square().mean(1))
         return loss + self.weight_head * head_loss + self.weight_feature * feature_loss
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
-        """Count which of the classes seen the generated images cover, as a task ends."""
+        """Count the generated images per predicted class as a task ends."""
         state, classes = evidence.state, evidence.task.stop
         generator = strip_prefix(state, "generator.")
         if evidence.payloads or not generator:

@@ -73,7 +73,7 @@ class PIP(DualPrompt):
         return replace(training, uploads=uploads, collect_at=collect_at, draws=1)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary as in DualPrompt; the new classes have no prototypes yet.
+        # Task boundary: as DualPrompt. New classes have no prototype yet.
         none = torch.zeros(task.size, backbone.dim)
         protos = {"mean": none, "spread": none, "held": torch.zeros(task.size)}
         return {**super().begin_task(state, task, backbone, rng), **protos}
@@ -81,17 +81,18 @@ class PIP(DualPrompt):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L_cur of the real images.
+        # L_ce of the real images.
         logits = head_logits(train, self.trained_features(backbone, train, batch))
         loss = task_cross_entropy(logits, batch, ctx.task)
-        # From the task's second round on: the prototypes join the batch at the head.
+        # From the task's second round on: prototypes join the batch at the head; L_ce is the mean
+        # over real images and three prototypes per class.
         if ctx.round:
             real, prototype_loss = batch.w.sum(), self.prototype_loss(train, batch, ctx)
             copies = 3 * ctx.shared["held"].sum()
             loss = (real * loss + prototype_loss) / (real + copies)
         if self.no_key_loss:
             return loss, {}
-        # DualPrompt's key term.
+        # Key term of DualPrompt: - lambda mean cos(q, k_t).
         return loss - self.pull * batch.mean(
             cosines(batch.query, train["expert.key"][None])[:, 0]
         ), {}
@@ -122,17 +123,18 @@ class PIP(DualPrompt):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Client, after local training: count, sum and squares of the prompted features per class.
+        # Client, after local training: n, sum f and sum f^2 of the prompted features per class.
         sums = moment_sums(self.trained_features(backbone, tree, batch), batch, ctx.task)
         return {k.replace("class.", "proto.", 1): v for k, v in sums.items()}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        # Server: average the trained tensors, add up the class sums.
         names = select(dict(payloads[0]), "proto.")
         sums = {k: torch.stack([p[k] for p in payloads]).sum(0) for k in names}
         return {**average([p.drop("proto.") for p in payloads]), **sums}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        """Update means and standard deviations of the classes of the round; others stay.
+        """Update mean and standard deviation of each class with images in the round.
 
         Args:
             state: Current state.
@@ -143,8 +145,8 @@ class PIP(DualPrompt):
         Returns:
             The state with ``mean`` and ``spread`` [c, D] and ``held`` [c].
         """
-        # Pooled over clients: mu = sum / n, variance = squares / n - mu^2, s its root (released
-        # code: s = mu^4).
+        # Prototypes pooled over clients: mu = sum / n, s = sqrt(squares / n - mu^2). Released code:
+        # s = mu^4.
         count = merged.pop("proto.count")[:, None]
         mean = merged.pop("proto.sum") / count.clamp(min=1)
         variance = merged.pop("proto.squares") / count.clamp(min=1) - mean.square()

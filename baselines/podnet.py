@@ -55,11 +55,11 @@ class PODNet(ProxyHead):
     final: float = option(1.0, "lambda_f, weight of 1 - cos of the features (ImageNet: 10)", low=0)
 
     def distance(self, old: list[Tensor], new: list[Tensor], ctx: Context) -> Tensor:
-        # POD spatial: squared maps summed over height and over width, brought to length 1; the
-        # norm of the difference, not squared, mean over the blocks.
+        # Spatial POD: sum squared maps over height and over width, normalise to length 1, take the
+        # norm (not squared) of the difference, mean over blocks. Weight lambda_c.
         distances = [spatial_distance(a, b) for a, b in zip(old, new, strict=True)]
         return self.spatial * torch.stack(distances).mean(0)
 
     def flat(self, old: Tensor, new: Tensor) -> Tensor:
-        # POD flat: 1 - cos of the final features.
+        # Flat POD: lambda_f (1 - cos(f, f_old)) of the final features.
         return self.final * cosine_distance(new, old)

@@ -124,8 +124,7 @@ class Powder(PromptedHead):
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Start of the run: one draw from U(0, 1), at which the prompts of every task begin. What a
-        # client trains is the change of its own.
+        # Start of the run: one draw from U(0, 1) for all tasks. Clients train the change from it.
         if state:
             return state
         sizes = (len(self.blocks_of(backbone)), self.components, self.length)
@@ -147,7 +146,7 @@ class Powder(PromptedHead):
         tree = {**ctx.shared, **train}
         logits = torch.where(mask, self.client_logits(backbone, tree, batch), EXCLUDED)
         loss = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))  # L_ce
-        # From the second round of the run on: the received model teaches all but the true class.
+        # Not-true distillation from the received model, from the second round of the run on.
         if self.distil and (ctx.round or ctx.task.index):
             with torch.no_grad():
                 received = self.client_logits(backbone, ctx.shared, batch)
@@ -157,17 +156,17 @@ class Powder(PromptedHead):
         return loss, {}
 
     def class_mask(self, batch: Batch, ctx: Context) -> Tensor:
-        """Return the classes [C] over which a client trains."""
+        """Return the mask [C] of the classes in a client's losses."""
         if self.classes == "held":
             return own_row(ctx.shared, batch).to(ctx.shared["holds"]) @ ctx.shared["holds"] > 0
         number = torch.arange(ctx.task.classes, device=batch.y.device)
         return (number >= ctx.task.start) & (number < ctx.task.stop)
 
     def client_logits(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        """Compute logits [B, C] with the prompts of the client's task and of correlated ones."""
+        """Compute logits [B, C] with the prompts of the client's task and of correlated tasks."""
         row = own_row(tree, batch)
         pool = own_pool(tree, row)  # only the client's own rows have a gradient
-        # S: the tasks with the largest weights; without correlation its own.
+        # S: the tasks i with the largest W_{i0,i}; with ``correlation=none`` only i0.
         number = 1 if self.correlation == "none" else min(self.chosen, len(row))
         chosen = top_positions(row.to(tree["weight"])[None] @ tree["weight"], number)[0]
         mixture = mix(pool, F.embedding(chosen, tree["weight"]))  # K^i, A^i, P^i of i in S
@@ -175,7 +174,7 @@ class Powder(PromptedHead):
         return head_logits(head, self.prompted_features(backbone, mixture, batch))
 
     def prompted_features(self, backbone: Backbone, mixture: Tree, batch: Batch) -> Tensor:
-        """Compute features [B, D]; the prompts of a block stay in the sequence to the last one."""
+        """Compute features [B, D]; prompts stay in the sequence up to the last block."""
         tokens = {}
         for position, block in enumerate(self.blocks_of(backbone)):
             alpha = block_weights(batch.query, mixture, position)
@@ -184,11 +183,11 @@ class Powder(PromptedHead):
         return backbone(batch.x, tokens)
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        # The server's forward knows no client: S has all tasks.
+        # The server's forward pass belongs to no client: S has all tasks.
         return self.prompted_features(backbone, mix(pool_of(tree), tree["weight"]), batch)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: argmax over the classes seen; released code: over those of the image's task.
+        # Inference: argmax over the classes seen (released code: the classes of the image's task).
         features = self.features(backbone, state, batch)
         if self.task_rows:
             return task_logits(state, features, batch.y)[:, : task.stop]
@@ -197,10 +196,10 @@ class Powder(PromptedHead):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        """Sum the weights alpha of the prompts of all tasks, by class.
+        """Sum the prompt weights alpha of all tasks per class, for the profiles.
 
-        As a task begins, the prompts at which new tasks begin count as one more task; after
-        training only the last round has sums.
+        As a task begins, the start of new tasks' prompts counts as one more task. After training
+        only the last round of a task returns sums.
 
         Returns:
             ``class.count`` [c] and ``class.sum`` [c, blocks T components].
@@ -220,23 +219,24 @@ class Powder(PromptedHead):
         return sums
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        # A task begins for each client that has new images: its prompts, profile, W and V.
+        # Begin a task for each client with new images: its prompts and profile; then W and V.
         if self.head_init == "means":
             means = {f"class.{k}": v.sum(0) for k, v in strip_prefix(sums, "first.").items()}
             state = super().update_from(phase, state, means, ctx)
         return self.correlate_tasks(begin_client_tasks(state, sums, ctx), ctx)
 
     def correlate_tasks(self, state: Tree, ctx: ServerContext) -> Tree:
-        """Return the state with W and V of the current tasks, unless ``correlation=none``."""
+        """Update W and V of the current tasks; with ``correlation=none`` return the state."""
         if self.correlation == "none":
             return state
         return correlate(state, self.power, ctx.clients if self.tasks_10_14 else 0)
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
+        # Prompts belong to one client's task, so the server needs each upload separately.
         return stack_uploads(payloads)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        """Move each client's prompts to its task's rows; average rows of the head over holders.
+        """Store each client's prompts in its task's rows; average head rows over class holders.
 
         Args:
             state: Current state.

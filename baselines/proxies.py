@@ -1,4 +1,4 @@
-"""Base of PODNet and AFC: proxies, NCA loss, a last round on exemplars, a teacher's maps."""
+"""Base of PODNet and AFC: proxy head, NCA loss, map distillation, balanced fine-tuning."""
 
 import math
 from abc import abstractmethod
@@ -22,9 +22,9 @@ from fczoo.functional.gaussians import moment_sums
 
 
 def proxy_logits(features: Tensor, proxies: Tensor) -> Tensor:
-    """Compute logits as averages over proxies: the nearer a proxy, the more it counts.
+    """Compute logits of the local similarity classifier (LSC): y = sum_k softmax(s)_k s_k.
 
-    With s_k = 2 cos(f, w_k) - 2, the logit is y = sum_k softmax_k(s)_k s_k.
+    s_k = 2 cos(f, w_k) - 2 is the similarity to proxy k of a class; nearer proxies weigh more.
 
     Args:
         features: Features f [B, D].
@@ -49,9 +49,9 @@ def nca(
         labels: True classes t [B].
         eta: Scale of the logits.
         margin: Margin of the true class.
-        as_released: Use the form of released code, without hinge, where the margin cancels. The
-            true class counts as exp(0) next to the others: m - eta y_t + log(1 + sum_{c != t}
-            exp(eta y_c - m)), with m the largest eta y_c.
+        as_released: Use the released form, without hinge, in which the margin cancels and the true
+            class enters the sum as exp(0): m - eta y_t + log(1 + sum_{c != t} exp(eta y_c - m)),
+            with m = max_c eta y_c.
 
     Returns:
         Losses [B].
@@ -67,9 +67,9 @@ def nca(
 
 
 def imprint_proxies(state: Tree, sums: Tree, rng: torch.Generator) -> Tree:
-    """Draw new proxies around the mean features of their classes, with unchanged lengths.
+    """Draw new proxies from N(unit mean, variance) of their class's unit features.
 
-    They come from N(unit mean, variance of the unit features).
+    Each draw is scaled by the length of the proxy that it replaces.
 
     Args:
         state: State with ``proxy.new`` [c, K, D].
@@ -96,8 +96,8 @@ def imprint_proxies(state: Tree, sums: Tree, rng: torch.Generator) -> Tree:
 class ProxyHead(TunedBackbone, Rehearsal):
     """Base of methods with several proxies per class, which distil maps of patch tokens.
 
-    Proxies of finished tasks are fixed until a last round, in which every client trains all
-    proxies, and nothing else, on its exemplars of old and new classes.
+    Proxies of finished tasks are frozen until the balanced fine-tuning: a last round in which every
+    client trains all proxies, and nothing else, on its exemplars of old and new classes.
     """
 
     dataset_options = {"digits": {"memory": 20, "eta": 5.0, "lr_balanced": 0.02}}
@@ -120,7 +120,7 @@ class ProxyHead(TunedBackbone, Rehearsal):
         """Compute the weighted distance between the maps of teacher and model.
 
         Args:
-            old: Maps [B, D, s, s] of the teacher, one per block of ``quarters``.
+            old: Maps [B, D, s, s] of the teacher, one per block of ``quarter_taps``.
             new: Maps [B, D, s, s] of the model.
             ctx: Broadcast tensors.
 
@@ -129,8 +129,8 @@ class ProxyHead(TunedBackbone, Rehearsal):
         """
 
     def training(self) -> Training:
-        # Main phase: new proxies, eta and what ``tune`` adds. Last round: all proxies, old ones
-        # included, and nothing else, on exemplars (balanced fine-tuning).
+        # Main phase: train new proxies, eta and what ``tune`` adds. Balanced fine-tuning, the last
+        # round, on exemplars: train all proxies and nothing else.
         training = self.rehearsing(self.tuning("proxy.new", "eta"))
         return replace(
             training,
@@ -145,8 +145,8 @@ class ProxyHead(TunedBackbone, Rehearsal):
         if not state:
             start = {"proxy.old": new[:0], "proxy.new": new, "eta": torch.tensor(self.eta)}
             return {**start, **self.start_plugs(backbone, rng)}
-        # Task boundary: the teacher is the model after the last round on exemplars; new proxies
-        # have the mean length of all existing ones.
+        # Task boundary: the teacher is the model after balanced fine-tuning. New proxies have the
+        # mean length of all existing ones.
         old = torch.cat([state["proxy.old"], state["proxy.new"]])
         new = new.to(old) * torch.linalg.vector_norm(old, dim=-1).mean()
         return self.with_teacher(
@@ -156,19 +156,19 @@ class ProxyHead(TunedBackbone, Rehearsal):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # Imprinting: count, sum and squares of the features of length 1 of each new class.
+        # Imprinting, client: n, sum f and sum f^2 per new class, with f of length 1.
         return moment_sums(
             F.normalize(self.features(backbone, tree, batch), dim=-1), batch, ctx.task
         )
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        # The server draws K proxies from N(unit mean, variance) of the class's unit features.
+        # Imprinting, server: K proxies per class from N(unit mean, variance) of the unit features.
         return imprint_proxies(state, sums, ctx.rng)
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L = L_nca + sqrt(|SEEN| / |CUR|) (distance of the maps + distance of the features).
+        # L = L_nca + sqrt(C_seen / C_new) (distance of the maps + distance of the features).
         model, plugs = {**ctx.shared, **train}, select({**ctx.shared, **train}, "full.", "lora.")
         # Only L_nca in the first task, and where nothing below the head is trained.
         if ctx.task.index == 0 or ctx.balanced or self.tune == "head":
@@ -182,7 +182,7 @@ class ProxyHead(TunedBackbone, Rehearsal):
         return batch.mean(self.nca(features, model, batch) + weight * teacher_loss), {}
 
     def flat(self, old: Tensor, new: Tensor) -> Tensor:
-        """Compute the weighted distance between the features of teacher and model; here none.
+        """Compute the weighted distance between the features of teacher and model; by default 0.
 
         Args:
             old: Features [B, D] of the teacher.
@@ -194,7 +194,7 @@ class ProxyHead(TunedBackbone, Rehearsal):
         return torch.zeros_like(new[:, 0])
 
     def nca(self, features: Tensor, model: Tree, batch: Batch) -> Tensor:
-        """Compute the classification loss over all classes seen so far.
+        """Compute L_nca over all classes seen so far.
 
         Args:
             features: Features f [B, D].
@@ -204,10 +204,11 @@ class ProxyHead(TunedBackbone, Rehearsal):
         Returns:
             Losses [B].
         """
-        # y_c = sum_k softmax_k(s_c)_k s_{c,k} with s_{c,k} = 2 cos(f, w_{c,k}) - 2.
+        # LSC logits: y_c = sum_k softmax(s_c)_k s_{c,k} with s_{c,k} = 2 cos(f, w_{c,k}) - 2.
         logits = proxy_logits(features, torch.cat([model["proxy.old"], model["proxy.new"]]))
         return nca(logits, batch.y, model["eta"], self.margin, self.nca_code)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
+        # Inference: argmax of the LSC logits over the classes seen.
         proxies = torch.cat([state["proxy.old"], state["proxy.new"]])
         return proxy_logits(self.features(backbone, state, batch), proxies)

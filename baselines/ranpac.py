@@ -74,6 +74,7 @@ class RanPAC(AdaptableAnalytic):
         return self.width
 
     def training(self) -> Training:
+        # The ridge choice needs the same sums over the held-out images.
         base = super().training()
         if self.ridge is not None:
             return base
@@ -89,7 +90,7 @@ class RanPAC(AdaptableAnalytic):
     ) -> Tree:
         if self.ridge is not None:
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Client, once per task: G, Q and n of the part to fit, and of the held-out part; the split
+        # Client, once per task: G, Q and n of the part to fit and of the held-out part. The split
         # depends only on the image.
         phi = self.lift_features(tree, self.features(backbone, tree, batch))
         out = batch.draws[:, 0] >= 1 - self.held_out
@@ -100,11 +101,11 @@ class RanPAC(AdaptableAnalytic):
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         if self.ridge is None:
-            # Ridge: of 10^-8 .. 10^8 the one with the least squared error on the held-out images of
-            # the current task, (<W, G_h W> - 2 <W, Q_h> + n_h) with W = (G + lambda I)^-1 Q.
+            # Ridge choice: the lambda of 10^-8 .. 10^8 with the least squared error on the task's
+            # held-out images, <W, G_h W> - 2 <W, Q_h> + n_h with W = (G + lambda I)^-1 Q.
             fit = {"gram": sums["gram"], "target": sums["class.sum"].mT}
             judge = {"gram": sums["judge_gram"], "target": sums["judge.sum"].mT}
-            # Without held-out images the ridge stays, 1 at first.
+            # Without held-out images lambda keeps its value, which is 1 at the start.
             if sums["judge.count"].any():
                 state = {
                     **state,

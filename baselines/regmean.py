@@ -54,6 +54,7 @@ class RegMean(TunedLinearHead):
     )
 
     def training(self) -> Training:
+        # As FedAvg; in each round clients also send the Gram matrices of the layers' inputs.
         training = super().training()
         return replace(
             training,
@@ -67,8 +68,8 @@ class RegMean(TunedLinearHead):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Client, after every round: G = sum x x^T over all tokens of all local images, for every
-        # linear layer that is trained, its entries off the diagonal multiplied by gamma.
+        # Client, after local training, per trained linear layer: G_k = sum x x^T over all tokens of
+        # all local images, with off-diagonal entries multiplied by gamma.
         if self.tune != "full":
             return layer_grams(
                 {"head": self.features(backbone, tree, batch)}, batch.w, self.gamma_head
@@ -79,12 +80,12 @@ class RegMean(TunedLinearHead):
         return {**inside, **layer_grams({"head": features}, batch.w, self.gamma_head)}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        # Server: W = (sum W_k G_k) (sum G_k)^+ for linear layers, FedAvg of biases and norms.
+        # Server: W = (sum_k W_k G_k) (sum_k G_k)^+ for linear layers, FedAvg of biases and norms.
         layers = {name.removeprefix("gram.") for name in payloads[0].only("gram.")}
         weights = {"head.weight" if n == "head" else f"full.{n}.weight": n for n in layers}
         means = average([p.drop("gram.", *weights) for p in payloads])
         return {**means, **regression_means(payloads, weights)}
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # Of the head only the rows of the task change.
+        # The head changes only in the rows of the current task.
         return {**state, **merged, **merge_task_rows(state, merged, ctx.task)}

@@ -25,9 +25,9 @@ class SLCA(TunedLinearHead):
     drawn again.
 
     Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
-    count, sum and sum of products of the features of each of its classes, from which the server has
-    the mean and covariance of each class as if its images was in one place. The aligned head
-    answers; training resumes from the other one.
+    count, sum and sum of products of the features of each of its classes. From these the server
+    computes mean and covariance of each class exactly as if all images were in one place. The
+    aligned head answers; training resumes from the head before the alignment.
     """
 
     paper = (
@@ -70,6 +70,7 @@ class SLCA(TunedLinearHead):
         return replace(training, uploads=uploads, collect_at={*training.collect_at, "task_end"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
+        # Task boundary: drop the aligned head; training resumes from the head before the alignment.
         state = drop(super().begin_task(state, task, backbone, rng), "aligned.")
         sizes = [*state["sizes"].tolist(), task.size] if "sizes" in state else [task.size]
         return {**state, "sizes": torch.tensor(sizes)}
@@ -79,7 +80,7 @@ class SLCA(TunedLinearHead):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Client, as the task ends: n, sum f and sum f f^T of each class.
+        # Client, as the task ends, under the final global model: n, sum f and sum f f^T per class.
         sums = moment_sums(self.features(backbone, tree, batch), batch, ctx.task, full=True)
         return {k.replace("class.", "moment.", 1): v for k, v in sums.items()}
 
@@ -87,14 +88,14 @@ class SLCA(TunedLinearHead):
         if phase == "task_start":
             return super().update_from(phase, state, sums, ctx)
         sums = {k.replace("moment.", "class.", 1): v for k, v in sums.items()}
-        # Pooled mean and covariance of each new class; those of old classes stay as they were.
+        # Server: pooled mean and covariance of each new class; old classes keep theirs.
         new = gaussians(sums, ctx.task.start, single=True)
         old = select(state, "gauss.")
         if old:  # labels may come back: their latest moments count
             stay = ~torch.isin(old["gauss.label"], new["gauss.label"])
             new = {k: torch.cat([old[k][stay], v]) for k, v in new.items()}
-        # Classifier alignment from the second task on. The aligned head answers; the head before
-        # the alignment is trained on.
+        # Classifier alignment, from the second task on. The aligned head answers; the next task
+        # trains the head before the alignment.
         head = select(state, "head.")
         if ctx.task.index:
             head = self.align_head(head, new, state["sizes"].tolist(), ctx)
@@ -112,7 +113,8 @@ class SLCA(TunedLinearHead):
         Returns:
             The aligned head.
         """
-        # Mean scaled by a + (1 - a)(task(c) + 1) / (t + 1), a = ``ageing``; covariance + epsilon I.
+        # Gaussian of class c: mean scaled by a + (1 - a) i / t for a class of task i = 1 .. t, with
+        # a = ``ageing``; covariance + epsilon I.
         task = torch.bucketize(
             gauss["gauss.label"], torch.tensor(sizes).cumsum(0).to(ctx.rng.device), right=True
         )
@@ -123,8 +125,8 @@ class SLCA(TunedLinearHead):
             "gauss.mean": mean * age[:, None].to(mean),
             "gauss.cov": cov + self.jitter * torch.eye(cov.shape[-1]).to(cov),
         }
-        # ``per_class`` features per class and epoch; SGD with momentum 0.9 and cosine over the
-        # epochs. The logits are divided by the mean of their norms per task and the temperature.
+        # Draw ``per_class`` features per class and epoch. SGD, momentum 0.9, cosine over epochs.
+        # L: cross-entropy of logits divided by tau and by the mean over tasks of their norms.
         return train_head(
             head,
             (0, ctx.task.stop),

@@ -59,7 +59,8 @@ class SSIL(TunedLinearHead, Rehearsal):
     )
 
     def training(self) -> Training:
-        # Fixed ratio of new images to exemplars (released code: batches of 128 and 32).
+        # Fixed ratio of new images to exemplars, which are repeated as needed. Released code:
+        # batches of 128 new images and 32 exemplars.
         def with_repeats(data: LocalData, kept: Tensor) -> Tensor:
             times = (
                 math.ceil(len(data.index) / self.ratio / len(kept))
@@ -79,6 +80,8 @@ class SSIL(TunedLinearHead, Rehearsal):
                 f"{self.name} does not learn task {task.index + 1}: a softmax over one class is "
                 "always 1"
             )
+        # Task boundary: the teacher is the last global model. Row i of ``groups`` marks the classes
+        # of task i.
         new = torch.zeros(1, task.classes)
         new[0, task.start : task.stop] = 1
         state = {"groups": new[:0], **super().begin_task(state, task, backbone, rng)}
@@ -86,15 +89,17 @@ class SSIL(TunedLinearHead, Rehearsal):
         return {**state, "groups": torch.cat([state["groups"], new.to(state["groups"])])}
 
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
+        # Logits of the last model, for the task-wise distillation.
         return self.earlier_logits("teacher.", backbone, shared, batch)
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L_CE: softmax over the sample's own group, OLD or CUR. Mean over the mixed batch.
+        # Separated softmax: cross-entropy over the old classes for exemplars, over the new ones for
+        # new images; mean over the mixed batch.
         logits, old, classes = self.logits(backbone, train, batch), ctx.task.start, ctx.task.stop
         loss = batch.mean(self.separated_loss(logits[:, :classes], batch.y, old))
-        # L_KD: distillation of each finished task by itself, on all samples.
+        # Task-wise distillation: T^2 sum_i KL(q_i || p_i) over finished tasks i, on all images.
         if old:
             groups = ctx.shared["groups"][:-1, :old]
             loss = loss + batch.mean(
@@ -103,7 +108,7 @@ class SSIL(TunedLinearHead, Rehearsal):
         return loss, {}
 
     def separated_loss(self, logits: Tensor, labels: Tensor, old: int) -> Tensor:
-        """Compute the cross-entropy of each image over the side of its label: old or new classes.
+        """Compute the cross-entropy of each image over S(y), the old or the new classes.
 
         Args:
             logits: Logits [B, C] over the classes seen.
@@ -119,7 +124,7 @@ class SSIL(TunedLinearHead, Rehearsal):
         return F.cross_entropy(side_logits, labels, reduction="none")
 
     def task_distillation(self, logits: Tensor, teacher: Tensor, groups: Tensor) -> Tensor:
-        """Compute the sum over finished tasks of T^2 KL(q || p), softmaxes over the task's classes.
+        """Compute T^2 sum_i KL(q_i || p_i), with softmaxes over the classes of finished task i.
 
         Args:
             logits: Logits [B, o] over the old classes.

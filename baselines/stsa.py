@@ -58,7 +58,7 @@ class STSA(AdaptableAnalytic):
         return self.score
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
-        # W = (G + lambda I)^-1 Q with G = sum phi phi^T over clients and tasks, phi = relu(f R).
-        # The answer is argmax_c cos(phi, w_c).
+        # W = (G + lambda I)^-1 Q with G = sum phi phi^T over all clients and tasks and
+        # phi = max(0, R^T f). Inference is argmax_c cos(phi, W_c).
         weight = solve_ridge(moments["gram"], moments["target"], self.ridge)
         return weight, torch.zeros_like(moments["count"])

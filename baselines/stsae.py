@@ -1,4 +1,4 @@
-"""STSA-E, STSA without its large upload. Guan et al., WWW 2026."""
+"""STSA-E: STSA with a Gram matrix estimated from class sums. Guan et al., WWW 2026."""
 
 from dataclasses import dataclass, replace
 
@@ -47,6 +47,7 @@ class STSAE(STSA):
     )
 
     def training(self) -> Training:
+        # The estimate needs the sums of each client's parts separately.
         uploads = {f"part{j}.": self.class_group("count", "sum") for j in range(self.parts)}
         return replace(
             super().training(),
@@ -59,7 +60,8 @@ class STSAE(STSA):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # Client, once per task: q equal parts of its images at random; s_{j,c} and n_{j,c} of each.
+        # Client, once per task: split its images at random into q equal parts j; per part and class
+        # the sum s_{j,c} and count n_{j,c}.
         phi = self.lift_features(tree, self.features(backbone, tree, batch))
         part = F.one_hot((self.parts * batch.draws[:, 0]).long(), self.parts) * batch.w[:, None]
         sums: Tree = {}
@@ -69,7 +71,7 @@ class STSAE(STSA):
         return sums
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
-        # Server: G_c from the sums of all J groups, then G = sum_c G_c and ridge regression.
+        # Server: estimate G_c from the sums of all parts, then solve with G = sum_c G_c.
         count = torch.cat([sums[f"part{j}.count"] for j in range(self.parts)])  # [J, c]
         total = torch.cat([sums[f"part{j}.sum"] for j in range(self.parts)])
         gram = gram_of_groups(count, total, len(count) if self.count_all_groups else None)

@@ -93,13 +93,14 @@ class TARGET(TunedLinearHead):
         return self.synthesis_rounds * self.synthesis_batch
 
     def training(self) -> Training:
+        # Uniform mean of the weights, as released; each image draws ``ratio`` synthetic ones.
         note = f"sends {self.images} synthetic images per client"
         return replace(super().training(), averaging="uniform", draws=self.ratio, table_note=note)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
         # Task boundary: the teacher is the global model at the end of the last task.
         state = self.with_teacher(super().begin_task(state, task, backbone, rng), task)
-        # Black images if no client responded in the last round.
+        # Without synthetic images, as no client responded in the last round: black ones.
         if task.index and "synthetic" not in state:
             side = backbone.config.image_size
             state["synthetic"] = torch.zeros(self.images, 3, side, side, dtype=torch.uint8)
@@ -108,7 +109,7 @@ class TARGET(TunedLinearHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Client: L = L_cur of the real images + kd * KD of images of the last task's pool.
+        # Client: L = L_ce of real images + lambda KD of synthetic images of the last task's pool.
         loss = task_cross_entropy(self.logits(backbone, train, batch), batch, ctx.task)
         if ctx.task.index == 0:
             return loss, {}
@@ -117,7 +118,7 @@ class TARGET(TunedLinearHead):
         images = pool[picks.flatten()].to(batch.draws) / 255
         with torch.no_grad():
             old = self.answers(backbone, teacher, images)
-        # KD: -sum_{c in OLD} softmax(z_old / tau)_c log softmax(z / tau)_c, without a factor tau^2.
+        # KD = -sum_{c in OLD} softmax(z_old / tau)_c log softmax(z / tau)_c, without factor tau^2.
         new, old_classes = self.answers(backbone, train, images), slice(0, ctx.task.start)
         teacher_loss = (
             distillation(new[:, old_classes], old[:, old_classes], self.temperature)
@@ -127,7 +128,7 @@ class TARGET(TunedLinearHead):
         return loss + self.strength * batch.mean(teacher_loss), {}
 
     def answers(self, backbone: Backbone, tree: Tree, images: Tensor) -> Tensor:
-        """Compute logits of images that are not normalised yet.
+        """Compute logits of images in [0, 1], which are normalised here.
 
         Args:
             backbone: The frozen backbone.
@@ -159,7 +160,7 @@ class TARGET(TunedLinearHead):
     def synthetic_images(
         self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator
     ) -> Tensor:
-        """Synthesise images that the model takes for classes seen so far.
+        """Synthesise images that the model classifies as classes seen so far.
 
         Args:
             state: State with the model whose task has ended.
@@ -170,7 +171,7 @@ class TARGET(TunedLinearHead):
         Returns:
             Images [N, 3, S, S], bytes.
         """
-        # Teacher: the global model. Student: pre-trained weights with a random head.
+        # Teacher: the final global model. Student: pre-trained weights with a random head.
         model = {k: v.detach() for k, v in self.trained_part(state).items()}
         start = backbone.full_weights()
         for name, value in select(state, "head.").items():
@@ -183,7 +184,7 @@ class TARGET(TunedLinearHead):
         making = SynthesisConfig(
             **{field.name: getattr(self, field.name) for field in fields(SynthesisConfig)}
         )
-        # Labels over the classes seen; fed-mammoth leaves out the newest one.
+        # Labels are drawn over the classes seen; fed-mammoth leaves out the newest one.
         classes = max(task.stop - 1, 1) if self.exclude_last_label else task.stop
         size = backbone.config.image_size
         return synthesise_images(

@@ -146,6 +146,7 @@ class UOPP(PIP):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
+        # Base task: PIP's loss. Few-shot tasks: L_ce over prototypes - lambda cos + gamma L_ode.
         if ctx.task.index == 0:  # base task: PIP's loss, prototypes at the head from round 2 on
             return super().loss(backbone, train, batch, ctx)
         features = self.trained_features(backbone, train, batch)  # later tasks: L of the formulas
@@ -164,11 +165,11 @@ class UOPP(PIP):
         return super().prototype_loss(train, batch, ctx)
 
     def few_shot_loss(self, features: Tensor, batch: Batch, shared: Tree) -> Tensor:
-        """Compute the cross-entropy of s cos(f, m_c) over the classes seen that have a prototype.
+        """Compute the cross-entropy of s cos(f, m_c) over all classes seen with a prototype.
 
         Args:
             features: Prompted features f [B, D].
-            batch: Labels and weights; images of a class without prototype do not count.
+            batch: Labels and weights; images of a class without prototype have weight 0.
             shared: Tree with the prototypes.
         """
         held = self.prototypes(shared)[1]
@@ -178,7 +179,8 @@ class UOPP(PIP):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # Prototypes of a client: before the first round and after training in each round.
+        # Local prototypes, before the first round and after local training: n, sum f, sum f^2. With
+        # ``rectify=ode`` the class means move to the rectified prototypes.
         sums = super().collect("after_training", backbone, tree, batch, ctx)
         if self.rectify == "ode" and ctx.task.index:
             features = self.trained_features(backbone, tree, batch)
@@ -196,14 +198,15 @@ class UOPP(PIP):
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
         if self.weights == "images":
             return super().aggregate(payloads, average)
+        # Participation weights are known to the server only: it averages in ``server_update``.
         return stack_uploads(payloads)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        """Update prompts and prototypes, from ``clients`` [K] and uploads [K, ...] if set.
+        """Update prompts and prototypes; with ``weights=participations`` average them here.
 
         Args:
             state: Current state.
-            merged: Merged uploads, or all uploads with ``weights=participations``.
+            merged: Merged uploads; with ``participations`` ``clients`` [K] and uploads [K, ...].
             ctx: Server context.
         """
         if self.weights == "participations":
@@ -235,7 +238,7 @@ class UOPP(PIP):
         return torch.where(held > 0, self.scale * cosines(features, mean), ABSENT)
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: prompt by key, then the nearest prototype of all classes seen.
+        # Inference: prompt by key, then argmax of s cos(f, m_c) over all classes seen.
         features = self.features(backbone, state, batch)
         scores = self.scores(features, state)
         if not self.batch_vote:

@@ -1,6 +1,6 @@
-"""Incremental LoRA: one pair per task, frozen afterwards, new ones orthogonal to earlier ones.
+"""Incremental LoRA: one pair per task, frozen afterwards; new pairs are orthogonal to earlier ones.
 
-An ablation trains the whole backbone in place of LoRA.
+With ``tune=full`` clients train the whole backbone instead (ablation without LoRA).
 
 PILoRA, Guo et al., ECCV 2024.
 """
@@ -53,7 +53,7 @@ class IncrementalLoRA(Method):
     )
 
     def start_lora(self, state: Tree, backbone: Backbone, rng: torch.Generator) -> Tree:
-        """Return the LoRA pairs at the start of a task: those of all finished tasks and a new one.
+        """Return the LoRA pairs at the start of a task: all earlier ones and a new one.
 
         Args:
             state: State after the previous task.
@@ -68,17 +68,20 @@ class IncrementalLoRA(Method):
         """
         if self.tune == "full":
             return select(state, "full.") or backbone.full_weights()
+        # New pair A_t, B_t with B_t = 0; the pair of the last task joins the frozen ones.
         new = lora_pairs(backbone, self.blocks, self.rank, rng, f"{self.name}.blocks")
         return {**stack_past(state, "lora.", "past."), **new}
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
+        # Global model, eq. 6: W plus the pairs of all tasks. The default merge is sum_i B_i A_i;
+        # ``factor_sum`` is the equation as printed.
         return backbone(batch.x, self._plugs(tree))
 
     def local_features(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tensor:
         """Compute features in a client's local forward pass.
 
-        With ``local=current`` only the current pair is active. This also holds with
-        ``merge=first``, as the current pair would get no gradient otherwise.
+        With ``local=current`` only the current pair is active. The same holds with
+        ``merge=first``: otherwise the current pair would get no gradient.
 
         Args:
             backbone: The frozen backbone.
@@ -98,10 +101,9 @@ class IncrementalLoRA(Method):
         return select(tree, "full.") if self.tune == "full" else merged_pairs(tree, self.merge)
 
     def lora_penalty(self, train: Tree, shared: Tree) -> Tensor:
-        """Compute the penalty of the new A matrices: overlap with earlier ones and their size.
+        """Compute the penalty on A_t: gamma l_ort, and the L1 norm of the released code.
 
-        The overlap is sum |A_i A_t^T| with weight ``ortho``, the size is sum |A_t| with weight
-        ``sparse``.
+        l_ort = sum_{i<t} |A_i A_t^T| has weight ``ortho``, |A_t| has weight ``sparse``.
 
         Args:
             train: Trained tensors, with ``lora.X.a`` of the current task t.
@@ -112,8 +114,10 @@ class IncrementalLoRA(Method):
         """
         if self.tune == "full":
             return torch.zeros(())
+        # Released code only: |A_t|, the sum of absolute entries.
         down = {k: v for k, v in train.items() if k.endswith(".a")}
         penalty = self.sparse * torch.stack([a.abs().sum() for a in down.values()]).sum()
+        # l_ort: sum of the absolute entries of A_i A_t^T over earlier tasks i; 0 in the first task.
         for name, a in down.items():
             earlier = shared.get(name.replace("lora.", "past.", 1))
             if earlier is not None:

@@ -1,4 +1,4 @@
-"""Prototype head: the nearest learned prototype wins (PILoRA, Guo et al., ECCV 2024)."""
+"""Prototype head: predict the nearest learned prototype (PILoRA, Guo et al., ECCV 2024)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,8 +20,8 @@ from fczoo.functional.gaussians import class_sums
 class LearnedPrototypes(Method):
     """Base of methods with learned class prototypes; those of finished tasks are frozen.
 
-    The state holds ``prototype`` [c, D] of the current task's classes, ``frozen.before`` and
-    ``frozen.after`` of the earlier and later ones.
+    The state holds ``prototype`` [c, D] for the classes of the current task, ``frozen.before`` for
+    earlier classes and ``frozen.after`` for later ones.
     """
 
     lr_prototype: float = option(
@@ -49,11 +49,13 @@ class LearnedPrototypes(Method):
             state: State after the previous task; empty at the start of a run.
             task: The task that starts.
             dim: Feature dimension D.
-            rng: Generator of N(0, 0.1^2), at the start of a run.
+            rng: Generator of the initial prototypes N(0, 0.1^2), at the start of a run.
 
         Returns:
             ``frozen.before``, ``prototype`` and ``frozen.after``.
         """
+        # Only prototypes of the new classes are trained. All others keep their values: old ones the
+        # last global value, future ones the initial draw.
         table = self.table(state) if state else 0.1 * torch.randn(task.classes, dim, generator=rng)
         frozen = {"frozen.before": table[: task.start], "frozen.after": table[task.stop :]}
         return {**frozen, "prototype": table[task.start : task.stop].clone()}
@@ -61,17 +63,20 @@ class LearnedPrototypes(Method):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
+        # HeadTune (FedNCM), before the first round: sums of the frozen features of each new class.
         return class_sums(batch.query, batch, ctx.task)
 
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
+        # HeadTune: new prototypes start at the global class means; a class without images keeps its
+        # initial draw.
         count = sums["class.count"][:, None]
         mean = sums["class.sum"] / count.clamp(min=1)
         return {**state, "prototype": torch.where(count > 0, mean, state["prototype"])}
 
     def prototype_loss(self, features: Tensor, train: Tree, batch: Batch, ctx: Context) -> Tensor:
-        """Compute the distance-based cross-entropy and the pull towards the true prototype.
+        """Compute l_dce (eq. 8) + lambda l_pl (eq. 9), mean over the batch.
 
-        PILoRA, eqs. 8 and 9.
+        l_dce is the distance-based cross-entropy, l_pl the distance to the true prototype.
 
         Args:
             features: Features [B, D].
@@ -85,15 +90,17 @@ class LearnedPrototypes(Method):
         distance = self.distances(features, self.table({**ctx.shared, **train}))
         first = ctx.task.start if self.support == "task" else 0
         last = ctx.task.classes if self.support == "all" else ctx.task.stop
+        # l_dce: softmax over classes of -delta d(x, c).
         logits = -self.sharpness * distance[:, first:last]
         entropy = F.cross_entropy(logits, batch.y - first, reduction="none")
+        # l_pl: d(x, y).
         return batch.mean(entropy + self.pull * distance.gather(1, batch.y[:, None])[:, 0])
 
     def distances(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Compute distances d(x, c) of features to prototypes.
 
-        They are the root mean square over dimensions, sqrt(|f - m_c|^2 / D), or the squared
-        distance |f - m_c|^2.
+        ``rms``: sqrt(|f - m_c|^2 / D), as in the released code. ``squared``: |f - m_c|^2, as in
+        eq. 8.
 
         Args:
             features: Features f [B, D].
@@ -106,7 +113,7 @@ class LearnedPrototypes(Method):
         if self.distance == "squared":
             return gap.sum(-1)
         mean = gap.mean(-1)
-        # The root has no gradient at 0.
+        # The gradient of the root is infinite at 0: replace 0 by the smallest normal number.
         return torch.where(mean > 0, mean, torch.finfo(mean.dtype).tiny).sqrt()
 
     def table(self, tree: Tree) -> Tensor:

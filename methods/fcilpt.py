@@ -1,8 +1,8 @@
 """FCILPT: Federated Class-Incremental Learning with Prompting. Liu et al., arXiv 2310.08948.
 
-To read next to the paper's Algorithm 1, in the order in which a round calls the functions: on the
-client ``loss`` (choice of prompts, L_QP, L_CE, counts), on the server ``aggregate`` (sort and
-average). Authors' code is not public; what the paper leaves open is an option.
+Follows the paper's Algorithm 1. In a round the client calls ``loss`` (prompt choice, L_QP, L_CE,
+usage counts), then the server calls ``aggregate`` (sort and average). The authors have not released
+code; what the paper leaves open is an option.
 """
 
 from collections.abc import Mapping, Sequence
@@ -113,8 +113,8 @@ class FCILPT(PromptPool):
             )
 
     def training(self) -> Training:
-        # Client: Adam on keys, prompts, the common prompt and the head. Server: the plain mean of
-        # the clients of a round (Algorithm 1), not weighted by samples.
+        # Client: Adam on keys k, prompts P, the common prompt P^c and the head. Server, Alg. 1:
+        # plain mean over the clients of a round, not weighted by n_k.
         idle = self.old_clients == "idle"
         optims = self.optims(self.optim(self.lr), "pool.", "common")
         if self.head == "fixed":
@@ -131,7 +131,7 @@ class FCILPT(PromptPool):
         return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: nothing is frozen or reset, the same pool continues.
+        # Task boundary: the same pool continues; nothing is frozen or reset.
         if state:
             return state
         backbone.check_pool(self.pooled)
@@ -148,9 +148,10 @@ class FCILPT(PromptPool):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Query and prompt choice: the N keys with the smallest 1 - cos(q, k_i), image by image.
+        # Prompt choice: for each image the N keys with the smallest distance 1 - cos(q, k_i).
         similarity, chosen = self.choose(backbone, train, batch)
-        # L_CE. The paper does not state which classes are in the softmax.
+        # L_CE: cross-entropy under the chosen prompts. The paper does not state the classes of the
+        # softmax, so ``support`` sets them.
         first = (
             ctx.task.start
             if self.support in ("task", "local") and self.old_clients == "idle"
@@ -168,17 +169,17 @@ class FCILPT(PromptPool):
             new = torch.arange(first, last, device=batch.y.device) >= ctx.task.start
             logits = torch.where(old[:, None] | new, logits, torch.finfo(logits.dtype).min)
         entropy = batch.mean(F.cross_entropy(logits, batch.y - first, reduction="none"))
-        # L_QP: sum of 1 - cos(q, k_i) over the chosen keys; other keys get no gradient.
+        # L_QP: sum of 1 - cos(q, k_i) over the chosen keys. Other keys get no gradient.
         key_loss = batch.mean((1 - similarity).sum(-1))
-        # freq_i: how often prompt i was chosen in the round's local training.
+        # freq_i: number of times prompt i was chosen in this round's local training.
         usage = (F.one_hot(chosen, self.size).to(batch.w) * batch.w[:, None, None]).sum((0, 1))
-        # L = L_QP + lambda L_CE in the paper, here divided by lambda.
+        # L = L_QP + lambda L_CE, divided by lambda.
         return entropy + key_loss / self.strength, {"usage": usage}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        # Sort each client's pool by freq, descending, keys and prompts in the same order; ties keep
-        # their order. Then average keys and prompts slot by slot, and P^c and the head. In the
-        # paper clients sort before they upload, with the same outcome.
+        # Algorithm 1, sort: each client's pool by freq, descending, with one permutation for keys
+        # and prompts; ties keep their order. Average: keys and prompts slot by slot, P^c, the head.
+        # In the paper clients sort before they upload; the result is the same.
         return (
             sort_by_usage(payloads, average, self.specific)
             if self.sort
@@ -186,8 +187,8 @@ class FCILPT(PromptPool):
         )
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: choose the N prompts by the global keys, prompted forward pass, argmax over the
-        # classes seen.
+        # Inference: choose N prompts by the global keys, run the prompted forward pass, take the
+        # argmax over the classes seen.
         _, chosen = self.choose(backbone, state, batch)
         return head_logits(state, self._features(backbone, state, batch, chosen))[:, : task.stop]
 
@@ -203,7 +204,8 @@ class FCILPT(PromptPool):
     def choose(self, backbone: Backbone, tree: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         """Choose the prompts of each image: the N keys nearest to its query, nearest first.
 
-        In a divided pool the nearest task-specific key, then the nearest task-similar ones.
+        With ``specific`` > 0: the nearest task-specific key, then the N - 1 nearest task-similar
+        ones.
 
         Args:
             backbone: The frozen backbone.
@@ -213,14 +215,14 @@ class FCILPT(PromptPool):
         Returns:
             Cosines cos(q, k_i) [B, N] and numbers i [B, N] of the chosen prompts.
         """
-        # As printed, q is the class token after the embedding layer, the same for all images; by
-        # default it is the frozen feature without prompts, as in L2P.
+        # Query q. As printed it is the class token after the embedding layer, the same for every
+        # image. The default is the frozen feature without prompts, as in L2P.
         query = (
             batch.query if self.query == "cls" else backbone.class_token().expand_as(batch.query)
         )
         similarity = cosines(query, tree["pool.key"])
         if self.specific:
-            # Eqs. 1 to 3: one task-specific prompt, N - 1 task-similar ones.
+            # Eqs. 1 to 3: one task-specific prompt and N - 1 task-similar ones.
             own, others = similarity.split([self.specific, self.size - self.specific], 1)
             similar = self.specific + top_positions(others, self.chosen - 1)
             chosen = torch.cat([top_positions(own, 1), similar], 1)
@@ -229,7 +231,7 @@ class FCILPT(PromptPool):
         return similarity.gather(1, chosen), chosen
 
     def _features(self, backbone: Backbone, tree: Tree, batch: Batch, chosen: Tensor) -> Tensor:
-        # Input to the first block: [P_{s1}; ..; P_{sN}; P^c; x_e], x_e the embedded image.
+        # Input of the first block: [P_{s1}; ..; P_{sN}; P^c; x_e] with the embedded image x_e.
         prompts = gather_prompts(tree["pool.prompt"], chosen).flatten(1, 2)  # [B, N L_p, D]
         common = tree["common"].expand(len(prompts), -1, -1)
         return backbone(batch.x, {"tokens": torch.cat([prompts, common], 1)}, pool=self.pooled)

@@ -1,9 +1,9 @@
 """FPPL: An Efficient and Non-IID Robust Federated Continual Learning Framework.
 
-To read next to the paper, in the order in which a round calls the functions: on the client ``loss``
-(prompt fusion, cross-entropy, unified representation L_ur) and ``statistics`` with ``make_upload``
-(local prototypes); on the server ``aggregate`` (FedAvg of Algorithm 1) and ``server_update``
-(prototype lists, global prototypes G, debiasing of the head).
+Follows the paper's Algorithm 1. In a round the client calls ``loss`` (prompt fusion, cross-entropy,
+unified representation L_ur), then ``collect`` and ``make_upload`` (local prototypes). The server
+calls ``aggregate`` (FedAvg) and ``server_update`` (prototype lists, global prototypes G, debiasing
+of the head).
 """
 
 from collections.abc import Sequence
@@ -88,8 +88,8 @@ class FPPL(PromptedHead):
     )
 
     def training(self) -> Training:
-        # Client: Adam at a constant rate on p_t, the fusion psi and the head theta. After training,
-        # one pass for the local prototypes.
+        # Client: Adam with a constant learning rate on the prompt p_t, the fusion keys psi and the
+        # head theta. After local training one pass computes the local prototypes.
         training = Training(
             optims=self.optims(self.optim(self.lr), "prompt.", "fusion."),
             inputs=["images", "query"],
@@ -106,8 +106,8 @@ class FPPL(PromptedHead):
             "prototype.mean": torch.zeros(task.size, dim),
             "prototype.known": torch.zeros(task.size),
         }
-        # Task boundary: p_t starts as a copy of p_{t-1}, which is frozen. The global prototypes of
-        # the new classes are not known yet.
+        # Task boundary: p_t starts as a copy of p_{t-1}, and p_{t-1} is frozen. New classes have no
+        # global prototype yet.
         if state:
             return {**state, **unknown, **stack_past(state, "prompt.", "past.")}
         # Start of the run: psi from U(-1/sqrt D, 1/sqrt D), p_1 from U(-1, 1), the head and an
@@ -133,9 +133,10 @@ class FPPL(PromptedHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Prompt fusion: feature c of the image under its fused prompt.
+        # Prompt fusion: the feature c of each image under its fused prompt.
         features = self.features(backbone, {**ctx.shared, **train}, batch)
-        # L = L_ce (eq. 7; by default over the current task's classes) + lambda L_ur.
+        # L = L_ce + lambda L_ur. L_ce is eq. 7; its softmax is over the current task's classes by
+        # default.
         loss = task_cross_entropy(head_logits(train, features), batch, ctx.task, self.support)
         return loss + self.unify * self.contrast(features, batch, ctx), {}
 
@@ -151,7 +152,8 @@ class FPPL(PromptedHead):
             The mean over images whose class has a prototype; 0 if there is none, as in the first
                 round of a task.
         """
-        # -log exp(cos(c, G_y) / tau) / sum_a exp(cos(c, G_a) / tau), a over classes with a G.
+        # L_ur = -log exp(cos(c, G_y) / tau) / sum_a exp(cos(c, G_a) / tau), a over the current
+        # classes that have a prototype.
         similarity = cosines(features, ctx.shared["prototype.mean"])
         has_prototype, labels = ctx.shared["prototype.known"], batch.y - ctx.task.start
         logits = torch.where(
@@ -167,11 +169,11 @@ class FPPL(PromptedHead):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Local prototypes: sums of the features c under the trained prompt and fusion.
+        # Local prototypes: per class the sum of features c under the trained prompt and fusion.
         return class_sums(self.features(backbone, {**ctx.shared, **tree}, batch), batch, ctx.task)
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        # Upload: p_t, psi, theta and one prototype, the mean feature, of each local class.
+        # Upload: p_t, psi, theta, and one prototype per local class, its mean feature.
         local_classes = sums["class.count"] > 0
         means = sums["class.sum"][local_classes] / sums["class.count"][local_classes, None]
         return {
@@ -181,24 +183,24 @@ class FPPL(PromptedHead):
         }
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        # Algorithm 1: FedAvg of {p_t, psi, theta} by n_k; prototypes are listed side by side.
+        # Algorithm 1: FedAvg of {p_t, psi, theta} with weights n_k. Prototypes are concatenated.
         return prototype_pool(payloads, average)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # Prototype lists: the latest of each client and class; those of finished tasks are the
-        # pool C_g.
+        # Prototype lists: keep the latest prototype of each (client, class). Prototypes of finished
+        # tasks form the pool C_g.
         state = {**state, **drop(merged, "local."), **keep_latest(state, merged, "local.")}
         label, mean = state["local.label"], state["local.mean"]
         current = label >= ctx.task.start
-        # Global prototypes G_y: mean over the clients that hold class y, all equal.
+        # Global prototypes G_y: unweighted mean over the clients that hold class y.
         hot = F.one_hot(label[current] - ctx.task.start, ctx.task.size).to(mean)
         count = hot.sum(0)
         state["prototype.mean"] = hot.mT @ mean[current] / count[:, None].clamp(min=1)
         state["prototype.known"] = (count > 0).to(mean)
         if not self.debias:
             return state
-        # Debiasing: train only theta on the prototypes of pool and current task, one sample per
-        # client and class, E_server epochs of Adam.
+        # Debiasing: train only theta, by Adam for E_server epochs. The training set has one
+        # prototype per (client, class), from the pool C_g and the current task.
         used = slice(None) if self.pool else current
         head = fit_head(
             state,
@@ -212,7 +214,8 @@ class FPPL(PromptedHead):
         return {**state, **head}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: q, prompt fused over all tasks seen, argmax over the classes seen.
+        # Inference: query pass for q, fusion over the prompts of all tasks seen, prompted pass,
+        # argmax over the classes seen.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def fused_prompts(self, tree: Tree, query: Tensor) -> Tree:
@@ -226,13 +229,15 @@ class FPPL(PromptedHead):
         Returns:
             ``deep.{block}`` [B, L_p, D], the prompt of each image.
         """
-        # w = softmax_i(sigma cos(q, psi_i)); sigma, a learned scale, is only in the released code.
+        # Fusion weights w = softmax_i(alpha cos(q, psi_i)). The learned scale alpha is only in the
+        # released code.
         prompts = stack_past(tree, "prompt.", "past.")  # [t, L_p, D] each
         tasks = len(prompts[f"past.{self.blocks[0]}"])
         weights = (tree["fusion.scale"] * cosines(query, tree["fusion.key"][:tasks])).softmax(-1)
         if self.fusion == "hard":
             weights = F.one_hot(weights.argmax(-1), tasks).to(weights)
-        # Deep prompts: appended after the tokens of their block, their outputs cut off after it.
+        # Deep prompts: each block appends its prompt after the patch tokens and drops the prompt's
+        # outputs.
         mixtures = {k: torch.einsum("bt,tld->bld", weights, p) for k, p in prompts.items()}
         return {k.replace("past.", "deep.", 1): p for k, p in mixtures.items()}
 

@@ -1,15 +1,15 @@
 """HGP: hierarchical generative prototypes. Salami et al., arXiv 2406.02447.
 
-To read next to the paper's Algorithm 1, in the order in which a round calls the functions:
+Follows the paper's Algorithm 1. A round calls these functions in order:
 
-- Client: ``loss`` trains prefixes and head. ``collect`` and ``make_upload`` compute count, mean and
-  variance of every local class under the trained model.
-- Server: ``aggregate`` averages prefixes and head by the clients' images (eq. 3).
-  ``server_update`` builds the mixture of each class (eqs. 4 and 5, section 3.2) and rebalances the
-  head on features drawn from the mixtures of all classes seen (eq. 6).
+- Client: ``loss`` trains prefixes and head (eq. 1). ``collect`` and ``make_upload`` compute count,
+  mean and variance of every local class under the trained model.
+- Server: ``aggregate`` averages prefixes and head, weighted by the clients' images (eq. 3).
+  ``server_update`` builds the mixture of each class (eqs. 4 and 5, section 3.2). It then rebalances
+  the head on features drawn from the mixtures of all classes seen (eq. 6).
 
-Between tasks nothing is frozen or reset: ``begin_task`` returns the state, and the mixtures of
-finished tasks stay as they were in the last round of their task.
+A task boundary freezes and resets nothing: ``begin_task`` returns the state. Mixtures of finished
+tasks keep the values of their task's last round.
 """
 
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ class HGP(CalibratedHead, PromptedHead):
         return self.with_head_means(training)
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: the same prefixes and head continue, with the mixtures of finished tasks.
+        # Task boundary: prefixes, head and the mixtures of finished tasks continue unchanged.
         if state:
             return state
         backbone.check_blocks(self.blocks, "hgp.blocks")
@@ -145,7 +145,7 @@ class HGP(CalibratedHead, PromptedHead):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Client, local training, eq. 1: cross-entropy; by default over the current task's classes.
+        # Client, eq. 1: cross-entropy, by default over the current task's classes (released code).
         logits = head_logits(train, self.features(backbone, train, batch))
         return task_cross_entropy(logits, batch, ctx.task, self.support), {}
 
@@ -154,51 +154,52 @@ class HGP(CalibratedHead, PromptedHead):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Client, after local training: one pass without gradients sums f and f^2 of each class.
+        # Client, after local training: one pass without gradients sums f and f^2 per class.
         images = backbone.raw_pixels(batch.x) if self.stats_unnormalised else batch.x
         return moment_sums(backbone(images, select(tree, "prefix.")), batch, ctx.task)
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        # Client, upload: prefixes, head, and per local class n_{m,c}, mu_{m,c} and the unbiased
-        # diagonal variance sigma^2_{m,c}.
+        # Client, upload: prefixes and head; per local class the count n_{m,c}, mean mu_{m,c} and
+        # unbiased diagonal variance sigma^2_{m,c}.
         return {**train, **gaussians(sums, ctx.task.start, self.keep_single)}
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        # Server, eq. 3: average prefixes and head by |D_m| / |D|; list the clients' Gaussians.
+        # Server, eq. 3: average prefixes and head with weights |D_m| / |D|. The clients' Gaussians
+        # are concatenated.
         return gaussian_mixture(payloads, average)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # Server, eqs. 4 and 5: Q_c = sum_m pi_{m,c} N(mu_{m,c}, sigma^2_{m,c}) with
-        # pi_{m,c} = n_{m,c} / sum_k n_{k,c}. It is kept as one row per client and class: the rows
-        # of this round replace those that the same clients sent before.
+        # Server, eqs. 4 and 5: mixture Q_c = sum_m pi_{m,c} N(mu_{m,c}, sigma^2_{m,c}) with
+        # pi_{m,c} = n_{m,c} / sum_k n_{k,c}. The state stores one row per (client, class); a row of
+        # this round replaces the earlier row of the same client and class.
         state = {**state, **drop(merged, "gauss."), **keep_latest(state, merged, "gauss.")}
-        # Server: rebalance the head after every round, then broadcast prefixes and head.
+        # Server, eq. 6: rebalance the head after every round. The broadcast is prefixes and head.
         return {**state, **self._rebalance(state, ctx.task, ctx.rng)}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: one forward pass, argmax over the classes seen, without a temperature.
+        # Inference: one prefixed forward pass, argmax over the classes seen.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
-        # Prefix tuning: P_k and P_v go in front of the projected keys and values of their block.
+        # Prefix tuning: each block prepends P_k and P_v to its projected keys and values.
         return backbone(batch.x, select(tree, "prefix."))
 
     def _rebalance(self, state: Tree, task: Task, rng: torch.Generator) -> Tree:
-        """Return the head after E_r = ``server_epochs`` epochs on features drawn from the mixtures.
+        """Train the head for E_r = ``server_epochs`` epochs on features drawn from the mixtures.
 
-        Rows of classes outside the chosen range keep their values.
+        Head rows of classes outside the range of ``rebalance`` keep their values.
         """
-        # The classes seen so far; only the current or the old ones in the paper's ablation.
+        # Classes to rebalance: all seen so far. Ablation: only the current ones, or only the old.
         first = task.start if self.rebalance == "current" else 0
         last = {"old": task.start, "none": 0}.get(self.rebalance, task.stop)
         inside = (state["gauss.label"] >= first) & (state["gauss.label"] < last)
         gauss = {k: v[inside] for k, v in select(state, "gauss.").items()}
-        # Eq. 6: omega, the probability of a class, is its share of the counts; uniform in the
-        # released code. Algorithm 1 draws the features once a round, the code in each epoch.
+        # Eq. 6: the class probability omega_c is the share of class c in the counts (released code:
+        # uniform). Algorithm 1 draws the features once per round (released code: in each epoch).
         by_count, once = self.class_weights == "counts", self.draw == "round"
-        # Draw c ~ omega, m ~ pi_c and z ~ N(mu_{m,c}, s sigma^2_{m,c}), ``per_class`` features per
-        # class on average. Then train the head on (z, c) by SGD with momentum and cross-entropy L_r
-        # (of normalised logits as in the released code; the paper has plain ones).
+        # Draw c ~ omega, m ~ pi_c and z ~ N(mu_{m,c}, s sigma^2_{m,c}), on average ``per_class``
+        # features per class. Train the head on (z, c) by SGD with momentum and the cross-entropy
+        # L_r, of normalised logits as in the released code (paper: plain logits).
         return self.calibrated_head(
             state, gauss, (first, last), rng, self.spread, by_count, once, self.server_cosine
         )

@@ -2,10 +2,9 @@
 
 Guo et al., ECCV 2024.
 
-To read next to the paper's Algorithm 1, in the order in which a round calls the functions: on the
-client ``loss`` (l_dce and l_pl of eqs. 8 and 9, l_ort of LoRA), then ``collect`` and
-``make_upload`` (class means); on the server ``aggregate`` (FedAvg of LoRA, re-weighted prototypes
-of eqs. 11 to 14).
+Follows the paper's Algorithm 1. In a round the client calls ``loss`` (l_dce and l_pl of eqs. 8 and
+9, l_ort of LoRA), then ``collect`` and ``make_upload`` (class means). The server calls
+``aggregate`` (FedAvg of LoRA, prototype re-weight of eqs. 11 to 14).
 """
 
 from collections.abc import Mapping, Sequence
@@ -106,7 +105,8 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
     )
 
     def training(self) -> Training:
-        # Client: Adam with one rate for LoRA and one for the prototypes, constant within a round.
+        # Client: Adam with one learning rate for LoRA and one for the prototypes, both constant
+        # within a round.
         decay, schedule = self.weight_decay, self.schedule
         asked: dict[TaskPhase, bool] = {
             "task_start": self.head_tune,
@@ -124,25 +124,26 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
         )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary: a new pair A_t, B_t (B_t = 0), earlier pairs frozen. Prototypes of the new
-        # classes are trained, those of all other classes frozen.
+        # Task boundary: start a new pair A_t, B_t = 0, and freeze earlier pairs. Train the
+        # prototypes of the new classes, and freeze all others.
         lora = self.start_lora(state, backbone, rng)
         return {**lora, **self.start_prototypes(state, task, backbone.dim, rng)}
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # Feature of the local model, with the pairs of all tasks (released code: only the current).
+        # Features of the local model with the pairs of all tasks (released code: only the current).
         features = self.local_features(backbone, train, batch, ctx)
-        # Released code: the class means run over all features of the local training.
+        # Released code: class means over all features that local training sees.
         image_counts = batch.class_count[ctx.task.start : ctx.task.stop] * batch.w.sum()
         sums = (
             {**class_sums(features, batch, ctx.task), "owned": image_counts}
             if self.means == "running"
             else {}
         )
-        # L = l_dce + lambda l_pl (eqs. 8 and 9: ``prototype_loss``) + gamma l_ort, the overlap of
-        # A_t with earlier A_i (``lora_penalty``), + s |A_t|, which is only in the released code.
+        # L = l_dce + lambda l_pl + gamma l_ort + s |A_t|. ``prototype_loss`` has l_dce (eq. 8) and
+        # l_pl (eq. 9). ``lora_penalty`` has l_ort, the overlap of A_t with earlier A_i, and |A_t|,
+        # which is only in the released code.
         return self.prototype_loss(features, train, batch, ctx) + self.lora_penalty(
             train, ctx.shared
         ), sums
@@ -152,12 +153,12 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
     ) -> Tree:
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
-        # Class means mu_{k,c}: one pass without gradients after the local training.
+        # Class means mu_{k,c}: one pass without gradients after local training.
         return class_sums(self.local_features(backbone, tree, batch, ctx), batch, ctx.task)
 
     def make_upload(self, train: Tree, sums: Tree, ctx: Context) -> Tree:
-        # Upload: A_t, B_t, the prototypes m_{k,c} of the task, and mu_{k,c} with its count.
-        # With running means the counts of the sums are views of images, over all epochs.
+        # Upload: A_t, B_t, the prototypes m_{k,c} of the task, and mu_{k,c} with the image count.
+        # With ``means=running`` the sums count views over all epochs; ``owned`` gives the images.
         views = sums["class.count"]
         count = (
             views if self.means == "after" else views.minimum((sums["owned"] / views.sum()).round())
@@ -169,10 +170,11 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
         }
 
     def aggregate(self, payloads: Sequence[Payload], average: ServerAggregator) -> Tree:
-        # LoRA: FedAvg of A and B, each by itself, by n_k. Prototypes, eqs. 11 to 14, per class:
-        # d_k = sum_j |m^k - mu^j| over the clients j that hold the class (eq. 11: squared),
-        # p_k = 1 / d_k, rescaled to [0, 1] over all clients k,
-        # w_k = softmax_k of it, divided by tau (eq. 13: multiplied by it),
+        # LoRA: FedAvg of A and of B separately, with weights n_k.
+        # Prototypes, eqs. 11 to 14, per class:
+        # d_k = sum_j |m^k - mu^j| over the clients j that hold the class (eq. 11: squared);
+        # p_k = 1 / d_k, rescaled to [0, 1] over all clients k;
+        # w_k = softmax_k(p_k / tau) (eq. 13 multiplies by tau);
         # m = sum_k w_k m^k. Algorithm 1: equal weights for a class without features.
         if self.reweight == "average":
             server_tree = average([p.drop("class.") for p in payloads])
@@ -187,7 +189,7 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
         return server_tree
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # Fed-mammoth: a class that no client of the round holds keeps the server's prototype.
+        # fed-mammoth: a class that no client of the round holds keeps the server's prototype.
         if self.unheld == "server":
             new, old = merged["prototype"], state["prototype"]
             merged = {
@@ -197,8 +199,7 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
         return {**state, **merged}
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: argmin_c d(x, c) over the classes seen, with LoRA merged over the tasks (eq. 6
-        # is the product of sums; by default the sum of products).
+        # Inference: argmin_c d(x, c) over the classes seen; eq. 6 merges LoRA over the tasks.
         return -self.distances(
             self.features(backbone, state, batch), self.table(state)[: task.stop]
         )
