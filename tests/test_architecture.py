@@ -22,7 +22,7 @@ SETUP.read(ROOT / "setup.cfg")
 PACKAGES = SETUP["options"]["packages"].split()
 FOLDERS = dict(line.split(" = ") for line in SETUP["options"]["package_dir"].strip().splitlines())
 LONGEST = 400  # lines of a file
-LONGEST_METHOD = 250  # of a method's: it is read in one sitting
+LONGEST_METHOD = 250  # lines of a method file
 
 
 def sources(*folders: str) -> list[Path]:

@@ -92,7 +92,7 @@ def test_where_values_were_tuned_no_others_are_ranked(make_run, tmp_path):
         ["ewc", "1", "100.0", "1", "1", "whole network"],
         ["hgp", "2", "0.0", "1", "2", "prompts"],
     ]
-    assert "Of rows whose values" in page.read_text()
+    assert "Only rows whose values" in page.read_text()
     assert "7 runs of 5 methods in 2" in page.read_text()
     assert {row[3] for row in cells(page, "benchmarks")} == {
         "pilora, 85.0",
