@@ -101,7 +101,7 @@ def test_where_values_were_tuned_no_others_are_ranked(make_run, tmp_path):
 
 
 def test_where_nothing_was_tuned_all_are_ranked(site):
-    assert "Of rows whose values" not in (site / "index.html").read_text()
+    assert "Only rows whose values" not in (site / "index.html").read_text()
 
 
 def test_every_benchmark_has_a_page_that_the_index_leads_to(site):

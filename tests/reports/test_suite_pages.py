@@ -44,6 +44,7 @@ def _labels(name: str) -> set[str]:
 def test_the_larger_suites_have_the_methods_that_they_are_about():
     more = {"fedlora", "slca", "ranpac", "afcl", "stsae", "lorm", "afc", "local", "joint"}
     more |= {"affcl", "uopp", "powder", "fedcbdr", "fppl untrained", "fcilpt untrained"}
+    more |= {"fcilpt unsorted", "fcilpt small start"}
     assert _labels("cifar100") == TRAINED | BASELINES | {"fedavg", "fedncm"} | more
     assert _labels("skew") == TRAINED | {"fedavg", "fedncm"}
     assert _labels("tinyimagenet") == TRAINED | {"fedavg", "fedncm", "joint"}
