@@ -86,7 +86,10 @@ def make_plot(
         return feature_maps(only, "task" if many else "class", open_benchmark)[0]
     figure = class_confusion_map(line) or confusion_map(line)
     if figure is None:
-        raise FczooError(f"the runs of {line.label} have not recorded their confusion")
+        raise FczooError(
+            f"the runs of {line.label} have not recorded their confusion; give their run folders, "
+            "as an archive leaves it out"
+        )
     return figure
 
 

@@ -151,8 +151,8 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
     OUTPUT,
     "--jobs",
     metavar="auto|NUMBER",
-    help="Number of runs at the same time, each in its own process; auto: one per GPU, or without "
-    "a GPU per core  [default: 1; on a cluster 1024]",
+    help="Number of runs at the same time, each in its own process; auto: one per GPU, or per "
+    "core without a GPU  [default: 1; on a cluster 1024]",
 )
 @grouped_option(
     OUTPUT,
@@ -176,8 +176,8 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods on one data stream, or on each of a grid of them, and print their tables.
 
-    --dataset and --partition take lists, separated by commas. Settings whose default is none also
-    accept none as a value.
+    --dataset and --partition take lists, separated by commas. Settings with default none accept
+    none, too. Of an option given twice, the last value holds.
     """
     from fczoo.cli.arguments import (
         MOST_JOBS,

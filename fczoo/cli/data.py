@@ -1,6 +1,6 @@
 """``fczoo partition`` and ``fczoo data``: images of each client, and sources of data sets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,10 @@ from fczoo.cli.options import (
     settings_options,
 )
 from fczoo.core.errors import FczooError
+from fczoo.core.options import quote
 from fczoo.core.registry import DATASETS
 
+SCHEMES = ("https://", "http://", "ftp://", "file://")  # addresses that urllib reads
 STREAM = (
     "dataset",
     "hf_columns",
@@ -88,6 +90,7 @@ def partition(
 
     if plot_kind and not plot:
         raise FczooError("--plot-kind is for a picture; add --plot FILE")
+    _check_distinct({"--save": save, "--table": table, "--plot": plot, "--export": export})
     setting_values = {name: value for name, value in given.items() if value is not None}
     check_partitions(parse_specs(setting_values.get("partition")))
     settings = Settings.for_dataset(
@@ -112,6 +115,14 @@ def partition(
     for path, write in ((table, write_table), (plot, draw), (export, write_export)):
         if path:
             write(path, client_partition, stream)
+
+
+def _check_distinct(outputs: Mapping[str, Path | None]) -> None:
+    """Raise FczooError if two options name the same output file."""
+    by_path: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is not None and (other := by_path.setdefault(path.resolve(), option)) != option:
+            raise FczooError(f"{other} and {option} both name {path}; give each its own file")
 
 
 HF_COLUMNS = click.option(
@@ -139,7 +150,8 @@ def data() -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder to which it is written.  [default: FCZOO_HOME/data]",
+    help="Folder to which it is written.  [default: "
+    "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
 )
 @click.option(
     "--mirror",
@@ -151,6 +163,11 @@ def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
     """Download a data set from its official source. An interrupted download is resumed."""
     from fczoo.data.fetch import fetch as get
 
+    if mirror is not None and not mirror.lower().startswith(SCHEMES):
+        raise FczooError(
+            f"--mirror {quote(mirror)} is not an address; it must begin with {' or '.join(SCHEMES)}"
+        )
+
     click.echo(get(name, data_root, mirror))
 
 
@@ -159,7 +176,8 @@ def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder that holds it.  [default: FCZOO_HOME/data]",
+    help="Folder that holds it.  [default: "
+    "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
 )
 @HF_COLUMNS
 def check(name: str, data_root: Path | None, hf_columns: str | None) -> None:

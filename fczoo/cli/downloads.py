@@ -63,6 +63,8 @@ def find_missing(settings: Iterable[Settings]) -> list[Missing]:
     from fczoo.backbones.weights import weights_to_download
 
     settings_list = list(settings)
+    for s in settings_list:
+        _check_file(s.backbone)
     data = [
         _missing_data(DATASETS.get(name)(), root)
         for name, root in {(s.dataset, s.root) for s in settings_list}
@@ -71,6 +73,22 @@ def find_missing(settings: Iterable[Settings]) -> list[Missing]:
     for name in weights:
         architecture(name)  # an unknown name is an error, not a download
     return [*filter(None, data), *(_missing_weights(name, s) for name, s in weights.items())]
+
+
+def _check_file(backbone: str) -> None:
+    """Raise FczooError for a backbone NAME:FILE whose file has no suffix of weights.
+
+    It would be taken for a name, which no registry and no hub can have.
+    """
+    from fczoo.backbones.names import SUFFIXES
+    from fczoo.backbones.weights import split_spec
+
+    colon, file = backbone.partition(":")[1:]
+    if colon and split_spec(backbone)[1] is None:
+        raise FczooError(
+            f"--backbone {backbone} names no weight file: {file} must end with "
+            f"{' or '.join(SUFFIXES)}"
+        )
 
 
 def provide(missing: Sequence[Missing], consent: bool | None) -> None:

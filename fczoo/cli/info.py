@@ -27,9 +27,29 @@ from fczoo.protocols.registry import REGISTRY_OF_SETTING
 from fczoo.protocols.source import ByBeta, Source, Statement
 from fczoo.reports.text_format import option_word, plain_table, word_table
 
+OTHER_LISTS = {
+    "papers": "fczoo papers",
+    "claims": "fczoo claims",
+    "cards": "fczoo reproduce",
+    "suites": "fczoo suite status NAME",
+    "settings": "fczoo show settings",
+    "results": "fczoo report results",
+}
+"""Names that are not kinds -> the command that lists them."""
+
+
+class Kind(Name):
+    """A kind of names; the message on another word has the command that lists it, if any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        other = match(str(value), OTHER_LISTS)
+        if other and not match(str(value), self.choices):
+            self.fail(f"{value!r} is not a kind of names; see `{OTHER_LISTS[other]}`", param, ctx)
+        return super().convert(value, param, ctx)
+
 
 @click.command("list", cls=GroupedCommand)
-@click.argument("kind", required=False, metavar="[KIND]", type=Name(list(KINDS)))
+@click.argument("kind", required=False, metavar="[KIND]", type=Kind(list(KINDS)))
 def list_command(kind: str | None) -> None:
     """List the names of one kind; without KIND, list the kinds."""
     click.echo(listing(kind) if kind else kinds())
@@ -63,6 +83,10 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
         raise FczooError(
             f"cannot show {' '.join(names)!r}; write one name, or {words} and its name"
         )
+    if dataset is not None and not _depends_on_dataset(kind):
+        raise FczooError(
+            f"--dataset is for methods, protocols and releases, not {names[-1]}; leave it out"
+        )
     if kind in source_kinds and len(names) == 1:
         click.echo(f"{listing(f'{kind}s')}\n\nfczoo show {kind} NAME describes one.")
     elif kind == "backbone":
@@ -79,13 +103,22 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder that holds the data.  [default: FCZOO_HOME/data]",
+    help="Folder that holds the data.  [default: "
+    "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
 )
 def doctor(data_root: Path | None) -> None:
     """Show versions, devices, plug-ins, extras, data and weights on this machine."""
+    if data_root is not None and not data_root.is_dir():
+        raise FczooError(f"--data-root {data_root} is not a folder; give one, or leave it out")
     from fczoo.cli.doctor import doctor as page
 
     click.echo(page(data_root))
+
+
+def _depends_on_dataset(word: str) -> bool:
+    """Return whether the page of a name shows values that depend on the data set."""
+    is_method = METHODS.find(word) is not None
+    return is_method or word in SOURCES or any(r.find(word) for r in SOURCES.values())
 
 
 def show_any(word: str, dataset: str | None) -> str:
@@ -105,6 +138,13 @@ def show_any(word: str, dataset: str | None) -> str:
         from fczoo.cli.show import part_page  # imports torch
 
         return part_page(word, dataset or "digits")
+    owner, dot, option = word.partition(".")
+    if dot and (method := METHODS.find(owner)):
+        spelling = match(option, METHODS.options(method))
+        if spelling is None:
+            advice = nearest(option, METHODS.options(method))
+            raise FczooError(f"{method} has no option {option!r}; {advice}")
+        return _option_page({method: spelling})
     matches = meanings(word.lstrip("-"), dataset)
     if len(matches) == 1:
         ((_, page),) = matches
@@ -124,7 +164,10 @@ def show_any(word: str, dataset: str | None) -> str:
             f"nothing is called {word!r} alone; backbones have it in their names: fczoo show "
             f"backbone {backbones[0]}, or {', '.join(backbones[1:]) or 'fczoo list backbones'}"
         )
-    raise FczooError(f"nothing is called {word!r}; {nearest(word, known_names)}")
+    advice = nearest(word, known_names)
+    if advice.startswith("known:"):  # some of hundreds of names help nobody
+        advice = "see `fczoo list` and `fczoo show settings` for what there is"
+    raise FczooError(f"nothing is called {word!r}; {advice}")
 
 
 def meanings(word: str, dataset: str | None) -> list[tuple[str, Callable[[], str]]]:

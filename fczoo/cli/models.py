@@ -151,13 +151,15 @@ def _rows(rows: Sequence[Sequence[Any]], head: Sequence[str], style: str, number
     "--data-root",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Folder of labelled images, one folder per class; with --dataset its data root.",
+    help="Folder of labelled images, one folder per class; with --dataset its data root.  "
+    "[default: the data of the run]",
 )
 @click.option(
     "--dataset",
     metavar="NAME",
     shell_complete=complete(DATASETS),
-    help="Data set whose test images are taken; see `fczoo list datasets`.",
+    help="Data set whose test images are taken; see `fczoo list datasets`.  [default: that of the "
+    "run]",
 )
 @HF_COLUMNS
 @FORMAT
@@ -177,6 +179,8 @@ def evaluate(
     Without other options it repeats the last evaluation of the run. --data-root or --dataset name
     other images, whose classes must have the names of the model's.
     """
+    if hf_columns is not None and dataset is None:
+        raise FczooError("--hf-columns is for --dataset hf:PLACE; add it, or leave the columns out")
     model = _load(folder, backbone, device)
     if dataset is not None:
         dataset, data_root = place(dataset, data_root, hf_columns)
@@ -318,7 +322,10 @@ def export(folder: Path, style: "ExportFormat", out: Path | None, backbone: str 
     help="BibTeX entries, or one line per work.",
 )
 def cite(methods: tuple[str, ...], style: str) -> None:
-    """Print references of METHODS and of fczoo."""
+    """Print references of METHODS and of fczoo.
+
+    METHODS are names of methods, separated by commas or spaces.
+    """
     from fczoo.models.card import bibtex, references
 
     names = [name.strip() for word in methods for name in word.split(",")]

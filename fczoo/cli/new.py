@@ -32,6 +32,9 @@ KINDS = {
     "metric": USER_METRICS,
 }
 
+RESERVED = ("all", "auto", "backbone", "file", "result", "settings")
+"""Words that values of options have, such as ``--methods all``."""
+
 
 @click.command(cls=GroupedCommand)
 @click.argument("kind", type=Name(list(KINDS)))
@@ -65,6 +68,10 @@ def write_plugin(kind: str, name: str, out: Path | None = None) -> Path:
         raise FczooError(
             f"{name!r} cannot name {_article(kind)}; use lower-case letters, digits and single _ "
             "between them"
+        )
+    if name in RESERVED:
+        raise FczooError(
+            f"{name!r} cannot name {_article(kind)}: options use this word; choose another name"
         )
     if existing_name := _existing_name(kind, name):
         problem = f"there is {_article(kind)} called {existing_name} already"

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import click
 
 from fczoo.cli.pointers import check_spaces
+from fczoo.cli.values import check_given
 from fczoo.core.names import match
 from fczoo.core.options import flag
 from fczoo.core.registry import Registry
@@ -138,6 +139,8 @@ WORDS = {
     "dataset": "NAMES",
     "partition": "NAMES",
     "data_root": "FOLDER",
+    "hf_columns": "image=NAME,label=NAME",
+    "client_devices": "NAME|FILE",
     "backbone": "NAME|FILE",
     "start_from": "FOLDER",
     "tasks": "NUMBER|NUMBERS|domains",
@@ -186,6 +189,15 @@ class WithExamples(click.Command):
                     (metavar for kind, metavar in TYPES.items() if isinstance(param.type, kind)),
                     None,
                 )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            if not ctx.resilient_parsing and not self.no_args_is_help:
+                check_given(self, ctx, args)
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:  # click omits the context of an option without its value
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if examples := EXAMPLES.get(ctx.command_path.removeprefix("fczoo ")):

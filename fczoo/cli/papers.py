@@ -106,8 +106,9 @@ def reproduce(
     patterns: tuple[str, ...],
 ) -> None:
     """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it.
-    PAPER: the list of its tables and figures. PAPER/TABLE, PAPER/FIGURE: all their cells. Without
-    CARD: all cards, with status.
+
+    CARD names such a row. As CARD, PAPER lists its tables and figures, and PAPER/TABLE or
+    PAPER/FIGURE runs all of its cells. Without CARD, all cards are listed with their status.
 
     EXTRA options are passed to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out
     FOLDER. The cells of a table are written to a settings file first; --dry-run shows what they
@@ -127,6 +128,10 @@ def reproduce(
         if dry_run or reading:
             raise FczooError(
                 "--dry-run and --reading are about one card; name it, or leave them out"
+            )
+        if patterns:
+            raise FczooError(
+                "--cells is for PAPER/TABLE or PAPER/FIGURE; name one, or leave it out"
             )
         click.echo(wrap_to_terminal(listing(results or Path("results"), paper, tables, rows)))
         if not (tables or rows) and (analyses := list_analyses(paper and get_paper(paper).key)):
@@ -330,8 +335,8 @@ def claims(
 ) -> None:
     """Show what papers claim and whether runs support it: all claims, or NAME with its numbers.
 
-    A claim compares two sides in pairs of rows of a table, one row per side. 2x means two such
-    pairs.
+    A claim compares two sides in pairs of rows of a table, one row per side. In the list, 2x
+    means two such pairs.
     """
     from fczoo.papers.claims import get_claim, listing, page
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fczoo.cli.options import GroupedCommand, Name
+from fczoo.cli.values import Number
 from fczoo.core.errors import FczooError
 
 if TYPE_CHECKING:
     from fczoo.board.plots import Kind
 
+OF_ONE_METHOD = ("heatmap", "confusion", "tsne", "sweep")
 KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients", "tsne", "sweep")
 
 
@@ -21,10 +23,11 @@ KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients",
     type=Name(KINDS),
     required=True,
     help=(
-        "Accuracy after each task (curves), over rounds or over bytes sent, or at the end against "
-        "all bytes (cost); on each task after each task (heatmap) or for each client (clients); "
-        "what is taken for what (confusion); features of test images (tsne); final accuracy "
-        "over the values of an option (sweep)."
+        "curves: accuracy after each task. rounds, bytes: accuracy over rounds, over bytes sent. "
+        "cost: final accuracy against all bytes sent. heatmap: accuracy on each task after each "
+        "task. confusion: share of each class's test images taken for each class. clients: "
+        "accuracy for each client. tsne: features of test images. sweep: final accuracy over "
+        "the values of an option."
     ),
 )
 @click.option(
@@ -41,7 +44,7 @@ KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients",
 )
 @click.option(
     "--width",
-    type=click.FloatRange(1.5, 20),
+    type=Number(1.5, 20),
     default=3.3,
     show_default=True,
     metavar="INCHES",
@@ -66,6 +69,11 @@ def plot(
     from fczoo.reports.runs import read_experiments
 
     check_plot_file(out)
+    if method is not None and kind not in OF_ONE_METHOD:
+        raise FczooError(
+            f"--kind {kind} shows all methods; leave out --method, which is for "
+            f"{', '.join(OF_ONE_METHOD)}"
+        )
     experiments = read_experiments(folders)
     if kind == "sweep":
         sweep_figure = make_sweep_plot(experiments, method)

@@ -338,6 +338,6 @@ def one_seed(value: object) -> str:
         The note; empty for other values.
     """
     text = str(value).strip()
-    if not text.isdecimal() or not 2 <= int(text) <= MANY_SEEDS:
+    if not (text.isascii() and text.isdecimal()) or not 2 <= int(text) <= MANY_SEEDS:
         return ""
     return f"one run with seed {text}; for {text} runs give --seeds 0-{int(text) - 1}"

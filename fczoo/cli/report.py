@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fczoo.cli.options import GroupedCommand, Name
+from fczoo.cli.values import check_suffix
 from fczoo.core.errors import FczooError
 from fczoo.core.options import plural
 
@@ -23,16 +24,14 @@ ARCHIVE = Path("results") / "results.csv"
     "--format",
     "style",
     type=Name(["text", "markdown", "latex", "csv", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the printed tables.",
+    help="Format of the printed tables.  [default: text]",
 )
 @click.option(
     "--metrics",
     metavar="NAME,...",
     help=(
-        "Print one table with these columns, such as A_N,task_aware,top5,ECE.  "
-        "[default: the usual tables]"
+        "Print one table with these columns, such as A_N,task_aware,top5,ECE; see "
+        "`fczoo list metrics`.  [default: the usual tables]"
     ),
 )
 @click.option(
@@ -48,7 +47,12 @@ ARCHIVE = Path("results") / "results.csv"
     metavar="METHOD,...",
     help="Methods of --columns, in this order.  [default: all, as they were run]",
 )
-@click.option("--group", is_flag=True, help="Put a rule between kinds of methods of --columns.")
+@click.option(
+    "--group",
+    is_flag=True,
+    help="Draw a line between groups of methods in the table of --columns; see `fczoo list "
+    "methods`.",
+)
 @click.option(
     "--sweep",
     is_flag=True,
@@ -72,7 +76,7 @@ ARCHIVE = Path("results") / "results.csv"
 @click.option(
     "--tsne",
     type=Name(["class", "task"]),
-    metavar="COLOUR",
+    metavar="class|task",
     help=(
         "Add t-SNE of the features of up to 500 test images under the kept model of each method "
         "to --html, in colours of their class or task; reads the data set."
@@ -89,7 +93,7 @@ ARCHIVE = Path("results") / "results.csv"
 )
 def report(
     folders: tuple[Path, ...],
-    style: str,
+    style: str | None,
     metrics: str | None,
     columns: str | None,
     rows: str | None,
@@ -109,14 +113,20 @@ def report(
         raise FczooError("--tsne needs --html FILE; add it")
     if archive and html:
         raise FczooError("--archive and --html each write their own file; give one of them")
-    if metrics is not None and (html or archive):
-        raise FczooError(
-            "--metrics is for printed tables only; leave out --metrics, or --html and --archive"
-        )
+    for option, value in (("--metrics", metrics), ("--format", style)):
+        if value is not None and (html or archive):
+            raise FczooError(
+                f"{option} is for printed tables only; leave out {option}, or --html and --archive"
+            )
     if columns is None and (rows is not None or group):
         raise FczooError("--rows and --group need --columns, such as --columns data,partition")
     if columns is not None and (html or archive or style in ("csv", "json")):
         raise FczooError("--columns prints text, markdown or latex; leave out the other output")
+    if html:
+        check_suffix("--html", html, (".html", ".htm"))
+    if archive:
+        check_suffix("--archive", archive, (".csv",))
+    style = style or "text"
     if sweep:
         _report_sweep(folders, style, metrics, figures)
     elif columns is not None:
@@ -221,8 +231,8 @@ def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Po
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     """Build static web pages: methods ranked over all suites, and a page per suite.
 
-    PLACES are archives and run folders, or folders that hold them; then a page is per benchmark.
-    [default: the suites of results/, or results/results.csv without any]
+    PLACES are archives, run folders, or folders that hold them; with them the site has a page per
+    benchmark. [default: the suites of results/, or results/results.csv without any]
     """
     from fczoo.board.pages import INDEX, write_site
     from fczoo.board.suite_site import has_suites, write_suite_site
@@ -264,12 +274,13 @@ def submit(folder: Path, into: Path | None, suite: str | None, dry_run: bool) ->
     if suite is not None:
         from fczoo.cli.suite_submit import submit_to_suite
 
-        into = ARCHIVE.with_name(f"{suite}.csv")
         count, faults = submit_to_suite(folder, suite, ARCHIVE.parent, not dry_run)
+        into = ARCHIVE.with_name(f"{suite}.csv")
     else:
         from fczoo.reports.submission import submit as enter
 
         into = into or ARCHIVE
+        check_suffix("--into", into, (".csv",))
         count, faults = enter(folder, into, not dry_run)
     for fault in faults:
         click.echo(f"refused: {fault}", err=True)

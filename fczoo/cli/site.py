@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from fczoo.cli.options import ExampleGroup, GroupedCommand
+from fczoo.cli.values import Number
 from fczoo.core.errors import FczooError
 
 AGREEMENT_OPTION = click.option(
@@ -15,7 +16,7 @@ AGREEMENT_OPTION = click.option(
 )
 PATIENCE_OPTION = click.option(
     "--patience",
-    type=click.FloatRange(min=1),
+    type=Number(min=1),
     default=3600.0,
     show_default=True,
     help="Seconds that the server waits for a site before the round continues without it, and a "
@@ -82,15 +83,16 @@ def job(out: Path, agreed: Path, patience: float) -> None:
 @PATIENCE_OPTION
 @click.option(
     "--epsilon-budget",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     help="Largest epsilon of all uploads of this institution, over all its runs; the site refuses "
-    "what would exceed it, and runs without noise. Default: no limit.",
+    "what would exceed it, and runs without noise.  [default: no limit]",
 )
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File that counts the protected uploads of this institution. Default: one per user, "
-    "which stays when folders are deleted.",
+    metavar="FILE",
+    help="File that counts the protected uploads of this institution.  [default: one per user, "
+    "which stays when folders are deleted]",
 )
 def start(
     folder: Path,

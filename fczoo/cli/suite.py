@@ -25,8 +25,17 @@ RESULTS = click.option(
     help="Folder of suites/NAME.toml and NAME.csv.",
 )
 PATHS = (
-    click.option("--data-root", metavar="FOLDER", help="Folder that holds the data sets."),
-    click.option("--backbone", metavar="FILE", help="File of the suite's backbone."),
+    click.option(
+        "--data-root",
+        metavar="FOLDER",
+        help="Folder that holds the data sets.  [default: "
+        "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
+    ),
+    click.option(
+        "--backbone",
+        metavar="FILE",
+        help="Weight file of the suite's backbone, or NAME:FILE.  [default: the suite's]",
+    ),
 )
 
 
@@ -61,7 +70,13 @@ def _with_paths(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Where runs execute; searches are on this machine.",
 )
-@click.option("--cluster", multiple=True, metavar="KEY=VALUE", help="As in `fczoo bench`.")
+@click.option(
+    "--cluster",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set what a run requests on a cluster, such as threads=2; see `fczoo bench --help-all`; "
+    "repeat it for more.",
+)
 @click.option(
     "--replicate",
     is_flag=True,
@@ -207,6 +222,8 @@ def _read(
     chosen_suite = read_suite(path)
     labels = [row.label for row in chosen_suite.rows]
     chosen = parse_words(rows, "--rows") if rows is not None else labels
+    if not chosen:
+        raise FczooError("--rows names nothing; give names with commas between them")
     if unknown := [label for label in chosen if label not in labels]:
         raise FczooError(f"{name} has no row {unknown[0]!r}; {nearest(unknown[0], labels)}")
     places = {"data_root": data_root, "backbone": backbone}

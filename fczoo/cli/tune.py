@@ -18,11 +18,13 @@ from fczoo.cli.options import (
     grouped_option,
     settings_options,
 )
+from fczoo.cli.values import Number, WholeNumber
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
 
-# settings that --seed determines
 FIRST_TASKS = 3  # tasks of a trial
+HELD_OUT = 0.2  # share of the training images that scores a trial
+# settings that --seed determines
 SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
 UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
 
@@ -47,33 +49,32 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
 @grouped_option(
     RUNS,
     "--trials",
-    type=click.IntRange(1, 10_000),
+    type=WholeNumber(1, 10_000),
     default=16,
     help="Number of trials per method  [default: 16]",
 )
 @grouped_option(
     RUNS,
     "--first-tasks",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Number of tasks that a trial runs, from the first  [default: 3, or all if fewer]",
 )
 @grouped_option(
     RUNS,
     "--held-out",
-    type=click.FloatRange(0.01, 0.9),
-    default=0.2,
+    type=Number(0.01, 0.9),
     help="Share of the training images that is held out to score the trials  [default: 0.2]",
 )
 @grouped_option(
     RUNS,
     "--score-per-class",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Number of training images per class that are held out, instead of --held-out",
 )
 @grouped_option(
     RUNS,
     "--seed",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     default=0,
     help="Seed of class order, split and training  [default: 0]",
 )
@@ -108,7 +109,7 @@ def tune(
     changes: Sequence[str],
     trials: int,
     first_tasks: int | None,
-    held_out: float,
+    held_out: float | None,
     score_per_class: int | None,
     seed: int,
     out: Path,
@@ -137,6 +138,7 @@ def tune(
 
     if plot is not None:
         check_plot(plot)
+    _check_search(held_out, score_per_class, seed, out)
     dataset = DATASETS.canonical_name(given.pop("dataset") or "digits")
     setting_values = {name: value for name, value in given.items() if value is not None}
     check_partitions(parse_specs(setting_values.get("partition")))
@@ -168,7 +170,7 @@ def tune(
     effort = Effort(
         trials=trials,
         tasks=first_tasks or FIRST_TASKS,
-        held_out=held_out,
+        held_out=HELD_OUT if held_out is None else held_out,
         score_per_class=score_per_class,
         seed=seed,
     )
@@ -201,6 +203,25 @@ def tune(
     if plot is not None:
         shares = {name: method.importance for name, method in search_result.methods.items()}
         write_importance(plot, shares)
+
+
+def _check_search(
+    held_out: float | None, score_per_class: int | None, seed: int, out: Path
+) -> None:
+    """Raise FczooError for options that exclude each other, a large seed, and a taken folder."""
+    from fczoo.core.errors import FczooError
+    from fczoo.core.options import WIDEST
+    from fczoo.reports.run_folder import ABOUT
+    from fczoo.runner.tune import ORDER
+
+    if held_out is not None and score_per_class is not None:
+        raise FczooError("--held-out and --score-per-class are both given; leave one out")
+    if seed > WIDEST - ORDER:
+        raise FczooError(f"--seed is {seed}; it must be at most {WIDEST - ORDER}")
+    if out.is_file():
+        raise FczooError(f"--out {out} is a file; give a folder")
+    if (out / ABOUT).is_file():
+        raise FczooError(f"--out {out} is a run folder of `fczoo bench`; give another folder")
 
 
 def _short(value: Any) -> Any:

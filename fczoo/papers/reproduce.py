@@ -164,7 +164,11 @@ def get_card(name: str) -> Target:
             raise FczooError(
                 f"{name} has {len(cards_below)} cards; name one of them: {few}{remainder}"
             )
-        raise FczooError(f"no card is called {name!r}; {nearest(name, list(all_cards))}")
+        advice = nearest(name, list(all_cards))
+        if advice.startswith("known:"):  # some of hundreds of names help nobody
+            paper = name.partition("/")[0].casefold()
+            advice = f"see fczoo reproduce{f' {paper}' if paper in papers() else ''}"
+        raise FczooError(f"no card is called {name!r}; {advice}")
     return all_cards[full_name]
 
 

@@ -165,6 +165,11 @@ def places_below(place: Path) -> list[Path]:
     return sorted([*(p.parent for p in place.rglob(ABOUT)), *place.rglob(ARCHIVE)])
 
 
+def _run_folder_above(place: Path) -> Path | None:
+    """Return the run folder that a path is in; None if it is in none."""
+    return next((p for p in place.absolute().parents if (p / ABOUT).is_file()), None)
+
+
 def read_runs(places: Iterable[Path]) -> list[Runs]:
     """Read the run folders and archives of some places.
 
@@ -181,6 +186,8 @@ def read_runs(places: Iterable[Path]) -> list[Runs]:
     for root in places:
         paths = places_below(root)
         if not paths:
+            if run_folder := _run_folder_above(root):
+                raise FczooError(f"{root} is a part of the run folder {run_folder}; give that one")
             raise FczooError(
                 f"no run folder at or below {root}; give a folder that fczoo bench wrote, or an "
                 f"archive of runs"

@@ -137,7 +137,7 @@ def read_suite(path: Path) -> Suite:
         advice = nearest(path.stem, names) if names else "write one as the handbook describes"
         raise FczooError(f"no suite is at {path}; {advice}") from None
     except (ValueError, RecursionError) as error:
-        raise FczooError(f"{path} is not a suite: {first_line(error)}") from error
+        raise FczooError(f"{path} is not a suite: {first_line(error)}; correct the file") from error
     for row in suite.rows:
         METHODS.get(row.method)
     return suite

@@ -169,7 +169,7 @@ def test_wrong_words_are_one_line(out, images, tmp_path):
     assert "cannot read image" in refuse("predict", model, str(tmp_path / "none.png"))
     assert "pattern without files" in refuse("predict", model, str(tmp_path / "*.gif"))
     assert "folder without images" in refuse("predict", model, str(tmp_path / "empty"))
-    assert "an empty word names no image" in refuse("predict", model, "")
+    assert "IMAGES is empty; give it a value" in refuse("predict", model, "", code=2)
     assert "--top is 0" in refuse("predict", model, image, "--top", "0")
     assert "has 2 models: fedavg/seed0, fedncm/seed0" in refuse("predict", str(out), image)
     assert "no model in" in refuse("predict", str(tmp_path), image)

@@ -97,7 +97,9 @@ def test_what_is_refused(runs: Path, make_run, tmp_path: Path) -> None:
     assert message in refusal(runs, "--kind", "heatmap", "--method", "hgp")
     assert "no run has recorded what --kind rounds shows" in refusal(runs, "--kind", "rounds")
     unrecorded = refusal(runs, "--kind", "confusion", "--method", "pilora")
-    assert "the runs of pilora have not recorded their confusion" in unrecorded
+    assert "the runs of pilora have not recorded their confusion; give their run folders" in (
+        unrecorded
+    )
     make_run(tmp_path / "other", {"pilora": {0: 1.0}}, rounds=3)
     message = refusal(tmp_path, "--kind", "curves")
     assert "these runs belong to 2 tables, and a figure shows one" in message

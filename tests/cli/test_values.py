@@ -1,0 +1,179 @@
+"""Values that click would accept, or take for others, end in one line that says what to do."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fczoo.cli.app import main
+from fczoo.cli.tune import HELD_OUT
+from fczoo.cli.values import Number, WholeNumber
+from helpers_cli import run
+from helpers_runs import write_run
+
+SEED_LIMIT = 2**63 - 1 - 1_000_000  # the class order's seed is a million larger
+
+
+def refusal(*words: str) -> str:
+    """Run a command that must fail in one line; return the line."""
+    outcome = CliRunner().invoke(main, list(words))
+    assert outcome.exit_code in (1, 2), outcome.output
+    assert outcome.stdout == ""
+    assert outcome.stderr.startswith("Error: ") and outcome.stderr.count("\n") == 1
+    return outcome.stderr.removeprefix("Error: ").strip()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder that holds the run folder ``run``."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", {"fedavg": {0: 50.0}})
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("report run --html", "--html"),
+        ("report run --figures", "--figures"),
+        ("plot run --kind curves --out", "--out"),
+        ("partition --save", "--save"),
+        ("partition --table", "--table"),
+        ("bench --methods hgp --out", "--out"),
+        ("bench --methods hgp --protocol", "--protocol"),
+        ("bench --methods hgp --vary", "--vary"),
+        ("bench --methods hgp --log", "--log"),
+        ("bench --methods hgp --partition", "--partition"),
+        ("bench --methods hgp --backbone", "--backbone"),
+        ("bench --methods hgp --set", "--set"),
+        ("tune --methods hgp --out", "--out"),
+        ("show hgp --dataset", "--dataset"),
+        ("doctor --data-root", "--data-root"),
+        ("data fetch cifar100 --mirror", "--mirror"),
+        ("predict run image.png --backbone", "--backbone"),
+        ("suite run digits --rows", "--rows"),
+        ("leaderboard --out", "--out"),
+        ("new method mine --out", "--out"),
+        ("papers", "PAPER"),
+        ("papers hgp", "TABLE"),
+        ("claims", "NAME"),
+        ("reproduce", "CARD"),
+        ("report", "FOLDERS"),
+    ],
+)
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_value_is_refused_and_nothing_is_written(
+    command: str, name: str, empty: str, here: Path
+) -> None:
+    before = sorted(here.rglob("*"))
+    assert refusal(*command.split(), empty).startswith(f"{name} is empty; give it a value")
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_missing_value_names_the_command() -> None:
+    assert refusal("bench", "--set") == (
+        "Option '--set' requires an argument; see fczoo bench --help"
+    )
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "inf", "-inf", "many", ""])
+def test_numbers_are_finite(word: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is not a (finite|valid) number\.$"):
+        Number(min=0 if word != "-inf" else None).convert(word, None, None)
+    with pytest.raises(click.BadParameter, match=r"is not a valid whole number\.$"):
+        WholeNumber(0).convert(word, None, None)
+
+
+def test_numbers_within_limits_are_read() -> None:
+    assert Number(1.5, 20).convert("3.3", None, None) == 3.3
+    assert WholeNumber(1, 10_000).convert("16", None, None) == 16
+    with pytest.raises(click.BadParameter, match="not in the range"):
+        Number(1.5, 20).convert("21", None, None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plot run --kind curves --out x.png --width nan",
+        "tune --methods hgp --out t --held-out nan",
+        "site start run --images run --patience nan",
+        "site start run --images run --patience inf",
+        "site start run --images run --epsilon-budget inf",
+        "site job out --agreed run --patience nan",
+    ],
+)
+def test_commands_refuse_what_is_no_finite_number(words: str, here: Path) -> None:
+    assert "is not a finite number; see fczoo " in refusal(*words.split())
+    assert {path.name for path in here.iterdir()} == {"run"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("plot run --kind curves --method fedavg --out x.png", "leave out --method"),
+        ("report run --html page.txt", "--html page.txt must end with .html or .htm"),
+        ("report run --html run/bench.json", "--html run/bench.json must end with .html or .htm"),
+        ("report run --archive runs.json", "--archive runs.json must end with .csv"),
+        ("submit run --into runs.json", "--into runs.json must end with .csv"),
+        ("report run --html page.html --format csv", "--format is for printed tables only"),
+        ("report run --archive runs.csv --format text", "--format is for printed tables only"),
+        ("report run/fedavg/seed0", "run/fedavg/seed0 is a part of the run folder "),
+        ("partition --save p --export ./p", "--save and --export both name p; give each its own"),
+        ("partition --table p.csv --plot p.csv", "--table and --plot both name p.csv"),
+        ("evaluate run --hf-columns image=a", "--hf-columns is for --dataset hf:PLACE; add it"),
+        ("reproduce --cells x", "--cells is for PAPER/TABLE or PAPER/FIGURE; name one"),
+        ("reproduce hgp/T99", "no card is called 'hgp/T99'; see fczoo reproduce hgp"),
+        ("reproduce zzz", "no card is called 'zzz'; see fczoo reproduce"),
+        ("data fetch cifar100 --mirror place", "--mirror 'place' is not an address"),
+        ("doctor --data-root nowhere", "--data-root nowhere is not a folder"),
+        ("submit run --suite ../one", "no suite is at results/suites/../one.toml"),
+        ("list papers", "'papers' is not a kind of names; see `fczoo papers`"),
+        ("list Claims", "'Claims' is not a kind of names; see `fczoo claims`"),
+        ("new method all", "'all' cannot name a method: options use this word"),
+        ("show zzzzzz", "nothing is called 'zzzzzz'; see `fczoo list` and `fczoo show settings`"),
+        ("show hgp.lrr", "hgp has no option 'lrr'; did you mean lr?"),
+        ("show lr --dataset digits", "--dataset is for methods, protocols and releases, not lr"),
+        ("show settings --dataset digits", "protocols and releases, not settings; leave it out"),
+        ("show backbone vit_nano_32 --dataset digits", "releases, not vit_nano_32; leave it out"),
+        ("bench --methods fedncm --backbone vit_nano_32:none", "none must end with .safetensors"),
+        ("tune --methods fedncm --out t --backbone vit_nano_32:none", "names no weight file"),
+        ("tune --methods hgp --out t --held-out 0.5 --score-per-class 5", "are both given"),
+        ("tune --methods hgp --out run", "--out run is a run folder of `fczoo bench`"),
+        ("tune --methods hgp --out run/bench.json", "--out run/bench.json is a file"),
+        (f"tune --methods hgp --out t --seed {SEED_LIMIT + 1}", f"at most {SEED_LIMIT}"),
+    ],
+)
+def test_what_has_no_effect_or_harms_is_refused(words: str, says: str, here: Path) -> None:
+    before = sorted(here.rglob("*"))
+    assert says in refusal(*words.split())
+    assert sorted(here.rglob("*")) == before
+
+
+def test_rows_of_a_suite_that_name_nothing_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuse ``--rows ,``, which would be no row, so that all rows looked current."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    line = refusal("suite", "run", "digits", "--rows", ",")
+    assert line == "--rows names nothing; give names with commas between them"
+
+
+def test_one_seed_of_other_digits_is_not_taken_for_a_number_of_runs() -> None:
+    assert refusal("bench", "--methods", "hgp", "--seeds", "٣").startswith("--seeds has '٣'")
+
+
+@pytest.mark.parametrize("spelling", ["hgp.lr", "HGP.LR"])
+def test_an_option_is_shown_as_set_takes_it(spelling: str) -> None:
+    page = run("show", spelling)
+    assert "hgp.lr  0.003: learning rate of prefix and head" in page
+    assert "--set hgp.lr=VALUE" in page
+
+
+def test_the_share_held_out_has_its_default_in_the_help() -> None:
+    assert f"[default: {HELD_OUT:g}]" in run("tune", "--help-all") and HELD_OUT == 0.2
+
+
+def test_an_archive_with_its_suffix_is_written_and_read(here: Path) -> None:
+    assert run("report", "run", "--archive", "runs.csv").endswith("written to runs.csv\n")
+    assert run("report", "runs.csv")
