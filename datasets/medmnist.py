@@ -23,7 +23,7 @@ HOME = "https://zenodo.org/records/10519652/files"
 
 @register_dataset("medmnist")
 class MedMNIST(Dataset):
-    """``medmnist:NAME``, without its validation images; classes are called by their numbers."""
+    """Seven sets of MedMNIST, named ``medmnist:NAME``; validation images are left out."""
 
     classes = 0
     source = f"NAME.npz ({HOME})"

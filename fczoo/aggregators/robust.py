@@ -23,7 +23,7 @@ from fczoo.core.tree import Tree
 
 @register_aggregator("median")
 def median(payloads: Sequence[Payload]) -> Tree:
-    """Return the median of every coordinate; robust while more than half of the clients are honest.
+    """Merge by the coordinate-wise median; robust while more than half of the clients are honest.
 
     The median of two uploads is their mean, which withstands no one. Source: Yin et al., ICML 2018.
 

@@ -94,11 +94,13 @@ def parse_specs(value: str | Sequence[str] | None) -> list[str]:
 def _split_list(value: str | Sequence[Any] | None, option: str) -> list[str]:
     """Return the entries of a comma-separated list without the spaces around them.
 
-    Raises FczooError where some of the entries, but not all, are empty.
+    Raises FczooError if an entry is empty; nothing and an empty text give no entries.
     """
     entries = value.split(",") if isinstance(value, str) else [str(entry) for entry in value or ()]
     stripped_entries = [entry.strip() for entry in entries]
     if not any(stripped_entries):
+        if len(stripped_entries) > 1:
+            raise FczooError(f"{option} names nothing; give names with commas between them")
         return []
     if "" in stripped_entries:
         raise FczooError(f"{option} has an empty entry in {quote(value)}; remove it and its comma")

@@ -44,7 +44,7 @@ def doctor(data_root: Path | None) -> str:
         ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
         (
             "bf16",
-            f"a matrix product takes {bf16_slowdown():.1f} times as long as in fp32 on this "
+            f"a matrix product takes {bf16_slowdown():.2g} times as long as in fp32 on this "
             "processor",
         ),
         *plugins,

@@ -32,7 +32,7 @@ from fczoo.core.registry import (
 )
 from fczoo.federation.settings import Settings
 from fczoo.protocols.registry import PROTOCOLS, RELEASES
-from fczoo.protocols.source import Source, Statement
+from fczoo.protocols.source import OfSetting, Source, Statement
 from fczoo.reports.text_format import columns, option_word, plain_table, word_table
 
 KINDS = {
@@ -95,7 +95,7 @@ NOTES = (
     "fczoo show METHOD has all about one method.",
 )
 
-HEAD = ("method", "year", "trained", "sent", "kB up", "what it is.")
+HEAD = ("method", "year", "trained", "sent", "kB up", "description")
 BYTES = HEAD.index("kB up")  # aligned to the right
 NARROW = {"trained": 16, "sent": 33}  # widths on a terminal of 80 columns
 UNKNOWN = "?"
@@ -199,7 +199,10 @@ def value_words(statement: Statement) -> str:
     """
     if statement.depends_on_tasks:
         return "by the number of tasks"
-    return " | ".join(map(option_word, statement.columns))
+    return " | ".join(
+        f"bench.{value.name}" if isinstance(value, OfSetting) else option_word(value)
+        for value in statement.columns
+    )
 
 
 def _changes(

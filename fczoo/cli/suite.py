@@ -222,8 +222,6 @@ def _read(
     chosen_suite = read_suite(path)
     labels = [row.label for row in chosen_suite.rows]
     chosen = parse_words(rows, "--rows") if rows is not None else labels
-    if not chosen:
-        raise FczooError("--rows names nothing; give names with commas between them")
     if unknown := [label for label in chosen if label not in labels]:
         raise FczooError(f"{name} has no row {unknown[0]!r}; {nearest(unknown[0], labels)}")
     places = {"data_root": data_root, "backbone": backbone}

@@ -190,7 +190,7 @@ def to_json(table: Table) -> list[dict[str, Any]]:
             "std": entry.std,
             "by_seed": dict(entry.by_seed),
             "mark": entry.mark,
-            "told_apart_from_best": entry.is_different,
+            "significantly_different_from_best": entry.is_different,
         }
 
     rows = []

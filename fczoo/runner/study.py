@@ -14,7 +14,7 @@ from scipy.stats import qmc
 
 from fczoo.core.errors import FczooError, first_line, options_in_messages
 from fczoo.core.files import through_json
-from fczoo.core.options import Space, spaces
+from fczoo.core.options import Space, plural, spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.core.seeds import numpy_stream
 from fczoo.data.dataset import Images, rows
@@ -119,8 +119,11 @@ def trial_images(settings: Settings, effort: Effort) -> Stream:
             class_index = task_indices[-1][labels[task_indices[-1]] == c]
             count = scored_on or max(1, round(effort.held_out * len(class_index)))
             if count >= len(class_index):
-                problem = f"a class has {len(class_index)} training images, too few to hold any out"
-                raise FczooError(f"{problem}; keep more")
+                kept = plural(len(class_index), "training image")
+                raise FczooError(
+                    f"a class has {kept}, of which a search would hold out {count}; raise "
+                    "--train-per-class, or lower --score-per-class or --held-out"
+                )
             score_parts.append(rng.permutation(class_index)[:count])
     score_index = np.sort(np.concatenate(score_parts))
     train_index = np.setdiff1d(np.concatenate(task_indices), score_index)

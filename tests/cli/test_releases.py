@@ -245,6 +245,7 @@ def test_the_list_of_quirks_has_all_that_releases_change() -> None:
     assert "prefix_len=" not in page  # the released value is fczoo's own
     for words in ("init=zeros", "amp_vanish=true", "perturb_lr=0.2", "epochs=10"):
         assert words in page
+    assert "server_batch=bench.batch_size" in page
 
 
 READINGS = [

@@ -150,13 +150,16 @@ def test_what_has_no_effect_or_harms_is_refused(words: str, says: str, here: Pat
     assert sorted(here.rglob("*")) == before
 
 
-def test_rows_of_a_suite_that_name_nothing_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "words", [("suite", "run", "digits", "--rows"), ("bench", "--log"), ("bench", "--methods")]
+)
+def test_a_list_of_nothing_but_commas_is_refused(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refuse ``--rows ,``, which would be no row, so that all rows looked current."""
     monkeypatch.chdir(Path(__file__).parents[2])
-    line = refusal("suite", "run", "digits", "--rows", ",")
-    assert line == "--rows names nothing; give names with commas between them"
+    line = refusal(*words, ",")
+    assert line == f"{words[-1]} names nothing; give names with commas between them"
 
 
 def test_one_seed_of_other_digits_is_not_taken_for_a_number_of_runs() -> None:

@@ -65,7 +65,7 @@ def test_images_that_score_can_be_others_than_those_kept_of_each_class():
     assert set(part.train_index) <= set(first)
     all_images = trial_images(Settings.for_dataset("digits"), replace(EFFORT, score_per_class=30))
     assert np.bincount(all_images.test.labels).tolist() == [30] * 4
-    with pytest.raises(FczooError, match="too few to hold any out"):
+    with pytest.raises(FczooError, match="of which a search would hold out 10000"):
         trial_images(settings, replace(EFFORT, score_per_class=10_000))
 
 
@@ -284,7 +284,7 @@ def test_what_cannot_be_tuned_is_one_line(search_folder, tmp_path):
     assert "nope" in error_line("tune", "--methods", "nope", "--out", str(tmp_path))
     options = ["--set", "hgp.lr=1", "--out", str(tmp_path)]
     assert "hgp, not among --methods" in error_line("tune", "--methods", "fedncm", *options)
-    assert "too few to hold any out" in error_line(
+    assert "a class has 1 training image, of which a search would hold out 1; raise " in error_line(
         "tune", "--methods", "fedncm", "--train-per-class", "1", "--out", str(tmp_path)
     )
     (tmp_path / "wrong.json").write_text("{}")
