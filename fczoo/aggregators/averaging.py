@@ -30,7 +30,7 @@ def fedavg(payloads: Sequence[Payload]) -> Tree:
 class CappedMean:
     """Mean weighted by sample counts, none of them more than ``times`` the median count.
 
-    A client that claims a huge number of images, or has it, cannot decide by itself.
+    A client with a huge number of images, real or claimed, cannot dominate the mean.
     """
 
     times: float = option(3.0, "N: largest weight of a client, in median sample counts", low=1)

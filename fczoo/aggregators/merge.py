@@ -1,4 +1,4 @@
-"""Merges by an aggregator on plain trees, without a run, and checks that an aggregator keeps no state."""
+"""Merges of plain trees by an aggregator, without a run, and checks of aggregators."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
@@ -84,7 +84,7 @@ def merge(
 
 
 def _tree(number: int, tree: Any) -> Payload | dict[str, Tensor]:
-    """Return a client's tensors; arrays of NumPy, lists and numbers are taken as tensors."""
+    """Return a client's tensors; convert NumPy arrays, lists and numbers to tensors."""
     if isinstance(tree, Payload):
         return tree
     if not isinstance(tree, Mapping):
@@ -159,7 +159,7 @@ def sound(aggregator: ServerAggregator) -> ServerAggregator:
 
 
 def check_stateless(spec: str) -> None:
-    """Raise FczooError where an aggregator keeps state or draws random numbers.
+    """Raise FczooError if an aggregator keeps state or draws random numbers.
 
     A checkpoint does not hold either, so a resumed run would end with other numbers.
 

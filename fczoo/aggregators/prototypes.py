@@ -61,9 +61,9 @@ def prototype_weights(
 ) -> Tensor:
     """Weight every client's prototype.
 
-    d_k adds up the distances of client k's prototype to the means of all clients that hold the
-    class; p = 1/d is rescaled to [0, 1] over the clients and goes through a softmax. All clients
-    weigh the same in a class that no one holds, or to whose means all prototypes are equally far.
+    d_k is the sum of the distances of client k's prototype to the means of all clients that hold
+    the class; p = 1/d is rescaled to [0, 1] over the clients, before a softmax. All clients have
+    the same weight if no client holds the class, or if all d_k are equal.
 
     Args:
         local: Prototypes [K, c, D].
@@ -139,7 +139,7 @@ def collect_rows(payloads: Sequence[Payload], prefix: str, average: ServerAggreg
 def keep_latest(state: Tree, merged: Tree, prefix: str) -> Tree:
     """Replace rows of the server by merged rows of the same (client, label).
 
-    What a client sent thus stays until it sends again.
+    Rows of a client thus stay until it sends the same labels again.
 
     Args:
         state: The server's tensors, with ``PREFIXlabel`` and ``PREFIXclient``.

@@ -25,7 +25,7 @@ from fczoo.core.tree import Tree
 def median(payloads: Sequence[Payload]) -> Tree:
     """Merge by the coordinate-wise median; robust while more than half of the clients are honest.
 
-    The median of two uploads is their mean, which withstands no one. Source: Yin et al., ICML 2018.
+    The median of two uploads is their mean, which is not robust. Source: Yin et al., ICML 2018.
 
     Args:
         payloads: Uploads with the same names and shapes.
@@ -124,7 +124,7 @@ class NormClip:
 def _by_coordinate(payloads: Sequence[Payload], merge: Callable[[Tensor], Tensor]) -> Tree:
     """Apply ``merge`` to every tensor, stacked [K, ...] over the clients in float64.
 
-    The result has the tensor's own type, and float64 for integers.
+    The result has the type of the tensors; for integers it is float64.
     """
     by_client = _sort_by_client(payloads)
     result: Tree = {}
@@ -149,7 +149,7 @@ def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _by_score(payloads: Sequence[Payload], hostile: int, name: str) -> list[Payload]:
-    """Uploads sorted by Krum's score, lowest first."""
+    """Sort uploads by Krum's score, lowest first."""
     _need(payloads, hostile + 3, f"{name}:{hostile}")
     by_client, count = _sort_by_client(payloads), len(payloads)
     distance = torch.zeros(count, count, dtype=torch.float64)

@@ -36,7 +36,7 @@ RELEASES = re.compile(
 )
 """File names of official releases whose inputs have ImageNet's mean and standard deviation."""
 IMAGENET: Any = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-# timm's ViT family: 64 channels per head
+# width -> size in timm's names; all have 64 channels per head
 _WIDTHS = {
     192: "tiny",
     384: "small",
@@ -56,10 +56,10 @@ def load_backbone(
     pool: Pool | None = None,
     device: str | torch.device | None = None,
 ) -> Backbone:
-    """Load a frozen backbone: ``vit_nano_32``, a plug-in's or timm's name, a file, or ``NAME:FILE``.
+    """Load a frozen backbone: ``vit_nano_32``, a name of a plug-in or timm, a file, or NAME:FILE.
 
-    A file without a name is enough if its name or the shapes of its tensors determine the
-    architecture. Another ``image_size`` resamples the position embedding.
+    A file needs no name if its file name or the shapes of its tensors determine the architecture.
+    Another ``image_size`` resamples the position embedding.
 
     Args:
         spec: Name, file, or both.
@@ -106,7 +106,7 @@ def load_backbone(
 def configuration(spec: str, image_size: int | None = None, pool: Pool | None = None) -> ViTConfig:
     """Return the configuration of a backbone without its weights.
 
-    Only a file without a name must exist on this machine, and is read.
+    A file is read only if the spec has no name.
 
     Args:
         spec: Name, file, or both, as for ``load_backbone``.
@@ -273,7 +273,7 @@ def _sha256_tensors(weights: dict[str, Tensor]) -> str:
 
 
 class BackboneFacts(NamedTuple):
-    """Facts about a backbone; empty texts and 0 for what is not known."""
+    """Facts about a backbone; unknown facts are empty texts or 0."""
 
     config: ViTConfig
     parameters: int
@@ -317,7 +317,7 @@ def backbone_facts(spec: str, image_size: int | None = None) -> BackboneFacts:
 
 
 def _timm_entry(name: str) -> Any:
-    """Return what timm knows about weights; None for the bundled backbone."""
+    """Return timm's entry about weights; None if timm has no such model."""
     import timm
 
     architecture = name.partition(".")[0]

@@ -109,7 +109,7 @@ def full_name(name: str) -> str:
     """Return a timm name with the tag of its default weights.
 
     Args:
-        name: Name of a timm model; one with a tag stays as it is, and so does an unknown one.
+        name: Name of a timm model; a name with a tag and an unknown name do not change.
     """
     if "." in name:
         return name
@@ -126,7 +126,7 @@ def canonical_backbone(spec: str) -> str:
         spec: Name, file, or both; an unknown name and a file do not change.
 
     Raises:
-        FczooError: The name is that of a hub's model which is none of timm's.
+        FczooError: The name is that of a model on a hub that is not one of timm's.
     """
     spec = _name_of_hub_model(spec)
     name, colon, file = spec.partition(":")
@@ -177,7 +177,7 @@ def names_with(part: str) -> list[str]:
     """Return the three shortest names of backbones with a part such as ``dinov2``.
 
     Args:
-        part: Part of a name; fewer than ``SHORTEST_PART`` letters are in too many names.
+        part: Part of a name; one with fewer than ``SHORTEST_PART`` letters gives no names.
     """
     spelling = part.lower().replace("-", "_")
     return sorted((n for n in spellings() if spelling in n), key=len)[

@@ -51,8 +51,8 @@ class PluggedViT(nn.Module):
     """A frozen ViT whose plugs are the module's parameters: images -> features.
 
     LoRA pairs, prefixes, prompts and adapters are plugs. ``fczoo.functional`` creates them, and
-    ``fczoo.core.backbone`` lists their names and shapes. Optimizer, ``to`` and ``state_dict`` see
-    the plugs only: the weights follow the module to its device, and are not saved.
+    ``fczoo.core.backbone`` lists their names and shapes. Only plugs are trained and saved
+    (``parameters``, ``state_dict``); the frozen weights just follow the module to its device.
 
     Attributes:
         backbone: The frozen backbone.
@@ -86,8 +86,8 @@ class PluggedViT(nn.Module):
 
         Args:
             images: Normalised images [B, 3, S, S]; ``backbone.normalise`` takes pixels in [0, 1].
-            pool: Output rows that are pooled: those of the image (``cls``), the ``tokens``
-                prompts, or both.
+            pool: Output rows to pool: those of the image (``cls``), the ``tokens`` prompts
+                (``prompt``), or both (``cls+prompt``).
 
         Returns:
             Features [B, D].
@@ -165,7 +165,7 @@ class TensorBuffers(nn.Module):
 
 
 def flat_name(name: str) -> str:
-    """Return the name of a tensor in a module, without dots and apart from those of functions.
+    """Return the name of a tensor in a module, without dots and unlike any attribute's name.
 
     Args:
         name: Name of the tensor.
@@ -174,10 +174,10 @@ def flat_name(name: str) -> str:
 
 
 def _check_plugs(backbone: Backbone, plugs: Any) -> None:
-    """Check names, types and shapes of plugs, by a forward without numbers.
+    """Check names, types and shapes of plugs by a forward on the meta device.
 
     Raises:
-        FczooError: A plug does not fit; the message has its name, or what the forward says.
+        FczooError: A plug does not fit; the message has its name, or the error of the forward.
     """
     if not isinstance(plugs, Mapping) or not plugs:
         raise FczooError(f"plugs is {quote(plugs)}; give a dict, name of a plug -> tensor")

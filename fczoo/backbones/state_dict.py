@@ -72,7 +72,7 @@ class _Candidate(NamedTuple):
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read the plain ViT in a safetensors or PyTorch file, without its classification head.
 
-    What is dropped is logged.
+    Dropped tensors are logged.
 
     Args:
         path: Weight file.
@@ -81,7 +81,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         Tensors by their timm names.
 
     Raises:
-        FczooError: The file is damaged, does not hold exactly one ViT, or its type is not floating.
+        FczooError: The file is damaged, does not hold exactly one ViT, or a tensor is not
+            floating-point.
     """
     content = _load(path)
     chosen = _choose(path, content)
@@ -150,7 +151,7 @@ def _find_backbones(content: Any, keys: tuple[str, ...] = ()) -> Iterator[_Candi
 
 
 def dropped_tensors(path: Path) -> str:
-    """List what ``read_state_dict`` drops of a file; empty for a bare backbone.
+    """List the tensors of a file that ``read_state_dict`` drops; empty without any.
 
     Raises:
         FczooError: As for ``read_state_dict``.

@@ -89,7 +89,7 @@ def timm_names(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[st
         names: Names in the state dict of the timm model, without its classification head.
 
     Raises:
-        FczooError: The model has no place for a bias of keys, which is not 0.
+        FczooError: The timm model has no bias of keys, and that of ``weights`` is not 0.
     """
     out: dict[str, Tensor] = {}
     for name in names:
@@ -119,9 +119,9 @@ def timm_names(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[st
 def _dino_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights of Meta's DINOv2 and DINOv3 releases in timm's names; others unchanged.
 
-    Registers have other names. The position embedding of DINOv2's class token is added to the token
-    where there are registers, as in timm. The bias of DINOv3's keys is 0, and there is none where
-    all are.
+    Registers get timm's name. With registers, the position embedding of DINOv2's class token is
+    added to the token, as in timm. The bias of DINOv3's keys is set to 0; if all biases of a
+    model's queries, keys and values are 0, they are left out.
     """
     out = {re.sub(r"\.mlp\.w(12|3)\.", _fc_name, name): v for name, v in weights.items()}
     if "register_tokens" in out:
@@ -367,7 +367,7 @@ def _use_cache_if_offline(asked: bool) -> Iterator[None]:
 def _reachable(address: str) -> bool:
     """Return whether a server accepts connections; True behind a proxy.
 
-    Behind a proxy only a request to the server would show it.
+    Behind a proxy the connection itself does not show whether the server is reachable.
     """
     url = urlsplit(address)
     if getproxies():

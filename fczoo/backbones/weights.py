@@ -1,4 +1,4 @@
-"""Weights of backbones: where they are, and the data on which they were pre-trained.
+"""Weights of backbones: their files, and the data on which they were pre-trained.
 
 The classes of these data may overlap with those of a data set of fczoo.
 """
@@ -78,8 +78,8 @@ def pretraining_sets(name: str) -> tuple[str, ...]:
     """Return the data sets on which a named backbone was trained.
 
     Args:
-        name: Bundled name, name of a plug-in, or timm name with a tag. A timm name without a tag names an
-            architecture, not weights: see ``full_name``.
+        name: Bundled name, name of a plug-in, or timm name with a tag. A timm name without a tag
+            names an architecture, not weights: see ``full_name``.
 
     Returns:
         Keys of ``TITLES``; empty if they are not known.
@@ -133,7 +133,7 @@ def identify_weights(spec: str, sha256: str = "") -> str:
 
     Args:
         spec: Name, file, or both.
-        sha256: SHA-256 of the weight file, where known.
+        sha256: SHA-256 of the weight file, if known.
 
     Returns:
         The name; empty if unknown.
@@ -268,7 +268,7 @@ def shared_classes(dataset: str, backbone: str) -> dict[str, str]:
 
 
 def contamination(dataset: str, backbone: str) -> str:
-    """Describe how a named backbone met the classes of a data set in training; empty if unknown.
+    """Describe classes of a data set that a named backbone saw in pre-training; empty if unknown.
 
     Args:
         dataset: Name of the data set.

@@ -1,4 +1,4 @@
-"""The contract: what methods, data sets, partitioners, aggregators and the engine agree on."""
+"""The contract between methods, data sets, partitioners, aggregators and the engine."""
 
 import lazy_loader
 

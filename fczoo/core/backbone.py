@@ -7,23 +7,23 @@ Plugs are tensors of a flat tree:
                                     out += (in a^T) b^T
 ``prefix.{block}.k``, ``.v``        [L, D] or [B, L, D] rows in front of projected keys or values
 ``tokens``                          [L, D] or [B, L, D] prompt tokens in front of the embedded image
-``tokens.{block}``                  [L, D] or [B, L, D] tokens behind that block's input, which
-                                    stay to the last block
-``deep.{block}``                    [L, D] or [B, L, D] tokens behind that block's input, whose
-                                    outputs are dropped
+``tokens.{block}``                  [L, D] or [B, L, D] tokens appended to that block's input; they
+                                    stay up to the last block
+``deep.{block}``                    [L, D] or [B, L, D] tokens appended to that block's input; its
+                                    output drops them
 ``adapter.{block}.down``, ``.up``,  AdaptFormer's bottleneck [r, D], [D, r] with biases [r], [D]
 ``.down_bias``, ``.up_bias``        next to the block's MLP: out += 0.1 (up relu(down x)),
                                     x as it enters norm2
 ``full.{weight}``                   replaces the frozen weight of that (timm) name, for fine-tuning
 ==================================  ================================================================
 
-Prompts, prefixes and tokens behind the patches have no position: they enter behind the norm that
-some networks have before their blocks, and do not rotate with rotary positions. Adapters are
-next to LayerScale as well. A feature of patches (``ViTConfig.pool``) pools no prompts unless asked.
+Prompts, prefixes and appended tokens have no position embedding. They join after the norm that some
+networks apply before their first block, and rotary positions do not rotate them. LayerScale does
+not scale adapters. Pooled patches (``ViTConfig.pool``) include no prompts unless a call asks.
 
-A method may also ask for what is inside (``Backbone.features_and_taps``): ``blocks.{i}.attn.qkv``,
+``Backbone.features_and_taps`` also returns hidden values. ``blocks.{i}.attn.qkv``,
 ``blocks.{i}.attn.proj``, ``blocks.{i}.mlp.fc1`` and ``blocks.{i}.mlp.fc2`` are the inputs of these
-layers, ``blocks.{i}`` the block's output.
+layers; ``blocks.{i}`` is the output of a block.
 """
 
 import math
@@ -43,7 +43,7 @@ LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # linear layers of a b
 
 
 class Backbone:
-    """A frozen ViT held once, in one compute type, on one device.
+    """A frozen ViT in one compute type on one device.
 
     Calling it maps normalised images [B, 3, S, S] to features [B, D] in at least float32.
     """
@@ -57,8 +57,8 @@ class Backbone:
             config: Shape and input of the vision transformer.
             weights: Tensors by their timm names, without a classification head.
             sha256: SHA-256 of the weights, for records.
-            copy: Whether the weights are copied; without a copy they stay in place, such as in a
-                mapped file.
+            copy: Whether to copy the weights; False keeps them where they are, such as in a
+                memory-mapped file.
 
         Raises:
             FczooError: The names or shapes of the weights do not fit ``config``.
@@ -139,7 +139,7 @@ class Backbone:
         return (images - mean) / std
 
     def raw_pixels(self, images: Tensor) -> Tensor:
-        """Return pixels in [0, 1]. Released code computes its statistics from such pixels.
+        """Return pixels in [0, 1], from which some released code computes its statistics.
 
         Args:
             images: Normalised images [B, 3, H, W].
@@ -229,7 +229,7 @@ class Backbone:
             )
 
     def check_plugs(self, plugs: Mapping[str, Tensor]) -> None:
-        """Check the names of plugs, so that none is ignored.
+        """Check the names of plugs, so that no misspelt plug is ignored.
 
         Args:
             plugs: Plugs by name.
@@ -261,8 +261,8 @@ class Backbone:
         Args:
             images: Normalised images [B, 3, S, S].
             plugs: Tensors by the names of plugs; see the module's docstring.
-            pool: Output rows that are pooled: those of the image, which are the class token or, as
-                the configuration says, the patches (``cls``), the ``tokens`` prompts, or both.
+            pool: Output rows to pool. ``cls``: those of the image, class token or patches as the
+                configuration sets; ``prompt``: the ``tokens`` prompts; ``cls+prompt``: both.
 
         Returns:
             Features [B, D] in at least float32.
@@ -279,7 +279,7 @@ class Backbone:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute features as a call does, and the tokens at some taps.
 
-        Without taps a call is faster: it leaves out the last block's rows that are not read.
+        A call is faster: it leaves out the rows of the last block that no feature reads.
 
         Args:
             images: Normalised images [B, 3, S, S].

@@ -1,6 +1,6 @@
 """Metrics of classes, of pairs of tasks and of clients, each with its formula.
 
-``m[c][d]`` is the number of test images of class c that were taken for class d.
+``m[c][d]`` is the number of test images of class c that were predicted as class d.
 """
 
 import math
@@ -15,7 +15,7 @@ WORST = 0.1  # share of the clients that ``worst_clients`` is about
 
 
 def confusion_triples(labels: np.ndarray, answers: np.ndarray, classes: int) -> list[list[int]]:
-    """Count the images of each class c that were taken for class d.
+    """Count the images of each class c that were predicted as class d.
 
     Args:
         labels: True classes c [n].
@@ -56,7 +56,7 @@ def class_accuracies(m: np.ndarray) -> list[float]:
 
 
 def task_confusion(m: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """Compute the share of task i's images that were taken for a class of task j, in percent.
+    """Compute the share of task i's images that were predicted as a class of task j, in percent.
 
     It is sum_{c in i, d in j} m[c][d] / sum_{c in i} sum_d m[c][d].
 
@@ -80,8 +80,7 @@ def client_accuracies(
 ) -> list[float | None]:
     """Compute q_k = sum_c p_k(c) r_c per client k: accuracy on test images with its class mix.
 
-    p_k(c) is the share of class c among the client's training images; classes without test images
-    are left out of it.
+    p_k(c) is the share of class c among the client's training images of classes with test images.
 
     Args:
         class_accuracy: Accuracies r_c [C] in percent; NaN without test images.
@@ -116,13 +115,13 @@ def mean_of_clients(accuracies: Iterable[float | None]) -> float:
 
 
 def std_of_clients(accuracies: Iterable[float | None]) -> float:
-    """Compute the deviation sqrt(1/K sum_k (q_k - mean)^2) over the clients that have an accuracy.
+    """Compute the standard deviation sqrt(1/K sum_k (q_k - mean)^2) over clients with an accuracy.
 
     Args:
         accuracies: Accuracies q_k in percent; None is left out.
 
     Returns:
-        The deviation in points; NaN without any.
+        The deviation in percentage points; NaN if no client has an accuracy.
     """
     values = [q for q in accuracies if q is not None]
     mean = mean_of_clients(values)

@@ -75,7 +75,7 @@ def in_plugins(decorator: str) -> Iterator[Registration]:
 def in_file(file: Path, module: str, decorator: str) -> Iterator[Registration]:
     """Yield the registrations in one file.
 
-    Invalid Python yields none; its import reports the error.
+    A file with invalid Python yields nothing; importing it reports the error.
 
     Args:
         file: Source file.
@@ -98,7 +98,7 @@ def in_file(file: Path, module: str, decorator: str) -> Iterator[Registration]:
 
 
 def _registered_name(call: ast.expr, decorator: str) -> str | None:
-    """NAME in ``@decorator("NAME")``; None for any other decorator."""
+    """Return NAME of ``@decorator("NAME")``; None for any other decorator."""
     match call:
         case ast.Call(func=ast.Name(id=found), args=[ast.Constant(value=str(name))]) if (
             found == decorator
@@ -126,8 +126,8 @@ def declared_options(module: str, name: str) -> dict[str, OptionDeclaration]:
         name: Name of the class.
 
     Raises:
-        ValueError: An option is declared by something other than literals, so only an import shows
-            it.
+        ValueError: The declaration of an option is not made of literals, so only an import shows
+            its value.
     """
     for node in _body(module):
         match node:

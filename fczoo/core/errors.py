@@ -1,4 +1,4 @@
-"""Errors for people, and the place in a run that log messages name."""
+"""Errors that the user can correct, and the place in a run that log messages name."""
 
 import logging
 import re
@@ -62,10 +62,10 @@ def _printable_character(character: str) -> str:
 
 
 class LogFile(logging.FileHandler):
-    """A log file without the lines that a full disk does not take; a run's own files report it."""
+    """A log file that drops lines when the disk is full; the run's other files report that."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Leave a line out that the disk does not take."""
+        """Drop a line that cannot be written to disk."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
@@ -88,7 +88,7 @@ class FczooError(Exception):
 
 
 class TooFewUploadsError(FczooError):
-    """An aggregator withstands hostile clients only with more uploads than a round has."""
+    """A round has fewer uploads than an aggregator needs to withstand hostile clients."""
 
 
 class DivergedError(FczooError):
@@ -96,7 +96,7 @@ class DivergedError(FczooError):
 
 
 class InterruptedCommandError(FczooError):
-    """A signal stopped the command; what it has finished is on disk."""
+    """A signal stopped the command; its finished results are on disk."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
@@ -109,14 +109,14 @@ def first_line(error: BaseException) -> str:
     It ends with a whole word.
 
     Args:
-        error: Any exception; if its message is empty, the name of its type is the line.
+        error: Any exception; the name of its type replaces an empty message.
     """
     return printable((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 @contextmanager
 def options_in_messages() -> Iterator[None]:
-    """Keep the options of the command line in errors, for commands and their workers."""
+    """Keep command-line options in error messages, for commands and their workers."""
     token = _OPTIONS.set(True)
     try:
         yield
@@ -127,7 +127,7 @@ def options_in_messages() -> Iterator[None]:
 def use_python_names(function: Callable[Arguments, ReturnType]) -> Callable[Arguments, ReturnType]:
     """Decorate a function for users of Python: its errors name arguments instead of options.
 
-    Inside ``options_in_messages`` errors stay as they are.
+    Inside ``options_in_messages`` errors do not change.
 
     Args:
         function: Function that may raise FczooError.
@@ -160,7 +160,7 @@ _place: ContextVar[str] = ContextVar("place", default="")
 
 @contextmanager
 def log_place(place: str) -> Iterator[None]:
-    """Attribute warnings inside to a place of the run.
+    """Attribute log messages inside the context to a place of the run.
 
     Args:
         place: Place, such as a task or a client.
@@ -179,7 +179,7 @@ def current_place() -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence fczoo's warnings inside, where they are repeated or concern random cases."""
+    """Silence fczoo's warnings inside the context, where they repeat or concern random cases."""
     log = logging.getLogger("fczoo")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -33,7 +33,7 @@ def write_safely(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666
     Args:
         path: File to write.
         content: The content as a whole, or its parts in order.
-        mode: Permissions, from which those of the process's umask are removed.
+        mode: Permissions, before the process's umask removes some.
 
     Raises:
         OSError: Writing fails, for example because the disk is full; the error names the file.
@@ -72,7 +72,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can.
+    """Flush the names in a folder to disk, if the system can.
 
     Args:
         folder: Folder that was changed.
@@ -134,7 +134,7 @@ NUMBERS = re.compile(r"\[\n([-+.\deEnul,\s]*)\]")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it.
+    """Write JSON so that a reader sees the old or the new file, never a part of one.
 
     A list of numbers is on one line.
 
@@ -148,7 +148,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def through_json(content: Any) -> Any:
-    """Return content as a reader of its JSON gets it.
+    """Convert content to JSON and back.
 
     Args:
         content: Plain values, lists and mappings.
@@ -196,7 +196,7 @@ def read_json_value(path: Path, what: str) -> Any:
 def read_record(
     path: Path, what: str, kind: type[T], version: str, measured: Collection[str] = ()
 ) -> T:
-    """Read an object from a file of ``write_record``, or of an older fczoo without version.
+    """Read an object that ``write_record`` wrote, or an older fczoo, which stored no version.
 
     Args:
         path: File to read.
@@ -228,7 +228,7 @@ def read_record(
 
 
 def _printable_texts(content: Any) -> Any:
-    """Return content from JSON with all its text printable: tables and pages show it."""
+    """Return JSON content with printable text only, because tables and pages show it."""
     if isinstance(content, str):
         return printable(content, MAX_TEXT_CHARACTERS)
     if isinstance(content, Mapping):
@@ -331,7 +331,7 @@ def home() -> Path:
 
 
 def shorten(text: str | None) -> str | None:
-    """Shorten ``NAME:FOLDER/FILE`` to ``NAME:FILE``; keep text without a folder, or of a hub.
+    """Shorten ``NAME:FOLDER/FILE`` to ``NAME:FILE``; keep other text and names on a hub.
 
     Args:
         text: Text, or None, which stays None.
@@ -379,7 +379,7 @@ def quote_formula(cell: Any) -> Any:
 
 
 def unquote_formula(cell: str) -> str:
-    """Return the cell from which ``quote_formula`` made this one.
+    """Remove the apostrophe that ``quote_formula`` put before a cell.
 
     Args:
         cell: Text of a cell.

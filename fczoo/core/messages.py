@@ -1,4 +1,4 @@
-"""Messages of a command on stderr: how many, in which format and colour."""
+"""Messages of a command on stderr: their level, format and colour."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ COLOURS: dict[Level, int] = {"WARNING": 33, "ERROR": 31}
 
 @dataclass(frozen=True)
 class MessageStyle:
-    """Choice of what a command prints on stderr."""
+    """Choice of the messages that a command prints on stderr."""
 
     quiet: bool = False  # errors only
     verbose: bool = False  # a line per round, too
@@ -51,7 +51,7 @@ def choose_message_style(**choices: bool) -> None:
 
 @contextmanager
 def use_message_style(style: MessageStyle) -> Iterator[None]:
-    """Use a style of messages inside it.
+    """Use a style of messages inside the context.
 
     Args:
         style: Style to use.

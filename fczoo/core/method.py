@@ -30,7 +30,7 @@ from fczoo.core.types import (
 
 
 def _with_query(predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``predict`` of a class; it raises FczooError if features that it reads are missing."""
+    """Wrap ``predict``: it raises FczooError if the batch lacks features that it reads."""
 
     @wraps(predict)
     def checked_predict(
@@ -52,7 +52,7 @@ def _with_query(predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _once(training: Callable[..., Training]) -> Callable[..., Training]:
-    """Return ``training`` of a class; each instance computes its declaration once."""
+    """Wrap ``training``: each instance computes its declaration once."""
     declarations: dict[int, Training] = {}  # beside the instances, whose fields are the options
 
     @wraps(training)
@@ -107,7 +107,7 @@ class Method(ABC):
     belong to the protocols ``HasClientMemory``, ``HasTeacher``, ``EndsTasks`` and ``Diagnoses``; a
     method defines all of a protocol or none.
 
-    A whole method::
+    A complete method::
 
         @register_method("linear")
         @dataclass(frozen=True)
@@ -135,11 +135,10 @@ class Method(ABC):
     # Markdown with LaTeX between dollars, for its page in the handbook
     formulas: ClassVar[str] = ""
     server_only: ClassVar[tuple[str, ...]] = ()  # state prefixes that never leave the server
-    # state prefixes of finished tasks, row by row: rows join, none changes
+    # state prefixes with one row per finished task: rows are appended and never change
     append_only: ClassVar[tuple[str, ...]] = ()
-    # labels may come back in a later task (--tasks domains, --moving): what the server has of them
-    # is added to. A survey then asks a client for those images only that it did not have in the
-    # task before
+    # whether labels may return in a later task (--tasks domains, --moving): the server then adds to
+    # the sums of a class, and clients collect only over images that no earlier sums count
     supports_recurring_classes: ClassVar[bool] = False
     # data set -> hyper-parameters that differ there
     dataset_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -261,7 +260,7 @@ class Method(ABC):
 
         Args:
             payloads: One upload per participant.
-            average: Aggregator for whatever is averaged.
+            average: Aggregator for the tensors that are averaged.
         """
         return average(payloads)
 
@@ -294,7 +293,7 @@ class Method(ABC):
 def table_note(method: Method) -> str:
     """Return the note under every table of a method's results.
 
-    It has ``Training.table_note``, and the options that follow released code.
+    It consists of ``Training.table_note`` and the options that follow released code.
 
     Args:
         method: Method with its options.
@@ -335,8 +334,8 @@ OLD_MEMBER_NAMES = {
 def task_exchanges(method: Method, task: Task, rounds: int) -> Iterator[Exchange]:
     """Yield the exchanges of one task between server and clients, in their order.
 
-    This function is the only statement of the order: runs, sites, the upload probe and the
-    conformance kit iterate over it.
+    Only this function defines the order: runs, sites, the upload probe and the conformance kit
+    iterate over it.
 
     Args:
         method: The method that is trained.

@@ -190,8 +190,8 @@ def plasticity(a: Matrix, n: Counts) -> float:
 def anytime(a: Matrix, n: Counts) -> float:
     """Compute AUC = 1/(T-1) sum_{t<T-1} (A_t + A_{t+1}) / 2: area under the curve of A_t.
 
-    The area under the polygon through the T values of ``seen_accuracy``, divided by its width, as
-    the anytime accuracy A_AUC of Koh et al. (CLIB, ICLR 2022) at the ends of tasks.
+    It is the area under the polygon through the T values of ``seen_accuracy``, divided by its
+    width: the anytime accuracy A_AUC of Koh et al. (CLIB, ICLR 2022) at the ends of tasks.
 
     Args:
         a: Accuracies [T][i] in percent.
@@ -209,17 +209,17 @@ def anytime(a: Matrix, n: Counts) -> float:
 def forward_transfer(before: Sequence[float | None], classes: int) -> float:
     """Compute FWT = 1/(T-1) sum_{1<=i<T} (a[i-1][i] - 100 / C) (Lopez-Paz and Ranzato).
 
-    a[i-1][i] is the accuracy on task i before it is learned. The subtrahend is the accuracy of a
-    model that has learned nothing: guessing among C classes. mammoth and Avalanche measure it with
-    the network at its random start, whose expectation this is. A task whose classes are new has no
-    a[i-1][i], because no method answers with a class that it has not seen: FWT exists for domains.
+    a[i-1][i] is the accuracy on task i before it is learned. 100 / C is the accuracy of random
+    guessing among C classes; mammoth and Avalanche measure the accuracy of the randomly initialised
+    network instead, which has this expectation. A task with new classes has no a[i-1][i], because
+    no method predicts a class that it has not seen: FWT exists only for domain-incremental runs.
 
     Args:
-        before: Accuracies a[i-1][i] in percent for i = 1, ..., T - 1; None where there is none.
+        before: Accuracies a[i-1][i] in percent for i = 1, ..., T - 1; None for a task without.
         classes: Number C of classes.
 
     Returns:
-        FWT in percentage points over the tasks that have it; NaN without any.
+        FWT in percentage points over the tasks with an accuracy; NaN if no task has one.
     """
     return _mean([value - 100 / classes for value in before if value is not None])
 
@@ -230,8 +230,8 @@ def base_accuracy(a: Matrix, n: Counts, base: int = 1) -> float:
     Args:
         a: Accuracies [T][i] in percent.
         n: Test images per task.
-        base: Number b of first tasks: 1, the base session of few-shot streams, or those that a
-            kept model had learned.
+        base: Number b of first tasks: 1, the base session of few-shot streams, or the number of
+            tasks that the start model had learned.
     """
     return pooled_accuracy(a[-1][:base], n)
 
@@ -255,7 +255,7 @@ def harmonic_mean(a: Matrix, n: Counts) -> float:
         n: Test images per task.
 
     Returns:
-        The mean in percent; 0 where both are 0.
+        The mean in percent; 0 if both are 0.
     """
     base, novel = base_accuracy(a, n), novel_accuracy(a, n)
     return 2 * base * novel / (base + novel) if base + novel else 0.0
@@ -280,7 +280,7 @@ def intransigence(a: Matrix, reference: Matrix, n: Counts) -> float:
         n: Test images per task.
 
     Returns:
-        I in percentage points; negative where the run learns new tasks better than the reference.
+        I in percentage points; negative if the run learns new tasks better than the reference.
     """
     return _mean([reference[i][i] - a[i][i] for i in _tasks_with_images(n, len(a))])
 
@@ -346,7 +346,7 @@ def user_metrics() -> dict[str, Metric]:
 
 
 def _checked(metric: Any, a: Matrix, n: Counts) -> float:
-    """Return the value of a plug-in's metric; FczooError in one line where it fails."""
+    """Return the value of a plug-in's metric; raise a one-line FczooError if it fails."""
     place = f"metric {metric.name} in {metric.__module__}"
     if metric.name in {**METRICS, **MORE_METRICS, **BASE_METRICS}:
         raise FczooError(f"{place} has the name of a metric of fczoo; rename it")
@@ -369,7 +369,7 @@ def has_base_task(sizes: Sequence[int]) -> bool:
 
 
 def all_metrics(a: Matrix, n: Counts) -> dict[str, float]:
-    """Compute every metric of the accuracy matrix by name: those of fczoo, and plug-ins'.
+    """Compute every metric of the accuracy matrix by name, those of plug-ins included.
 
     Args:
         a: Accuracies [T][i] in percent.

@@ -1,4 +1,4 @@
-"""Hyper-parameters: dataclass fields with a meaning, limits and a way to be read from a word."""
+"""Hyper-parameters: dataclass fields with a meaning and limits, and their parser for text."""
 
 import dataclasses
 import difflib
@@ -18,7 +18,7 @@ Instance = TypeVar("Instance")
 
 LARGEST = 1e30  # of any option, so that what is computed from it in single precision is a number
 WIDEST = 2**63 - 1  # of any whole number: 64 bits
-# .5 and 5. too, which JSON refuses
+# also .5 and 5., which JSON rejects
 DECIMAL = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)(e[+-]?\d+)?", re.ASCII)
 MAX_QUOTED_CHARACTERS = 60  # characters of a wrong value that a message repeats
 MAX_LISTED_NAMES = 20  # known names that a message lists at most
@@ -46,14 +46,14 @@ def option(
         meaning: Meaning in one line, shown by ``--help``.
         low: Smallest value.
         high: Largest value.
-        quirk: Where the deviation that the option switches on was seen, or a mapping from each
-            value that is a deviation to that place; shown by ``fczoo list quirks``.
+        quirk: Source of the deviation that the option switches on, or a mapping from each deviating
+            value to its source; shown by ``fczoo list quirks``.
         group: Heading under which ``fczoo bench --help`` lists the option.
         tune: Search space of ``fczoo tune``: (lowest, highest, "log" or "linear"), or a list of
             values.
         kw_only: Whether the field is left out of positional arguments.
-        repeats: Whether it is a number of steps that changes values, but no shape: a dry run uses
-            ``low``.
+        repeats: Whether the option is a number of steps, which affects values but no shapes; a dry
+            run uses ``low``.
     """
     metadata = {
         "meaning": meaning,
@@ -92,12 +92,12 @@ def build(
         cls: Dataclass to create.
         label: Name of the class in messages, as ``LABEL.FIELD``.
         values: Value of each field, as text or in its type.
-        spelled: Function from a field to the spelling of users (``rounds`` -> ``--rounds``) for
+        spelled: Function from a field to the user's spelling of it (``rounds`` -> ``--rounds``) for
             messages.
 
     Raises:
         FczooError: A field is unknown (the message names the nearest one), a value does not fit, or
-            the class lacks a function.
+            the class does not define an abstract function.
     """
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     hints = _type_hints(cls)
@@ -126,12 +126,12 @@ def flag(field: str) -> str:
 
 
 def spell_fields(names: Iterable[str], label: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values under the spelling that ``names`` has of their keys; unknown keys stay.
+    """Return values with their keys in the spelling of ``names``; unknown keys stay.
 
     Args:
         names: Names of the fields.
         label: Name of the class for messages.
-        values: Value of each key of the user.
+        values: Value of each key that the user gave.
 
     Raises:
         FczooError: Two keys are spellings of one name.
@@ -204,14 +204,14 @@ _HINTS: dict[Any, dict[str, Any]] = {}
 
 
 def _type_hints(cls: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields, computed once: files with many cells ask often."""
+    """Return the types of a dataclass's fields, cached because large files need them often."""
     if cls not in _HINTS:
         _HINTS[cls] = typing.get_type_hints(cls)
     return _HINTS[cls]
 
 
 def check_options(instance: Any) -> None:
-    """Check the fields of a dataclass instance, and convert values of NumPy and paths.
+    """Check the fields of a dataclass instance, and convert NumPy values and paths.
 
     Args:
         instance: Dataclass instance; its fields are overwritten by their ``plain`` values.
@@ -246,10 +246,10 @@ def _check_limits(value: Any, field: dataclasses.Field[Any], label: str) -> None
 
 
 def plain(value: Any) -> Any:
-    """Return paths and devices as words, and numbers and arrays of NumPy as those of Python.
+    """Convert paths and devices to text, and NumPy numbers and arrays to Python's.
 
     Args:
-        value: Any value; all others stay as they are.
+        value: Any value; one of another type is returned unchanged.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -285,7 +285,7 @@ def plural(number: int, noun: str, nouns: str = "") -> str:
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Return advice after an unknown name: the close names, else all with the likeliest first.
+    """Return advice for an unknown name: similar names, else all names, the most similar first.
 
     Args:
         word: Unknown name.
@@ -375,7 +375,7 @@ def _parse_word(word: str) -> Any:
 
 
 def spell(value: Any) -> str:
-    """Return the shortest word from which ``build`` reads a value: ``0.5``, ``10``, ``on``.
+    """Return the shortest text that ``build`` parses to a value: ``0.5``, ``10``, ``on``.
 
     Args:
         value: Value of an option; None becomes ``none``, a list becomes ``1,2``.

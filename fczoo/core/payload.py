@@ -1,7 +1,7 @@
 """Uploads of clients: the declaration of their tensors.
 
-A payload has a sender, the number of images behind it, and named tensors. Each tensor belongs to
-what clients train (``Training.optims``) or to a group that the method declares once, in
+A payload has a sender, its number of images, and named tensors. Each tensor is a trained tensor
+(``Training.optims``) or belongs to a group that the method declares once, in
 ``Training.uploads``::
 
     uploads={
@@ -17,9 +17,8 @@ what clients train (``Training.optims``) or to a group that the method declares 
         "image_gradient.": samples("gradients of single images"),
     }
 
-Guard, privacy, outlier removal, attacks, aggregators and byte counts read this declaration and
-nothing else. A tensor that is not declared is refused, so that no statistics travel without
-protection.
+Upload validation, privacy, outlier removal, attacks, aggregators and byte counts read only this
+declaration. The server rejects undeclared tensors, so that no statistics bypass the protection.
 """
 
 import math
@@ -67,7 +66,7 @@ HEADER_BYTES = 16  # sender and number of images, two 64-bit integers
 class Group:
     """A declared part of an upload.
 
-    The functions ``whole_tensors``, ``per_class``, ``per_seen_class``, ``rows``, ``samples`` create it.
+    ``whole_tensors``, ``per_class``, ``per_seen_class``, ``rows`` and ``samples`` create it.
     """
 
     layout: Literal["whole", "classes", "seen classes", "rows", "samples"]
@@ -125,8 +124,8 @@ def per_class(*statistics: str, projected: bool = False) -> Group:
 
     Args:
         *statistics: Keys of ``STATISTICS``.
-        projected: The features are projected or scaled behind the backbone, so that they may be
-            longer than its features are (``Backbone.largest_norm``).
+        projected: The features are projected or scaled after the backbone, so that their norm may
+            exceed ``Backbone.largest_norm``.
     """
     return Group("classes", None, statistics, projected=projected)
 
@@ -168,12 +167,12 @@ Uploads = Mapping[str, Group]
 class Payload(Mapping[str, Tensor]):
     """One client's upload; reads like the dictionary of its tensors.
 
-    Without tensors: nothing came.
+    A payload without tensors means that no upload arrived.
     """
 
     tensors: Tree
     client: int = 0
-    # n_k, the client's own images of the task, exemplars not counted, or those surveyed
+    # n_k: number of the client's images of the task without exemplars, or of collected images
     num_samples: int = 1
 
     def __getitem__(self, name: str) -> Tensor:
@@ -229,8 +228,8 @@ def group_of(name: str, uploads: Uploads) -> tuple[str, Group] | None:
 def pack_symmetric(tree: Tree, uploads: Uploads) -> Tree:
     """Replace symmetric matrices [M, M] by their lower triangles [M (M + 1) / 2], row by row.
 
-    One of a group with a rank r becomes the factor [min(r, M), M] whose rows are its eigenvectors
-    of the largest eigenvalues, times their square roots.
+    With rank r a matrix becomes the factor [min(r, M), M]: the eigenvectors of the largest
+    eigenvalues, each times the square root of its eigenvalue.
 
     Args:
         tree: Sums of a client.
@@ -251,7 +250,7 @@ def unpack_factors(upload: Payload, uploads: Uploads, form: Payload) -> Payload:
     """Replace the factors F of ``pack_symmetric`` by the lower triangles of F^T F.
 
     Args:
-        upload: Upload of a client; a factor of another shape stays, for validation to find it.
+        upload: Upload of a client; a factor of another shape stays, so that validation rejects it.
         uploads: Groups that the method declares.
         form: An upload with the expected shapes.
     """
@@ -322,10 +321,10 @@ def contents(uploads: Uploads) -> set[Content]:
 
 
 def keep_classes(payload: Payload, prefix: str, group: Group, keep: Tensor) -> Payload:
-    """Return the upload with some of a group's classes.
+    """Return the upload with only some of a group's classes.
 
-    The other rows of ``rows`` are cut out. Those of ``per_class`` and ``per_seen_class`` become 0,
-    whose count of 0 says that the client does not have the class.
+    In groups of ``rows`` the other rows are removed. In groups of ``per_class`` and
+    ``per_seen_class`` they become 0; a count of 0 means that the client lacks the class.
 
     Args:
         payload: Upload of a client.

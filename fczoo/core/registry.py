@@ -1,4 +1,4 @@
-"""Registries of methods, data sets, partitioners, aggregators and what else a name can select.
+"""Registries of methods, data sets, partitioners, aggregators and other objects with a name.
 
 A file in the right folder registers itself, as does a plug-in (entry point ``fczoo.plugins``).
 """
@@ -98,7 +98,8 @@ class Registry(Generic[Entry]):
             name: Name in any spelling.
 
         Raises:
-            FczooError: The name is unknown (the message has the nearest ones), or its module fails.
+            FczooError: The name is unknown (the message has the nearest ones), or its module cannot
+                be imported.
         """
         if not isinstance(name, str):
             raise FczooError(f"{quote(name)} is not the name of a {self.kind}; give a word")
@@ -162,7 +163,7 @@ class Registry(Generic[Entry]):
         return getattr(entry, "about", "") or first_paragraph(entry.__doc__ or "")
 
     def options(self, name: str) -> dict[str, OptionDeclaration]:
-        """Return the options of an entry by field, read from its source where that shows them.
+        """Return the options of an entry by field, read from its source if that shows them.
 
         Args:
             name: Name in any spelling.
@@ -179,8 +180,8 @@ class Registry(Generic[Entry]):
     def create(self, spec: str, **options: Any) -> Any:
         """Create a registered entry from ``NAME``, ``NAME:VALUE`` or ``NAME:FIELD=VALUE,...``.
 
-        A bare ``VALUE`` belongs to the first field, which ``NAME:FIELD:VALUE`` names. Functions
-        are returned by their name.
+        A bare ``VALUE`` sets the first field, and ``NAME:FIELD:VALUE`` the named one. A registered
+        function is returned as it is.
 
         Args:
             spec: Name and options of the entry.
@@ -261,7 +262,7 @@ class Registry(Generic[Entry]):
         return any(entry.module not in modules for entry in entry_points(group=PLUGINS))
 
     def _modules(self) -> dict[str, str]:
-        """Name -> the module that defines it; without plug-ins that are known to fail."""
+        """Return name -> module that defines it, without plug-ins that are known to fail."""
         if self._unread:
             load_plugins()
         imports = {name: entry.__module__ for name, entry in self._entries.items()}
@@ -274,7 +275,7 @@ class Registry(Generic[Entry]):
             importlib.import_module(module)
 
     def _check_spelling(self, name: str, module: str, modules: dict[str, str]) -> None:
-        """Raise FczooError where ``modules`` has a name that folds to the same key as ``name``."""
+        """Raise FczooError if ``modules`` has a name that folds to the same key as ``name``."""
         alike = next((key for key in modules if key != name and fold(key) == fold(name)), None)
         if alike is not None:
             first = (
@@ -294,7 +295,7 @@ class Registry(Generic[Entry]):
 class DatasetRegistry(Registry[Any]):
     """Registry of data sets, where ``NAME:SOURCE`` selects one of many that ``NAME`` reads.
 
-    The class of such a name has a class method ``select``, from the source to its own class.
+    The class of such a ``NAME`` has a class method ``select``, which maps a source to a class.
     """
 
     def get(self, name: str) -> Any:
@@ -311,7 +312,7 @@ class DatasetRegistry(Registry[Any]):
         return self.find(spec) or spec
 
     def _select(self, word: str) -> Any:
-        """Return the class of ``NAME:SOURCE``; None for a word of another form."""
+        """Return the class of ``NAME:SOURCE``; None for text of another form."""
         name, colon, source = word.partition(":") if isinstance(word, str) else ("", "", "")
         if not colon or super().find(name) is None:
             return None
@@ -384,7 +385,7 @@ def create_method(name: str, dataset: str | None = None, **options: Any) -> "Met
 
     Args:
         name: Name of the method in any spelling.
-        dataset: Data set whose values of the method override its defaults.
+        dataset: Data set whose values in ``dataset_options`` override the method's defaults.
         **options: Hyper-parameters, which override both.
 
     Raises:

@@ -13,10 +13,10 @@ NUMBERS = ("index", "start", "stop", "classes", "count")  # fields of a task in 
 class Task:
     """A range of labels; classes are numbered in order of arrival.
 
-    Tasks of a class-incremental run bring new classes. Those of a domain-incremental run are the
-    domains of the data set: each has all classes, from the first on. Where clients are in different
-    tasks at one time, the tasks of the run are stages: each has all classes that any client has
-    reached.
+    Tasks of a class-incremental run bring new classes. Tasks of a domain-incremental run are the
+    domains of the data set: each has all classes, starting at label 0. If clients are in different
+    tasks at the same time, the tasks of the run are stages: each has all classes that any client
+    has reached.
     """
 
     index: int
@@ -24,7 +24,7 @@ class Task:
     stop: int  # one past the last class seen so far
     classes: int  # over all tasks
     count: int  # number of tasks
-    # original label of each class of the run; known to ``begin_task`` only, and part of no record
+    # original label of each class of the run; known only in ``begin_task``, and not in records
     class_order: tuple[int, ...] = field(default=(), compare=False, repr=False, kw_only=True)
 
     @property
@@ -37,13 +37,13 @@ class Task:
         """Create the task of a record.
 
         Args:
-            record: Its numbers, as files and requests have them.
+            record: Numbers of the task, as files and requests store them.
         """
         return cls(*(record[name] for name in NUMBERS))
 
     @property
     def record(self) -> dict[str, int]:
-        """Return its numbers, as files and requests have them."""
+        """Return the numbers of the task, as files and requests store them."""
         return {name: getattr(self, name) for name in NUMBERS}
 
     @property
@@ -58,10 +58,10 @@ class Task:
 class Partitioner(Protocol):
     """Pure function from the labels of one task to one array of positions per client.
 
-    One with an attribute ``scope = "dataset"`` gets all labels at once, before they are cut into
-    tasks; one with ``disjoint = False`` may give an image to several clients or to none. One with
-    ``needs_groups = True`` gets a keyword as well, ``groups``: int64 [N], the number of the domain,
-    hospital, writer or user of each image. Data sets without groups are refused for it.
+    Attributes change the call. With ``scope = "dataset"`` it gets all labels at once, before they
+    are divided into tasks. With ``disjoint = False`` it may give an image to several clients or to
+    none. With ``needs_groups = True`` it also gets the keyword ``groups``: int64 [N], the number of
+    the domain, hospital, writer or user of each image; data sets without groups are rejected.
     """
 
     def __call__(
@@ -83,7 +83,7 @@ def split_images(
         labels: Labels [N].
         clients: Number of clients.
         rng: Source of random numbers.
-        groups: int64 [N], the group of each image; needed where the partitioner needs groups.
+        groups: int64 [N], the group of each image; required if the partitioner needs groups.
 
     Returns:
         Positions of the images of each client.

@@ -1,4 +1,4 @@
-"""Terminal output: streams that can go away without ending a run, and progress bars."""
+"""Terminal output: streams that may close without ending a run, and progress bars."""
 
 import contextlib
 import os
@@ -93,7 +93,7 @@ def progress_bar(label: str, total: int | None, done: int, unit: str = "B") -> "
 
     Args:
         label: Text in front of the bar.
-        total: Units at the end, where known.
+        total: Units at the end, if known.
         done: Units at the start.
         unit: Name of the unit; B for bytes.
     """

@@ -134,18 +134,18 @@ class Training:
     # declared groups next to what is trained; see core/payload.py
     uploads: Uploads = field(default_factory=dict)
     averaging: str = "fedavg"  # registered aggregator for the part that is averaged
-    # whether ``aggregate`` returns each trained tensor as an average of the clients' own, from which
-    # a server optimizer can continue
+    # whether ``aggregate`` averages each trained tensor over the clients, as a server optimizer
+    # needs
     averages_trained: bool = True
     # largest norm of one client's gradient, over all tensors that it trains
     clip_norm: float | None = None
     # ``seen`` and ``pooled`` keep old images: upper bounds, not competitors
     data_scope: Scope = "task"
     # uniform numbers per image in ``Batch.draws``, since a loss cannot draw under vmap. In training
-    # they are new in each step; in a survey they are the image's own, whoever holds it
+    # they are new in each step; at a task boundary they are fixed per image, whoever holds it
     draws: int = 0
-    # a client's draws at a task boundary are spread evenly in [0, 1): equal parts of it are equal
-    # parts of its images
+    # whether a client's draws at a task boundary are spread evenly in [0, 1), so that intervals of
+    # equal length hold equally many of its images
     stratified_draws: bool = False
     # ``update_from`` gets the clients' sums side by side [K, ...] instead of their total
     per_client_statistics: bool = False
@@ -153,14 +153,14 @@ class Training:
     collect_at: Collection[TaskPhase] = ()
     # tasks at whose boundaries clients collect: all, or the first, as for the scale of features
     collect_in: Literal["all", "first"] = "all"
-    # clients that collect as a task ends: all with images of it, or those that trained in it
+    # clients that collect at task end: all with images of the task, or those that trained in it
     collect_from: Literal["all", "trained"] = "all"
-    # view of the images that are collected after training and as a task ends: the test view, the
-    # whole image without the test view's crop, or the random views of training
+    # view of the images in ``collect`` after training and at task end: the test view, the whole
+    # image without the test view's crop, or the random views of training
     collect_view: Literal["test", "whole", "train"] = "test"
-    # passes over a client's images, each with its own random views, with ``collect_view="train"``
+    # passes over a client's images, each with new random views, with ``collect_view="train"``
     collect_passes: int = 1
-    # memory tensor with positions of kept images, which join the client's training
+    # name of the memory tensor with positions of exemplars, on which the client trains as well
     exemplars: str = ""
     # (images of the task, exemplars) -> positions on which a client trains; None: on both, each
     # once
@@ -171,8 +171,8 @@ class Training:
     # whether the softmax of ``predict`` estimates probabilities; distances and least-squares scores
     # only order the classes
     gives_logits: bool = True
-    # whether every client has a model of its own, which its memory keeps from round to round:
-    # nothing is sent, clients start from their memory, and evaluation averages over the models
+    # whether every client has its own model, which its memory stores between rounds: nothing is
+    # sent, clients start from their memory, and evaluation averages over the models
     own_models: bool = False
     # note under every table of the method's results, such as an upper bound
     table_note: str = ""

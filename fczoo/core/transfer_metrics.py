@@ -1,4 +1,4 @@
-"""Metrics of runs whose clients are in different tasks at one time, each with its formula.
+"""Metrics of runs whose clients are in different tasks at the same time, each with its formula.
 
 A client-task j is one task of one client: it begins in stage f_j and ends after stage l_j.
 ``b[s][j]`` is the accuracy, in percent, on test images with the class mix of j after stage s
@@ -65,7 +65,7 @@ def backward_transfer(tasks: ClientTasks, b: Rows) -> float:
         b: Accuracies [S][j] in percent.
 
     Returns:
-        Percentage points; 0 where no client-task has ended before the last stage.
+        Percentage points; 0 if no client-task has ended before the last stage.
     """
     stages = _backward(tasks, b)
     return _mean(stages) if stages else 0.0
@@ -80,7 +80,7 @@ def forward_transfer(tasks: ClientTasks, b: Rows, alone: Rows) -> float:
         alone: Accuracies b* [S][j] of a run whose clients do not communicate.
 
     Returns:
-        Percentage points: what the other clients have added to a task by its end.
+        Percentage points that clients gain from the others by the end of a task.
     """
     return _mean(_forward(tasks, b, alone))
 

@@ -1,4 +1,4 @@
-"""Flat trees of tensors: state, broadcast, upload and checkpoint are all one."""
+"""Flat trees of tensors: the form of states, broadcasts, uploads and checkpoints."""
 
 import hashlib
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def nbytes(tree: Tree) -> int:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """Return the numbers of a tensor as they are in memory.
+    """Return the bytes of a tensor's values, as they are in memory.
 
     Args:
         tensor: Tensor of any shape, type and device.

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     class_count: Tensor = torch.empty(0)
     # [B] positions in the training store; [0] elsewhere
     position: Tensor = torch.empty(0, dtype=torch.int64)
-    # [B, n] uniform in [0, 1); [B, 0] for a method that asks for none
+    # [B, n] uniform in [0, 1); [B, 0] for a method without ``Training.draws``
     draws: Tensor = torch.empty(0, 0)
     # [B] local epoch of the round in training, from 0; [0] elsewhere
     epoch: Tensor = torch.empty(0, dtype=torch.int64)
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 def to_tensor(given: Any, name: str) -> Tensor:
-    """Return a tensor, of an array or list as well.
+    """Convert an array, list or number to a tensor; return a tensor unchanged.
 
     Args:
         given: Tensor, array of NumPy, list or number.
@@ -88,7 +88,7 @@ def _about(tensor: Tensor) -> str:
 def whole_batch(x: Tensor, y: Tensor, query: Tensor | None = None) -> Batch:
     """Create a batch without padding, to try a method by hand.
 
-    Arrays of NumPy and lists are accepted, too.
+    NumPy arrays and lists are accepted as well.
 
     Args:
         x: Normalised images [B, 3, H, W], or [B, 0] for a method that reads only frozen features.
@@ -122,15 +122,15 @@ class Context:
     task: Task
     round: int  # within the task
     rounds: int  # per task
-    # all that the server broadcast, trained tensors as the round begins included; read-only
+    # the server's broadcast, with the trained tensors at the start of the round; read-only
     shared: Tree
-    # what this client keeps; in functions of HasClientMemory and EndsTasks, and in the losses of
+    # memory of this client; in functions of HasClientMemory and EndsTasks, and in the losses of
     # methods with client memory
     memory: Tree = field(default_factory=dict)
 
     @property
     def balanced(self) -> bool:
-        """Return whether it is the last round, on exemplars only; see ``Training.balanced``."""
+        """Return whether it is the additional round on exemplars; see ``Training.balanced``."""
         return self.round == self.rounds
 
 
@@ -205,7 +205,7 @@ class Evidence:
     task: Task
     tasks: Sequence[Task]  # of the whole run
     state: Tree  # the server's
-    # of the task's last round, before they are merged; empty at the end of it
+    # uploads of the task's last round before merging; empty at the end of the task
     payloads: Sequence[Payload]
     backbone: Backbone
     images: Callable[[Task], Iterator[Batch]]  # test images of a task
@@ -226,7 +226,7 @@ class HasTeacher(Protocol):
     def teacher_outputs(self, backbone: Backbone, shared: Tree, batch: Batch, task: Task) -> Tensor:
         """Return the teacher's outputs [B, C], which ``loss`` gets as ``batch.teacher``.
 
-        Computed without gradients; stored per image where the view of the images is fixed.
+        They are computed without gradients, and cached per image if the view of images is fixed.
 
         Args:
             backbone: Frozen backbone.
@@ -238,7 +238,7 @@ class HasTeacher(Protocol):
 
 @runtime_checkable
 class HasClientMemory(Protocol):
-    """A method whose clients keep something from round to round; they train one by one."""
+    """A method whose clients keep a memory between rounds; such clients train one by one."""
 
     def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
         """Return the client's memory before it trains.
@@ -287,7 +287,7 @@ class EndsTasks(Protocol):
 
 @runtime_checkable
 class Diagnoses(Protocol):
-    """A method that can explain its results by its own numbers."""
+    """A method that reports numbers which explain its results."""
 
     def diagnose(self, evidence: Evidence) -> Mapping[str, Finding]:
         """Return records by their kind.

@@ -1,4 +1,4 @@
-"""Metrics of an accuracy matrix that comes from elsewhere: checked, then as every run has them."""
+"""Metrics of an accuracy matrix that the user gives, computed as for a run."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ def compute_metrics(
     of the matrix.
 
     Args:
-        accuracy: ``accuracy[t][i]``, the accuracy in percent on task i after task t, with the
-            answer among all classes seen so far: rows of 1, 2, ..., T numbers, or a matrix [T, T]
-            whose entries above the diagonal are not read. NaN only for a task without test images.
-        test_counts: Test images of each task [T]. Default: equally many.
+        accuracy: ``accuracy[t][i]``, the accuracy in percent on task i after task t, predicted over
+            all classes seen so far: rows of 1, 2, ..., T numbers, or a matrix [T, T] whose entries
+            above the diagonal are not read. NaN only for a task without test images.
+        test_counts: Test images of each task [T]. Default: the same number for each.
 
     Returns:
         Metric -> its value.

@@ -1,9 +1,9 @@
 """Configuration of a plain vision transformer: its parts, its input and the shapes of its weights.
 
-One configuration describes all supported families. What differs between them are fields:
+One class describes all supported families. They differ in these fields:
 
 =======================  ===========================================================================
-DINOv2, DINOv3, DeiT3    ``layer_scale``; ``register_tokens`` where they have them
+DINOv2, DINOv3, DeiT3    ``layer_scale``; some have ``register_tokens``
 DINOv3, EVA-02           ``rope``: rotary positions; EVA-02 has a learnt position embedding as well
 CLIP, OpenCLIP           ``pre_norm``; ``activation="quick_gelu"`` for OpenAI's weights
 SigLIP                   no ``class_token``, ``pool="attention"``
@@ -91,7 +91,7 @@ class ViTConfig:
         return 2 * self.dim if self.pool == "cls+mean" else self.dim
 
     def with_pool(self, pool: Pool | None) -> "ViTConfig":
-        """Return the configuration with another pooling of tokens; None: its own.
+        """Return the configuration with another pooling of tokens; None keeps its own.
 
         Raises:
             FczooError: The pooling is unknown, or the network does not have a class token to pool.
@@ -115,7 +115,7 @@ class ViTConfig:
         return f"give --image-size {side * self.patch_size}, which these positions are of"
 
     def record(self) -> dict[str, Any]:
-        """Return the fields for a record; parts that ViTs of 2021 lack only where they are used."""
+        """Return the fields for a record, without optional parts that have their default."""
         plain = {"name", "eps", "mean", "std"}
         defaults = {f.name: f.default for f in fields(self) if f.name not in plain}
         return {

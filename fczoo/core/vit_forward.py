@@ -21,7 +21,7 @@ def rotation(
 ) -> Callable[[Tensor, int, int], Tensor]:
     """Return the function that rotates queries or keys by the positions of their patches.
 
-    Class token, registers, prompts and tokens behind the patches do not rotate.
+    Class token, registers, prompts and tokens after the patches do not rotate.
 
     Args:
         rope: Kind of rotary positions.
@@ -108,7 +108,7 @@ class ForwardPass:
             config: Configuration of the vision transformer.
             weights: Frozen weights by name.
             plugs: Tensors by the names of plugs.
-            taps: Names of taps, whose values are replaced.
+            taps: Values by the names of taps; the pass replaces them.
         """
         self.config, self.weights, self.plugs, self.taps = config, weights, plugs, taps
         kernel = weights["patch_embed.proj.weight"]
@@ -283,7 +283,7 @@ class ForwardPass:
         return (hidden @ down.mT) @ up.mT
 
     def _scale(self, branch: Tensor, name: str) -> Tensor:
-        """Apply LayerScale to a branch's output, where the network has it."""
+        """Apply LayerScale to a branch's output, if the network has it."""
         return branch * self._weight(f"{name}.gamma") if self.config.layer_scale else branch
 
     def _norm(self, hidden: Tensor, name: str) -> Tensor:

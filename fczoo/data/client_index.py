@@ -24,10 +24,10 @@ class ClientIndex(Sequence[np.ndarray]):
             parts: One array of positions per client.
         """
         arrays = list(parts)
-        # of all clients, one after another
+        # positions of all clients, one client after another
         self.positions = _compact(np.concatenate([np.empty(0, dtype=np.int64), *arrays]))
         self.sizes = np.array([len(part) for part in arrays], dtype=np.int64)  # [clients] images
-        # [clients + 1] in ``positions``
+        # [clients + 1] offsets in ``positions``
         self._starts = _compact(np.concatenate([[0], np.cumsum(self.sizes)]))
 
     @staticmethod
@@ -80,9 +80,9 @@ def _compact(numbers: np.ndarray) -> np.ndarray:
 class ClientGrowth:
     """``first`` clients at the start and ``joining`` new ones at every later task.
 
-    At a new task a part ``transition`` of the earlier clients, drawn again (int(transition * n) of
-    n), gets data of it, as do those who join; the others get none. GLFC and FCILPT: 30 first, 10
-    joining, 0.9.
+    At each later task int(transition * n) of the n earlier clients are drawn again. They and the
+    joining clients get data of the task; the others get none. GLFC and FCILPT have ``first`` 30,
+    ``joining`` 10 and ``transition`` 0.9.
     """
 
     first: int

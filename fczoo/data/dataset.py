@@ -25,7 +25,7 @@ class Images(NamedTuple):
 
     pixels: "np.ndarray"  # uint8 [N, S, S, 3]
     labels: "np.ndarray"  # int64 [N]
-    # int64 [N] which of the data set's domains, where it has several
+    # int64 [N] number of each image's domain, if the data set has several
     domains: "np.ndarray | None" = None
 
     def take(self, index: "np.ndarray", size: int | None = None) -> "Images":
@@ -77,7 +77,7 @@ class ImageData(NamedTuple):
     classes: tuple[str, ...]
     split: str = "official"  # how the test part was chosen, for the record
     remarks: tuple[str, ...] = ()  # warnings on this copy, such as files that are not read
-    # int64 [N] hospital, writer, user, ... of each training image; None: its domain, if it has one
+    # int64 [N] group of each training image (hospital, writer, user); None: its domain, if any
     groups: "np.ndarray | None" = None
 
 
@@ -92,7 +92,7 @@ class Archive(NamedTuple):
 
 
 class Official(NamedTuple):
-    """The numbers of the whole data set; None where they differ from class to class."""
+    """Numbers of images of the whole data set; None if they differ between classes."""
 
     train: int | None
     test: int | None
@@ -120,10 +120,10 @@ class Dataset(ABC):
     name: ClassVar[str] = ""
     about: ClassVar[str]
     classes: ClassVar[int]  # 0 where they are known only when the files are seen
-    # in order of arrival, where each of several has all classes
+    # names of the domains in order of arrival, if there are several; each has all classes
     domains: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Defaults]
-    # expected below the data root; empty for data that come with a package
+    # folder below the data root; empty for data that are part of a package
     folder: ClassVar[str] = ""
     source: ClassVar[str] = ""  # where a user gets it
     layout: ClassVar[str] = ""  # what is in the folder
@@ -131,7 +131,7 @@ class Dataset(ABC):
     official: ClassVar[Official | None] = None
     # classes in common with a pre-training set: tinyimagenet, imagenet1k or imagenet21k
     overlaps: ClassVar[Mapping[str, Overlap]] = {}
-    # downloads; empty where the terms forbid or no one hosts them
+    # downloads; empty if the terms forbid them or no host has them
     archives: ClassVar[tuple[Archive, ...]] = ()
 
     @abstractmethod
@@ -147,11 +147,11 @@ class Dataset(ABC):
 
     @classmethod
     def variant(cls, source: str, **values: Any) -> "type[Dataset]":
-        """Return the data set ``NAME:SOURCE``, for ``select`` of a class that reads several.
+        """Create the class of a data set ``NAME:SOURCE``, for ``select`` of class ``NAME``.
 
         Args:
-            source: What follows the name and a colon.
-            **values: Its class attributes that differ.
+            source: Text after the name and a colon.
+            **values: Class attributes that differ from those of this class.
         """
         values |= {"name": f"{cls.name}:{source}", "__doc__": cls.__doc__}
         return type(cls.__name__, (cls,), values)
@@ -219,7 +219,7 @@ RELEASED_NORM = {
 
 
 def released_norm(dataset: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of the three channels.
+    """Return mean and standard deviation per channel in the code released with HGP.
 
     Args:
         dataset: Name of the data set.

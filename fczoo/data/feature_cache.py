@@ -1,9 +1,9 @@
-"""Frozen features on disk, one file per part of a data set, with which every process starts.
+"""Frozen features on disk: one file per part of a data set, which later processes load.
 
-A file is named by all that its numbers depend on: pixels, view, weights, precision, and the
-machine, as the last bits depend on it. It is written under another name and moved into place, so
-that a reader finds a whole one or none, and it holds a checksum: what is damaged or foreign is
-computed again.
+The name of a file is a hash of everything that the features depend on: pixels, view, weights,
+precision, and the machine, which affects the last bits. A file is written under another name and
+moved into place, so that a reader finds a complete file or none. It holds a checksum; features of
+a damaged or foreign file are computed again.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ HASH_BLOCK = 1 << 26  # bytes of pixels that are hashed at once
 
 
 class FeatureFile:
-    """The file of the features that belong to ``key``, plain values that all matter.
+    """File of the features that belong to ``key``, the plain values on which they depend.
 
-    ``cache`` is a folder for it other than the user's.
+    ``cache`` replaces the user's cache folder.
     """
 
     def __init__(self, key: Mapping[str, Any], cache: Path | None = None):
-        """Name the file.
+        """Set the path of the file by its key.
 
         Args:
             key: Plain values on which the features depend.
@@ -69,7 +69,7 @@ class FeatureFile:
         return features
 
     def save(self, features: Tensor) -> None:
-        """Store the features if there is room; a disk that does not take them costs a warning.
+        """Store features of at most ``LARGEST`` bytes; warn if the disk does not accept them.
 
         Args:
             features: Features [N, D].
@@ -111,9 +111,9 @@ def pixels_sha256(pixels: np.ndarray) -> str:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the files that were unused for longest until the others are small enough.
+    """Remove the least recently used files until the others have at most ``LARGEST`` bytes.
 
-    Other processes may do so, too.
+    Other processes may do so at the same time.
     """
     files = []
     for file in folder.glob("*.safetensors"):

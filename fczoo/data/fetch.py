@@ -42,7 +42,7 @@ LARGEST_DATA_SET = 100 * 10**9  # bytes to which an archive without a published 
 LARGEST_RATIO = 100  # of unpacked to packed bytes for such an archive; images hardly shrink
 ALWAYS_ALLOWED = 1 << 20  # unpacked bytes that need no ratio
 BLOCK = 1 << 20  # bytes that are copied at once
-# bytes that a member counts at least, as a block of the disk: empty files add up too
+# least bytes that a member counts, as a block of the disk: empty files add up too
 SMALLEST = 4096
 PLAIN = (".txt", ".mat", ".npz", "")  # suffixes of files that are stored as they come
 BROKEN_ARCHIVE = (
@@ -60,9 +60,9 @@ MACHINE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPE
 
 
 def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str:
-    """Download a data set and say where it is.
+    """Download a data set and return a message with its folder.
 
-    What was downloaded is kept for the next call unless it is wrong.
+    Downloaded files are kept for the next call unless they are wrong.
 
     Args:
         name: Name of the data set.
@@ -70,8 +70,8 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
         mirror: Another address that has the same files by their names.
 
     Raises:
-        FczooError: The data set may not be downloaded, or a download breaks off, is not the
-            published file, or holds something that no archive should.
+        FczooError: The data set cannot be downloaded automatically, or a download fails, is not the
+            published file, or has a member that ``unpack`` rejects.
     """
     dataset: Dataset = DATASETS.get(name)()
     name, root = dataset.name, (root or home() / "data").expanduser()
@@ -160,20 +160,20 @@ def unpack_limit(file: Path, archive: Archive) -> int | None:
 
 
 def download_bytes(dataset: Dataset) -> int | None:
-    """Return the size of a data set's archives; servers are asked for unknown ones.
+    """Return the size of a data set's archives; request unknown sizes from the servers.
 
     Args:
         dataset: Data set with archives.
 
     Returns:
-        The size in bytes; None where a server does not answer.
+        The size in bytes; None if a server does not respond.
     """
     sizes = [archive.size or _served_size(archive.url) for archive in dataset.archives]
     return None if None in sizes or not sizes else sum(size or 0 for size in sizes)
 
 
 def _served_size(url: str) -> int | None:
-    """Ask a server for the size of a file; None where it does not answer."""
+    """Fetch the size of a file from a server; None if it does not respond."""
     request = Request(url, headers={"User-Agent": f"fczoo/{__version__}"}, method="HEAD")
     try:
         with urlopen(request, timeout=SHORT_PATIENCE) as answer:
@@ -249,7 +249,7 @@ def _transfer(url: str, file: Path, offset: int, size: int | None, advice: str) 
                 file.open("ab" if offset else "wb") as out,
                 progress_bar(file.name, total, offset) as bar,
             ):
-                # read1 gives what has arrived: a slow line is not a reason to lose a block
+                # read1 returns what has arrived, so that a slow connection loses no block
                 while block := answer.read1(
                     BLOCK if size is None else min(BLOCK, size + 1 - out.tell())
                 ):
@@ -339,8 +339,8 @@ def _byte_limit(file: Path, limit: int | None) -> Callable[[int], None]:
 
 
 def _untar(file: Path, into: Path, spend: Callable[[int], None]) -> None:
-    # Python before 3.11.4 has no data filter; what it would refuse is refused by _check_member
-    # before
+    # Python before 3.11.4 has no data filter; _check_member has already rejected what it would
+    # reject
     options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     with (
         tarfile.open(file) as archive,
@@ -373,9 +373,9 @@ def _gunzip(file: Path, into: Path, spend: Callable[[int], None]) -> None:
 
 
 def _check_member(file: Path, name: str, file_or_folder: bool) -> None:
-    """Refuse what no data set's archive holds.
+    """Raise FczooError for a member that no data set's archive has.
 
-    Links are refused even inside the folder: the known ways around tarfile's data filter need one.
+    Even links inside the folder are rejected: known ways around tarfile's data filter need one.
     """
     path = PureWindowsPath(name)  # takes both kinds of slashes, and knows drives
     if not name:

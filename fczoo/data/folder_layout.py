@@ -120,7 +120,7 @@ def find_parts(root: Path) -> tuple[Path, Path | None, tuple[str, ...]] | None:
 
 
 def _choose(train: Path, tests: list[Path]) -> tuple[Path, Path, tuple[str, ...]]:
-    """Return both parts, and a line on the others."""
+    """Return both parts, and remarks on the parts that are not used."""
     class_names = {normalise_name(name) for name in subfolders(train)}
     matching_parts = [
         part for part in tests if class_names & {normalise_name(name) for name in subfolders(part)}
@@ -135,7 +135,7 @@ def _choose(train: Path, tests: list[Path]) -> tuple[Path, Path, tuple[str, ...]
 
 
 def _refuse_inner(root: Path) -> None:
-    """Raise FczooError where the parts are one level too deep: in one folder or in each class."""
+    """Raise FczooError if the parts are one level too deep: in one folder or in each class."""
     folders = subfolders(root)
     inner = {name: subfolders(root / name) for name in folders}
     if len(folders) == 1 and inner[folders[0]] and not has_images(root / folders[0]):
@@ -161,9 +161,9 @@ def one_folder(
 ) -> ImageData:
     """Return a data set of ``CLASS/*``, divided into a training and a test part.
 
-    The parts are what ``train.txt`` and ``test.txt`` in the folder name, one path per line, below
-    the folder. With one list the other part is the rest; without any the test part is one image in
-    ``share`` of each class (``choose_test_images``).
+    ``train.txt`` and ``test.txt`` in the folder list the images of the parts, one path below the
+    folder per line. With one list the other part has the remaining images. Without lists the test
+    part has one image in ``share`` of each class (``choose_test_images``).
 
     Args:
         dataset: Name of the data set.
@@ -225,10 +225,10 @@ def choose_test_images(
 ) -> set[str]:
     """Return one in ``share`` of the images, the same on every machine.
 
-    For a fifth these are 6,000 of 30,000. Each class gives the images whose sha256 of ``SEED:NAME``
-    comes first, so neither the order of the files nor a library's random numbers matter. Images
-    that are missing to the share of the whole come from the classes with the largest remainders. A
-    class with at least two images gives one or more.
+    With ``share`` 5 these are 6,000 of 30,000. Each class gives the images with the lowest sha256
+    of ``SEED:NAME``, so neither the order of the files nor a library's random numbers matter. If
+    the rounded counts add up to fewer images than the share of all images, the classes with the
+    largest remainders give one more. A class with at least two images gives one or more.
 
     Args:
         folders: Class -> names of its images.
@@ -258,7 +258,7 @@ def find_lists(root: Path, remarks: list[str]) -> dict[str, Path]:
 
     Args:
         root: Folder of the lists.
-        remarks: Lines to which one per skipped list is added.
+        remarks: List to which a line per skipped list is appended.
     """
     files = {path.stem: path for path in root.iterdir() if path.suffix == ".txt" and path.is_file()}
     lists = {}
@@ -341,16 +341,16 @@ def _digest(path: Path) -> str:
 def read_groups(root: Path, images: ImageFiles) -> np.ndarray | None:
     """Return the group of each image, such as a hospital or writer.
 
-    They are those of ``groups.csv`` in the data root, with the columns ``file`` (below that folder)
-    and ``group``; else the folders GROUP of ``CLASS/GROUP/FILE``. Groups are numbered in the order
-    of their names.
+    They come from ``groups.csv`` in the data root, with the columns ``file`` (below that folder)
+    and ``group``, or else from the folders GROUP of ``CLASS/GROUP/FILE``. Groups are numbered in
+    the order of their names.
 
     Args:
         root: Data root.
         images: Training part.
 
     Returns:
-        int64 [N]; None without the list where not every image is in such a folder.
+        int64 [N]; None without ``groups.csv`` if an image is not in such a folder.
 
     Raises:
         FczooError: The list has other columns, or does not name an image, or names it twice.

@@ -63,8 +63,8 @@ class Scan:
 def scan(folder: Path) -> Scan:
     """Find the images in a folder and its subfolders, in the order of torchvision's ImageFolder.
 
-    Links to folders are followed. Hidden files and folders are skipped, as macOS and notebooks
-    create such.
+    Links to folders are followed. Hidden files and folders are skipped, because macOS and notebooks
+    create them.
 
     Args:
         folder: Folder to search.
@@ -113,7 +113,7 @@ def subfolders(root: Path) -> list[str]:
 
 
 def find_named(names: Iterable[str], wanted: tuple[str, ...]) -> list[str]:
-    """Return those of the names that are wanted, in any capitals.
+    """Return the names that are in ``wanted``, regardless of case.
 
     Args:
         names: Names to search.
@@ -143,13 +143,13 @@ def count_images(folder: Path) -> int:
 
 
 def refuse_broken(links: list[Path]) -> None:
-    """Refuse symbolic links to nothing.
+    """Raise FczooError for broken symbolic links.
 
     Args:
         links: Broken links.
 
     Raises:
-        FczooError: There are some; the message names the first.
+        FczooError: ``links`` is not empty; the message names the first.
     """
     if links:
         first = min(links)
@@ -168,7 +168,7 @@ def raw_name(name: str) -> bytes:
 
 
 def normalise_name(name: str) -> str:
-    """Return a file name in the form in which names are compared.
+    """Return a file name in the Unicode form in which names are compared.
 
     macOS stores accents apart from their letters (NFD), other systems and most lists do not (NFC).
 
@@ -179,7 +179,7 @@ def normalise_name(name: str) -> str:
 
 
 def _entries(folder: Path) -> tuple[list["os.DirEntry[str]"], tuple[int, int]]:
-    """Return what is visible in a folder, and the folder's identity."""
+    """Return the visible entries of a folder, and the folder's identity."""
     try:
         about = os.stat(folder)
         with os.scandir(folder) as entries:
@@ -205,7 +205,7 @@ def _is_broken(entry: "os.DirEntry[str]") -> bool:
 
 @cache
 def _other_suffixes() -> frozenset[str]:
-    """Return the suffixes of all of Pillow's readers of pictures."""
+    """Return the suffixes of all image formats that Pillow reads."""
     Image.init()
     readers = Image.OPEN.keys() - STUBS
     return frozenset(
@@ -216,7 +216,7 @@ def _other_suffixes() -> frozenset[str]:
 def _pillow_reads(path: str, suffix: str, kinds: dict[str, bool]) -> bool:
     """Return whether a file is an image, by its suffix or, for an unknown one, by its content.
 
-    ``kinds`` remembers what the first file of an unknown suffix was.
+    ``kinds`` stores whether the first file with an unknown suffix is an image.
     """
     if suffix in _other_suffixes():
         return True
@@ -327,10 +327,10 @@ def normalise_path(line: str, path: Path) -> str:
 def class_names(folders: Sequence[str], table: Path) -> tuple[str, ...]:
     """Return readable names of WordNet ids.
 
-    A name is the first synonym, with the id where two classes share it.
+    A name is the first synonym, with the id if two classes share the name.
 
     Args:
-        folders: WordNet ids; those that are not in the table stay as they are.
+        folders: WordNet ids; those that are not in the table do not change.
         table: Text file with ``ID NAME`` lines.
     """
     synonyms: dict[str, str] = {}
@@ -345,7 +345,7 @@ def class_names(folders: Sequence[str], table: Path) -> tuple[str, ...]:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """Return what may be wrong with a name that is not known."""
+    """Return a hint about an unknown name for an error message."""
     if lookalike := next(
         (candidate for candidate in known if candidate.casefold() == name.casefold()), None
     ):

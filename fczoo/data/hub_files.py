@@ -100,7 +100,7 @@ def place_dataset(
 
 
 def import_library() -> Any:
-    """Import Hugging Face's ``datasets``, also in a folder with another ``datasets`` in it.
+    """Import Hugging Face's ``datasets``, even in a folder that holds another ``datasets``.
 
     Raises:
         FczooError: It is not installed, or Python finds another package of this name.
@@ -130,7 +130,7 @@ def open_tables(folder: Path) -> Tables:
         folder: Folder to read.
 
     Raises:
-        FczooError: There is neither, or it is damaged.
+        FczooError: The folder has neither, or it is damaged.
     """
     library = import_library()
     try:
@@ -147,9 +147,9 @@ def open_tables(folder: Path) -> Tables:
 
 
 def _parquet_files(folder: Path) -> dict[str, list[str]]:
-    """Return the parquet files of each split, which a file's name or folder begins with.
+    """Return the parquet files of each split; file or folder names begin with its name.
 
-    Raises FczooError where there are none, or those of a split are in several folders.
+    Raises FczooError if there are none, or those of a split are in several folders.
     """
     splits: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*.parquet")):

@@ -32,8 +32,8 @@ IMAGE_STRUCT = {"bytes": "binary", "path": "string"}  # an image in parquet file
 def read_tables(dataset: str, folder: Path, named: Mapping[str, str]) -> ImageData:
     """Read the training and the test part of a folder.
 
-    The first split with a name of ``TEST`` whose labels are known is the test part. Without one a
-    fifth of each class is, by a hash of the rows' numbers.
+    The first split with a name of ``TEST`` and known labels is the test part. Without such a split,
+    a fifth of each class is the test part, chosen by a hash of the row numbers.
 
     Args:
         dataset: Name of the data set.
@@ -99,7 +99,7 @@ def _divide(part: Any, name: str, labels: np.ndarray) -> tuple["TableImages", "T
 def _find_columns(table: Any, named: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the columns by role.
 
-    Raises FczooError where one is missing, of another type, or ambiguous.
+    Raises FczooError if one is missing, of another type, or ambiguous.
     """
     features = table.features
     for column in named.values():
@@ -150,7 +150,7 @@ def _type_name(feature: Any) -> str:
 def _column(table: Any, column: str, where: str) -> np.ndarray:
     """Return the values of a column.
 
-    Raises FczooError where one is missing.
+    Raises FczooError if one is missing.
     """
     values = table.select_columns([column]).with_format("arrow")[:].column(column)
     if values.null_count:
@@ -160,13 +160,13 @@ def _column(table: Any, column: str, where: str) -> np.ndarray:
 
 
 def _labels(table: Any, column: str, where: str, remarks: list[str] | None = None) -> np.ndarray:
-    """Return the labels of a split; none where a test split hides them all as -1.
+    """Return the labels of a split; none if a test split hides them all as -1.
 
     Args:
         table: The split.
         column: Name of the column.
         where: Name of the split in messages.
-        remarks: Lines to which one is added for hidden labels; None: they are not allowed.
+        remarks: List to which a remark on hidden labels is appended; None: they are not allowed.
 
     Raises:
         FczooError: Labels are missing or negative.
@@ -185,7 +185,7 @@ def _labels(table: Any, column: str, where: str, remarks: list[str] | None = Non
 def _classes(feature: Any, labels: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
     """Return the names of the classes, and the label of each, ascending.
 
-    Raises FczooError where a class has no training image.
+    Raises FczooError if a class has no training image.
     """
     numbers = np.unique(labels)
     names: Iterable[str] | None = getattr(feature, "names", None)

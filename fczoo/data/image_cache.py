@@ -1,9 +1,9 @@
 """Decoded images on disk: one memory-mapped file of uint8 squares per list of files, made once.
 
 The pixels are written under another name and moved into place, and the index is written after that:
-a cache without its index does not exist. A lock that the system drops with its process keeps two
-runs from writing the same one. The index holds a checksum of every block of images, by which
-changed pixels are found.
+a cache without its index is not used. A file lock, which the system releases when its process ends,
+keeps two runs from writing the same cache. The index holds a checksum of every block of images to
+detect changed pixels.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ FORMAT = "fczoo-images-2"
 ENDS = 4096  # bytes at either end of a file that are hashed
 READERS = 8  # threads that read the ends: on a network file system each file takes a round trip
 SLICE = 256  # files that one thread reads one after another
-# images decoded before the next are begun, so that fast cores cannot outrun a slow disk
+# images that are decoded ahead of the disk at most, so that fast cores cannot outrun it
 WINDOW = 1024
 BLOCK = 1 << 24  # bytes of pixels, about, that share a checksum
 VERIFY_LIMIT = 1 << 28  # bytes of pixels, about, that are verified when a cache is opened
@@ -51,11 +51,10 @@ def cached_pixels(
     prepare: Callable[[Item, int], np.ndarray],
     cache: Path | None = None,
 ) -> np.ndarray:
-    """Map the decoded images from a cache that is built where missing.
+    """Map the decoded images from a cache, which is built if it is missing.
 
-    A cache belongs to ``source``, to ``size`` and to ``preparation``. Up to
-    ``VERIFY_LIMIT`` bytes are compared with their checksums: a small cache as a whole, random blocks of
-    a large one.
+    A cache belongs to ``source``, ``size`` and ``preparation``. Up to ``VERIFY_LIMIT`` bytes are
+    compared with their checksums: a small cache as a whole, random blocks of a large one.
 
     Args:
         dataset: Name of the data set.
@@ -88,7 +87,7 @@ def cached_pixels(
     checksums = _read_checksums(stem, about)
     if checksums is None:
         with _writable(folder), FileLock(f"{stem}.lock"):
-            # another run may have made it while this one waited
+            # another run may have built it while this one waited
             checksums = _read_checksums(stem, about)
             if checksums is None:
                 checksums = _build(stem, images, size, prepare, dataset)
@@ -97,7 +96,7 @@ def cached_pixels(
                     Path(f"{stem}.json"),
                     {**about, "sha256 of blocks": checksums, "made": timestamp},
                 )
-    # copy-on-write: torch wants arrays that may be written to, and the file must never be
+    # copy-on-write: torch needs a writable array, and the file must never change
     pixels = np.memmap(f"{stem}.u8", np.uint8, "c", shape=(len(images), size, size, 3))
     _verify(stem, pixels, checksums)
     return pixels
@@ -105,7 +104,7 @@ def cached_pixels(
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Make a folder.
+    """Create a folder, and report errors of writing inside the context.
 
     Raises:
         FczooError: Writing inside fails; the message names the folder and FCZOO_HOME.
@@ -139,8 +138,8 @@ def file_fingerprints(root: Path, files: Sequence[Path]) -> list[tuple[str, Fing
 def fingerprint(file: Path) -> Fingerprint:
     """Return size, times of change, inode and a hash of the first and last ``ENDS`` bytes.
 
-    Names, sizes and times may agree between two data sets. A copy has other inodes and is decoded
-    again.
+    Two data sets may have equal names, sizes and times. A copied file has another inode and is
+    decoded again.
 
     Args:
         file: File to read.

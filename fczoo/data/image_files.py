@@ -209,7 +209,7 @@ def list_images(root: Path, found: dict[str, Scan]) -> dict[str, list[str]]:
 
 
 def folders_by_name(root: Path, folders: Iterable[str]) -> dict[str, str]:
-    """Return the folders by the form of their names that is compared.
+    """Return normalised name -> folder, for names that are compared.
 
     Args:
         root: Folder of the class folders.
@@ -254,7 +254,7 @@ def unread_files(root: Path, found: dict[str, Scan]) -> list[str]:
 
 
 def display_names(folders: Iterable[str]) -> tuple[str, ...]:
-    """Return class folders as text; with their bytes where invalid UTF-8 makes two look alike.
+    """Return class folders as text, with their bytes if invalid UTF-8 makes two look alike.
 
     Args:
         folders: Names of class folders.
@@ -297,7 +297,7 @@ def make_rows(
 def turned_upright(data: ImageData) -> ImageData:
     """Return a data set whose files are turned by their orientation tags, as viewers show them.
 
-    Published data sets are read without: their tables come from pixels as they are stored.
+    Published data sets ignore these tags, because published results use the pixels as stored.
 
     Args:
         data: Data set of a user.
@@ -338,7 +338,7 @@ def two_folders(
     twins = folders_by_name(test, test_scan)
     test_folder_of = {name: twins.pop(normalise_name(name), "") for name in train_scan}
     missing = sorted(name for name, twin in test_folder_of.items() if not twin)
-    # else nothing is lost
+    # empty test folders of other names are ignored, since no image is lost
     extra = sorted(name for name in twins.values() if test_scan[name].images)
     if missing or extra:
         raise FczooError(_describe_difference(train, test, missing, extra))

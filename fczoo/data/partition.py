@@ -47,7 +47,7 @@ class Partition:
     tasks: tuple[ClientIndex, ...]  # [task][client] -> original positions, ascending
     # clients that have joined by each task; empty: all take part from the start
     joined: tuple[int, ...] = ()
-    # of the stream, where it is not that of the data set; see ``stream_variants``
+    # variants of the stream with their seed; see ``stream_variants``
     variants: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Partition:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the content: equal hashes mean equal splits."""
+        """Return the hash of the content; equal hashes mean equal splits."""
         return self.sha256_as(HASHED_AS.get(self.spec, self.spec))
 
     def has_hash(self, sha256: str, spec: str) -> bool:
@@ -132,7 +132,7 @@ class Partition:
     def _json(self, head: dict[str, Any]) -> Iterator[str]:
         """Yield ``head`` and the tasks as JSON, task by task.
 
-        The whole text takes many times as much memory.
+        The whole text would take many times as much memory.
         """
         yield f'{encode_json(head)[:-1]}, "tasks": ['
         for number, task in enumerate(self.tasks):
@@ -153,13 +153,13 @@ def make_partition(
     """Split every task of a stream over clients.
 
     Args:
-        stream: Data set cut into tasks.
+        stream: Data set divided into tasks.
         spec: Partitioner such as ``dirichlet:0.5``, or ``file:PATH`` to load a saved partition or
             each client's indices, which ``read_partition_file`` describes.
         clients: Number of clients at the start; see ``ClientGrowth`` for the others.
         seed: Seed of the split.
         joining: Number of clients that join at every later task.
-        transition: Part of the earlier clients that get data of a new task.
+        transition: Share of the earlier clients that get data of a new task.
         partitioner: Partitioner that ``spec`` names, if it was created before.
         restore: Function that converts a saved partition to one of tasks.
 
@@ -321,7 +321,7 @@ def _partition(file: PartitionFile, path: Path) -> Partition:
 
 
 def _partition_of_indices(indices: list[np.ndarray], path: Path, stream: Stream) -> Partition:
-    """Return the partition of each client's positions in the whole training part.
+    """Create the partition from each client's positions in the whole training part.
 
     Raises:
         FczooError: A position is not that of a training image of the run.
@@ -342,7 +342,7 @@ def _partition_of_indices(indices: list[np.ndarray], path: Path, stream: Stream)
 
 
 def _variant_flags(source: Partition | Stream) -> str:
-    """Return the options of the stream's variant of a partition or a stream."""
+    """Return the variants of the stream as command-line options, for messages."""
     values = {"partition_seed" if k == "seed" else k: v for k, v in source.variants.items()}
     return " ".join(f"{flag(name)} {value:g}" for name, value in values.items()) or "none"
 

@@ -1,4 +1,4 @@
-"""Content of partition files: those of fczoo, and the lists of indices that other tools write."""
+"""Content of partition files: fczoo's own, and lists of indices that other tools write."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def read_partition_file(path: Path) -> PartitionFile | list[np.ndarray]:
         Content of fczoo's file, or the indices of each client.
 
     Raises:
-        FczooError: The file is missing, malformed or no JSON.
+        FczooError: The file is missing, malformed or not JSON.
     """
     if path.suffix.lower() in PICKLES:
         problem = f"{path} may run code when it is read, so fczoo does not read such files"
@@ -81,7 +81,7 @@ def _client_indices(content: Any) -> list[np.ndarray]:
 
 
 def _check(file: PartitionFile) -> None:
-    """Raise ValueError where parts of a file of fczoo contradict each other."""
+    """Raise ValueError if parts of a file of fczoo contradict each other."""
     if file.format != FORMAT:
         raise ValueError(f"format is {file.format!r}, expected {FORMAT!r}")
     if not file.tasks or len({len(clients) for clients in file.tasks}) != 1 or not file.tasks[0]:
@@ -96,11 +96,11 @@ def _check(file: PartitionFile) -> None:
 
 
 def check_class_order(file_order: tuple[int, ...], run_order: tuple[int, ...]) -> None:
-    """Refuse a saved partition of another class order; name the option that fits.
+    """Check the class order of a saved partition; the error names the option that fits.
 
     Args:
-        file_order: Original labels in order of arrival, of the file.
-        run_order: The same of the run.
+        file_order: Original labels in order of arrival, from the file.
+        run_order: Original labels in order of arrival, of the run.
 
     Raises:
         FczooError: They differ.

@@ -1,4 +1,4 @@
-"""A data set cut into tasks."""
+"""A data set divided into tasks."""
 
 import hashlib
 import logging
@@ -30,10 +30,10 @@ NO_PIXELS = np.empty((0, 0, 0, 3), np.uint8)
 
 @dataclass(frozen=True)
 class Stream:
-    """A data set cut into tasks, its labels renumbered in order of arrival.
+    """A data set divided into tasks, its labels renumbered in order of arrival.
 
-    The images say their domain where the domains are the tasks, their stage where stages are, and
-    their task where its boundaries are blurry.
+    ``domains`` of the images is their domain if domains are the tasks, their stage if stages are
+    the tasks, and their task if task boundaries are blurry.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Stream:
     split: str = "official"  # how the test part was chosen
     remarks: tuple[str, ...] = ()  # warnings on the images
     learned: int = 0  # number of its first tasks that the model knows from which the run starts
-    # int64 [N] domain, hospital, writer, ... of each training image, where the data set has them
+    # int64 [N] group (domain, hospital, writer) of each training image, if the data set has groups
     groups: np.ndarray | None = None
     # few shots, long tail and so on, with their seed; see ``stream_variants``
     variants: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def make_stream(
     pixels: bool = True,
     resize: Resize = "crop",
 ) -> Stream:
-    """Load a data set and cut its classes into tasks: see ``task_sizes``.
+    """Load a data set and divide its classes into tasks: see ``task_sizes``.
 
     Remarks on the images, such as files that are not read or test images that are also training
     images, are logged as warnings and stored in ``remarks``.
@@ -92,7 +92,7 @@ def make_stream(
         stored_size: Side in pixels at which images of files are stored. Default: the data set's
             own.
         class_order: Original labels in order of arrival, or ``natural``.
-        pixels: Whether images have pixels; without, they are labels only.
+        pixels: Whether to load pixels; if not, images have only labels.
         resize: How files become square.
     """
     reader: Dataset = DATASETS.get(dataset)()
@@ -137,7 +137,7 @@ def make_stream(
 
 
 def resized(part: Split, resize: Resize) -> Split:
-    """Return a part whose images become square as ``resize`` says; those in memory are square.
+    """Return a part whose image files become square by ``resize``; others are square already.
 
     Args:
         part: Training or test part of a data set.
@@ -158,7 +158,7 @@ def make_tasks(dataset: str, classes: int, tasks: Cut) -> tuple[Task, ...]:
         tasks: Number of tasks, classes of each task, or ``domains``.
 
     Raises:
-        FczooError: The data set cannot be cut in this way.
+        FczooError: The data set cannot be divided in this way.
     """
     if isinstance(tasks, str):
         count = len(domains_of(dataset))
@@ -178,7 +178,7 @@ def task_sizes(dataset: str, classes: int, tasks: int | Sequence[int]) -> list[i
             first.
 
     Raises:
-        FczooError: The classes cannot be cut in this way.
+        FczooError: The classes cannot be divided in this way.
     """
     if isinstance(tasks, int):
         if not 1 <= tasks <= classes:
@@ -215,8 +215,7 @@ def _first_images(
 ) -> np.ndarray:
     """Return positions of the first ``per_class`` images per class and domain; None for all.
 
-    Where a class has images of several domains that are not tasks, one of each is taken
-    alternately.
+    If a class has images of several domains that are not tasks, the domains alternate.
     """
     if per_class is None:
         return np.arange(len(labels))
@@ -250,7 +249,7 @@ def data_sha256(stream: Stream) -> str:
     """Hash the images and labels of both splits, as the run uses them.
 
     Args:
-        stream: Data set cut into tasks.
+        stream: Data set divided into tasks.
     """
     digest = hashlib.sha256()
     for images in (stream.train, stream.test):

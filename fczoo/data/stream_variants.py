@@ -1,6 +1,6 @@
 """Variants of a stream: few shots, long-tailed classes, blurry boundaries, noisy labels.
 
-They change the training part; test images and their labels stay as they are.
+They change the training part; test images and their labels do not change.
 """
 
 from collections.abc import Mapping
@@ -56,15 +56,15 @@ def long_tail_counts(sizes: np.ndarray, imbalance: float) -> np.ndarray:
 def vary_stream(stream: Stream, variants: Mapping[str, Any], seed: int) -> Stream:
     """Return a variant of a stream: fewer training images, or blurry boundaries of its tasks.
 
-    Labels stay right: ``add_label_noise`` needs the partition.
+    Labels do not change here: ``add_label_noise`` needs the partition.
 
     Args:
-        stream: Data set cut into tasks.
+        stream: Data set divided into tasks.
         variants: Values of ``VARIANTS``, by setting.
         seed: Seed of all draws.
 
     Raises:
-        FczooError: A class has too few images, or there is one task only.
+        FczooError: A class has too few images, or there is only one task.
     """
     values = {name: variants[name] for name in VARIANTS if variants[name]}
     if not values:
@@ -111,13 +111,13 @@ def vary_stream(stream: Stream, variants: Mapping[str, Any], seed: int) -> Strea
 def _blur(stream: Stream, order: list[np.ndarray], part: float, seed: int) -> Stream:
     """Move a part of the training images of each class to the other tasks, in equal shares.
 
-    Blurry tasks of Bang et al. (CVPR 2021). Every task has all classes; the test images of a class
-    belong to its own task.
+    This gives the blurry tasks of Bang et al. (CVPR 2021). Every task has all classes; the test
+    images of a class belong to its original task.
 
     Args:
-        stream: Data set cut into tasks of classes.
+        stream: Data set divided into tasks of classes.
         order: Positions of the images of each class in random order.
-        part: Part of each class that other tasks get.
+        part: Share of each class that other tasks get.
         seed: Seed of the draw of the tasks that get one image more than others.
 
     Raises:
@@ -142,7 +142,7 @@ def _blur(stream: Stream, order: list[np.ndarray], part: float, seed: int) -> St
 
 
 def blurry_tasks(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """Return tasks that have all classes each.
+    """Return the tasks with all classes in each of them.
 
     Args:
         tasks: Tasks of a stream with sharp boundaries.
@@ -151,11 +151,11 @@ def blurry_tasks(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
 
 
 def noisy_count(images: int, rate: float) -> int:
-    """Return how many of a client's images of a task get a wrong label.
+    """Return the number of a client's images of a task that get a wrong label.
 
     Args:
-        images: Number of its images.
-        rate: Part of them.
+        images: Number of the client's images of the task.
+        rate: Share of wrong labels.
     """
     return round(rate * images)
 

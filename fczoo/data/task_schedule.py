@@ -1,4 +1,4 @@
-"""Clients in different tasks at one time.
+"""Clients in different tasks at the same time.
 
 The run has stages. At each stage some clients continue to their own next task. The split over
 clients is that of ordinary tasks; only the time at which a client gets its share of a task changes.
@@ -100,15 +100,15 @@ def by_task(partition: Partition, places: np.ndarray) -> Partition:
 
 
 def stream_with_stages(stream: Stream, partition: Partition, places: np.ndarray) -> Stream:
-    """Return the stream with stages for tasks.
+    """Return the stream with stages as tasks.
 
-    The classes of a stage are all up to the last one of the tasks that any client has reached. The
-    domain of an image is its stage: in the training part the stage in which a client first has the
-    image, in the test part that in which a client first has one of its class (of its domain, where
-    these are the tasks). Images that no client ever has belong to the last stage.
+    A stage has all classes up to the last class of any task that a client has reached. The domain
+    of an image is its stage. For a training image it is the first stage in which a client has the
+    image; for a test image, the first stage in which a client has an image of its class (and of its
+    domain, if domains are the tasks). Images that no client ever has belong to the last stage.
 
     Args:
-        stream: Data set cut into tasks.
+        stream: Data set divided into tasks.
         partition: Partition of stages.
         places: Indices [stages, clients] of ``tasks_by_stage``.
     """

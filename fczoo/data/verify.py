@@ -1,4 +1,4 @@
-"""Compares a local copy of a data set with the official numbers (``fczoo data check``)."""
+"""Comparison of a local copy of a data set with official numbers (``fczoo data check``)."""
 
 import hashlib
 import itertools
@@ -22,8 +22,8 @@ from fczoo.data.image_files import ImageFiles, UnreadableImage, prepare
 def shared_images(train: np.ndarray, test: np.ndarray) -> int:
     """Return the number of ``test`` images with the pixels of a ``train`` image.
 
-    The middle rows of all images are read; whole images only where their middle row occurs in both
-    parts.
+    The middle rows of all images are compared first; whole images are read only if their middle row
+    occurs in both parts.
 
     Args:
         train: uint8 [N, S, S, 3]; may be memory-mapped.
@@ -76,7 +76,7 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
         root: Data root. Default: ``data`` in ``home()``.
 
     Returns:
-        A table, and the differences in words; none for a complete copy.
+        A table, and one text per difference; none for a complete copy.
 
     Raises:
         FczooError: The copy cannot be loaded at all: it is missing, of another layout, or has a

@@ -1,4 +1,4 @@
-"""From uint8 pixels to what the backbone sees: batched, seeded, on the training device."""
+"""Views of images: from uint8 pixels to normalised input of the backbone, on its device."""
 
 import copy
 import math
@@ -26,7 +26,7 @@ ON_DEVICE = 8 << 30  # bytes of pixels that may be moved to an accelerator as a 
 class Augment:
     """Random view of a training image: a crop, a flip, brightness, and what a plug-in adds.
 
-    Subclasses set what they change.
+    Subclasses set the attributes that they change.
     """
 
     # area of the random crop, which is resized to the input size
@@ -37,7 +37,7 @@ class Augment:
     more_draws: ClassVar[int] = 0  # random numbers per image that ``change`` uses
 
     def change(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Return images after crop, flip and brightness, changed further; by default as they are.
+        """Transform images after crop, flip and brightness; by default return them unchanged.
 
         Args:
             images: Values in [0, 1], [B, 3, S, S].
@@ -50,7 +50,7 @@ class Augment:
 
     @property
     def draws(self) -> int:
-        """Return how many random numbers an image uses."""
+        """Return the number of random numbers per image."""
         return DRAWS + self.more_draws
 
     @property
@@ -258,19 +258,19 @@ class ImageStore:
         return self.pixels[index.to(self.pixels.device)].to(self.backbone.device).float() / 255
 
     def _normalise(self, x: Tensor) -> Tensor:
-        # in place, as fresh memory costs more than the sums
+        # in place, because new memory costs more than the arithmetic
         return x.sub_(self._mean).div_(self._std).to(self.backbone.dtype)
 
 
 class KnownFeatures(ImageStore):
-    """A store whose query features are known, for counting or timing what else a step computes."""
+    """A store with constant query features, to count or time the other operations of a step."""
 
     @classmethod
     def like(cls, store: ImageStore) -> "KnownFeatures":
         """Return a store of the same images.
 
         Args:
-            store: Another store; it stays as it is.
+            store: Another store; it does not change.
         """
         known = cls.__new__(cls)
         vars(known).update(vars(store))
@@ -302,8 +302,8 @@ def evaluation_view(images: Tensor, size: int, test_crop: float) -> Tensor:
 def resampling(pixels: int, size: int, start: Tensor, extent: Tensor) -> Tensor:
     """Compute bicubic weights that map a part of an image's axis to ``size`` points.
 
-    Where the part shrinks, the kernel widens with it (antialias); weights beyond the image are
-    dropped. The same kernel as PIL's and torch's antialiased bicubic.
+    If the part shrinks, the kernel widens accordingly (antialias); weights beyond the image are
+    dropped. It is the kernel of PIL's and torch's antialiased bicubic resampling.
 
     Args:
         pixels: Pixels of the axis.
@@ -319,7 +319,7 @@ def resampling(pixels: int, size: int, start: Tensor, extent: Tensor) -> Tensor:
         start[:, None] * pixels + (torch.arange(size, device=start.device) + 0.5) * step[:, None]
     )
     gap = centre[:, :, None] - (torch.arange(pixels, device=start.device) + 0.5)
-    # in place, as fresh memory costs more than the sums
+    # in place, because new memory costs more than the arithmetic
     gap.div_(step.clamp(min=1)[:, None, None]).abs_().clamp_(max=2)
     # (1.5 g - 2.5) g^2 + 1 for g < 1
     inner_weights = gap.mul(1.5).sub_(2.5).mul_(gap.square()).add_(1)

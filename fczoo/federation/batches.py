@@ -30,7 +30,7 @@ class Client:
 
     number: int
     index: Tensor  # [n] positions
-    # gives ``earlier``, which few ask for, and never of all clients
+    # computes ``earlier`` on demand, since few methods read it
     before: Callable[[], Tensor] = _none
 
     @property
@@ -62,7 +62,7 @@ class Rows(NamedTuple):
 
 @dataclass
 class LocalTrainState:
-    """One client while it trains."""
+    """State of one client during its training in a round."""
 
     client: Client
     leaves: Tree  # what it trains
@@ -134,8 +134,8 @@ def view_batches(method: Method, store: ImageStore, index: Tensor, size: int) ->
 def image_draws(training: Training, images: int, index: Tensor, *key: int | str) -> Tensor | None:
     """Return the method's draws [n, d] for images ``index`` [n] of a store of ``images``.
 
-    The stream of ``key`` gives each image of the store its own, so that they do not depend on who
-    holds it; only for evenly spread draws does their rank count, among the images asked for.
+    The stream of ``key`` gives draws to every image of the store, so that they do not depend on the
+    client. ``stratified_draws`` replaces them by their ranks among the images of ``index``.
     """
     if not training.draws:
         return None

@@ -55,9 +55,9 @@ log = logging.getLogger("fczoo")
 
 
 def need_data(dataset: str, root: Path | None, backbone: str) -> None:
-    """Raise FczooError where a data set is missing.
+    """Raise FczooError if a data set is missing.
 
-    The message explains how to get it, and missing weights, too.
+    The message explains how to get it, and missing weights as well.
     """
     loader: Dataset = DATASETS.get(dataset)()
     if loader.folder:
@@ -107,7 +107,7 @@ def open_stores(
 
     Frozen features are cached on disk; the key covers all that they depend on.
 
-    ``folder`` is a cache other than the user's.
+    ``folder`` replaces the user's cache.
     """
 
     @cache
@@ -131,14 +131,14 @@ def open_stores(
 
 
 def _new_name(callback: Callback | None, observer: Callback | None) -> Callback:
-    """Return the callback of a run; warn where it has its former name."""
+    """Return the callback of a run; warn if it is passed by its former name."""
     if observer is not None:
         warnings.warn("the argument observer is now callback", DeprecationWarning, stacklevel=4)
     return callback or observer or Callback()
 
 
 def as_method(given: object, dataset: str) -> Method:
-    """Return a method given as itself, as its class or by name, with its values for ``dataset``.
+    """Return a method from an instance, a class or a name; the last two use ``dataset``'s values.
 
     Raises FczooError for anything else.
     """
@@ -155,7 +155,7 @@ def as_method(given: object, dataset: str) -> Method:
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(World):
-    """A benchmark: what its runs share, and how to open and run it."""
+    """A benchmark: the settings, data, partition and backbone that its runs share."""
 
     def __repr__(self) -> str:
         s = self.settings
@@ -172,10 +172,10 @@ class Benchmark(World):
     ) -> "Benchmark":
         """Load data, partition and backbone.
 
-        Raises FczooError for whatever is missing or does not fit.
+        Raises FczooError for data or weights that are missing, and for settings that do not fit.
 
-        ``settings`` may be the name of a data set, for its own schedule. ``streams`` takes the
-        place of ``open_stream``.
+        ``settings`` may be the name of a data set, for its default settings. ``streams`` replaces
+        ``open_stream``.
         """
         if isinstance(settings, str):
             settings = Settings.for_dataset(settings)
@@ -204,9 +204,9 @@ class Benchmark(World):
 
     @use_python_names
     def check(self, method: Method, seed: int = 0) -> None:
-        """Raise FczooError where ``method`` cannot start on this backbone, or from its kept model.
+        """Raise FczooError if ``method`` cannot start on this backbone, or from its start model.
 
-        Nothing is run or written.
+        The check runs no round and writes nothing.
         """
         training: object = method.training()
         if not isinstance(training, Training):
@@ -227,7 +227,7 @@ class Benchmark(World):
             load_start(self, method, seed)
 
     def _check_features(self, method: Method, state: Tree) -> None:
-        """Raise FczooError where the features of an image do not depend on what clients train."""
+        """Raise FczooError if the features of an image do not depend on the trained tensors."""
         (batch,) = view_batches(method, self.train, torch.zeros(1, dtype=torch.int64), 1)
         optims = method.training().active_optims(self.stream.tasks[0], 0)
         state = on_device(state, self.backbone)
@@ -252,10 +252,10 @@ class Benchmark(World):
 
         The same settings and seed give the same result on one device.
 
-        With ``checkpoint`` the run is saved after every round, and resumes from what was saved
-        there. A ``probe`` records diagnostics and changes nothing. Clients act here, one group
-        after another, or ``elsewhere``, with the same numbers. ``observer`` is the former name of
-        ``callback``.
+        With ``checkpoint`` the run is saved after every round, and resumes from the saved state. A
+        ``probe`` records diagnostics and changes nothing. Clients run in this process, one group
+        after another, or through the transport ``elsewhere``; the results are equal. ``observer``
+        is the former name of ``callback``.
         """
         callback = _new_name(callback, observer)
         instance, number = as_method(method, self.settings.dataset), check_seed(seed)
@@ -275,8 +275,8 @@ class Benchmark(World):
     ) -> FederatedRun:
         """Start a run task by task: ``for task in bench.start(method): ...``.
 
-        After each step ``run.state`` is the server's state and ``run.result`` holds what is known
-        so far; what happens in a round reaches ``callback``. ``observer`` is its former name.
+        After each step ``run.state`` is the server's state and ``run.result`` the result so far.
+        ``callback`` follows the rounds; ``observer`` is its former name.
         """
         callback = _new_name(callback, observer)
         instance, number = as_method(method, self.settings.dataset), check_seed(seed)
@@ -297,10 +297,10 @@ def run(
 
     Example: ``fczoo.run("pilora", dataset="digits", rounds=2)``.
 
-    ``settings`` are the fields of ``Settings``; those not given follow the defaults of the data
-    set, by default ``digits``. The method's options are its own: a warning names those for which the
-    data set has other values. With ``start_from`` settings, data set and the options of a method
-    that is given by name are those of the model. ``observer`` is the former name of ``callback``.
+    ``settings`` are fields of ``Settings``; the data set, by default ``digits``, sets the others. A
+    method given by name or class has the options of the data set. An instance keeps its options; a
+    warning names those that differ. With ``start_from``, settings, data set and the options of a
+    method given by name come from the model. ``observer`` is the former name of ``callback``.
     """
     callback = _new_name(callback, observer)
     chosen = Settings.for_dataset(dataset, **settings).with_seed(check_seed(seed))

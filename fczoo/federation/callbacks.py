@@ -11,7 +11,7 @@ class Callback:
     """Base class of callbacks. Each method does nothing; override those that you need."""
 
     def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
-        """Handle the start of a run of ``rounds`` rounds, with ``done`` finished ones."""
+        """Handle the start of a run of ``rounds`` rounds; ``done`` of them are finished."""
 
     def client(self, task: int, round: int, loss: float) -> None:
         """Handle the end of a client's training with its mean ``loss``."""

@@ -79,15 +79,15 @@ def form_of(content: bytes) -> str | None:
 
 
 def seal_of(content: bytes) -> str:
-    """Return the SHA-256 of bytes, by which a message is recognised; ``unpack`` checks it.
+    """Return the SHA-256 of packed content, which identifies a message; ``unpack`` checks it.
 
-    It is not that of the bytes: safetensors may write the same content in another order.
+    It is not a hash of the bytes: safetensors may write the same content in another order.
     """
     return str(_metadata(content)["sha256"])
 
 
 def header_size(content: bytes) -> int:
-    """Return the bytes of a safetensors file's header, as its first 8 bytes state them.
+    """Return the length of a safetensors file's header, which its first 8 bytes state.
 
     Args:
         content: Content of the file.
@@ -109,9 +109,9 @@ def _metadata(content: bytes) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run between two rounds.
+    """State of a run between two rounds.
 
-    Generators are keyed and optimizers made again in every round, so neither is part of it.
+    It holds no generators, which have keys, and no optimizers, which every round creates again.
     """
 
     task: int  # tasks that are finished and evaluated
@@ -123,7 +123,7 @@ class Snapshot:
 class Checkpoint:
     """The file of one run's last snapshot.
 
-    Its bytes are those of ``fczoo.federation.checkpoint``.
+    ``pack`` writes its content.
     """
 
     def __init__(self, path: Path, saved: Callable[[], None] = lambda: None):
@@ -131,7 +131,7 @@ class Checkpoint:
         self.saved = saved  # called after each snapshot, where a run may be stopped
 
     def save(self, snapshot: Snapshot) -> None:
-        """Replace the last snapshot; until the new one is on disk, the old one stands.
+        """Replace the last snapshot, which stays until the new one is on disk.
 
         Raises OSError, e.g. on a full disk.
         """
@@ -142,7 +142,7 @@ class Checkpoint:
     def load(self, device: torch.device | str = "cpu") -> Snapshot | None:
         """Load the last snapshot, with accelerator tensors on ``device``; None without a snapshot.
 
-        Raises FczooError for a file that is damaged or something else.
+        Raises FczooError for a file that is damaged or not a checkpoint.
         """
         if not self.path.exists():
             return None
@@ -161,9 +161,10 @@ class Checkpoint:
 
 
 def contiguous_copy(value: Tensor) -> Tensor:
-    """Copy a tensor into separate memory, as if it were read from a file.
+    """Return a contiguous tensor without storage offset, as one read from a file.
 
-    Sums can depend on strides and alignment in their last bit.
+    It is a copy unless ``value`` is such a tensor. Sums can depend on strides and alignment in
+    their last bit.
     """
     return (
         value.clone(memory_format=torch.contiguous_format)

@@ -50,7 +50,7 @@ class ClientResponse(NamedTuple):
 class ClientRuntime(LocalTrainer):
     """A method's client functions in one exchange.
 
-    What a client remembers is given and returned.
+    It is stateless: the state of clients is an argument, and part of the response.
     """
 
     uplink: Uplink | None = None  # None: uploads are sent as the method computes them
@@ -58,10 +58,10 @@ class ClientRuntime(LocalTrainer):
     def answer(
         self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
     ) -> ClientResponse:
-        """Answer a request for ``clients``, whose current state is ``kept``; it is not changed.
+        """Return the response of ``clients``, whose state is ``kept``; it does not change.
 
-        Those who train share one forward and come with the most images first. A client whose loss
-        or weights are not finite any more sends nothing.
+        Clients that train share one forward; those with the most images come first. A client sends
+        nothing if its loss or weights become infinite or NaN.
         """
         response = self._respond(request, clients, kept)
         if self.uplink is None:
@@ -73,7 +73,7 @@ class ClientRuntime(LocalTrainer):
     def _respond(
         self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
     ) -> ClientResponse:
-        """Answer a request with uploads that are not yet protected, forged or encoded."""
+        """Return the response with uploads that are not yet protected, forged or encoded."""
         if request.boundary is None:
             return self._train(request, clients, kept)
         if request.boundary == "after_rounds":
@@ -92,7 +92,7 @@ class ClientRuntime(LocalTrainer):
         return Payload(pack_symmetric(sums, method.training().uploads), client.number)
 
     def _survey(self, request: ClientRequest, client: Client) -> Payload:
-        """Return the sums of the method's survey over one pass of a client's data."""
+        """Return the upload with a client's statistics from one pass over its data."""
         method, phase = self.method, request.boundary
         assert phase and phase != "after_rounds"
 
@@ -103,7 +103,7 @@ class ClientRuntime(LocalTrainer):
         training, index, views = method.training(), client.index, None
         if phase == "task_end" and training.collect_view == "train":
             passes, images = training.collect_passes, len(self.store.labels)
-            # as for the method's draws, an image has its own, whoever holds it
+            # each image has its own draws, whichever client holds it, like the method's draws
             rng = torch_stream(*key, "view")
             views = torch.rand(passes, images, self.plan.augment.draws, generator=rng)
             views = views[:, index.cpu()].flatten(0, 1)
@@ -117,9 +117,9 @@ class ClientRuntime(LocalTrainer):
     def _conclude(
         self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
     ) -> ClientResponse:
-        """Return the uploads of clients that settle what they keep of a task.
+        """Return the uploads of clients that update their memory at the end of a task.
 
-        The size of an upload's data counts the images of the task and the exemplars.
+        ``num_samples`` of an upload counts the images of the task and the exemplars.
         """
         method, memories, payloads = self.method, dict(kept.memories), []
         assert isinstance(method, EndsTasks)
@@ -192,7 +192,7 @@ class ClientRuntime(LocalTrainer):
     def _finish(
         self, method: HasClientMemory, learner: LocalTrainState, data: LocalImages, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Return the client's memory after training, and its uploads next to ``make_upload``."""
+        """Return the client's memory after training, and its additional upload."""
         with log_place(_location(learner.client, ctx)):
             result = method.after_training(
                 self.backbone, learner.trained_tensors, learner.sums, data, ctx
@@ -202,7 +202,7 @@ class ClientRuntime(LocalTrainer):
 
 
 def _contiguous_tree(tree: Tree) -> Tree:
-    """Copy a tree as serialization would, so that later sums do not depend on it."""
+    """Make tensors contiguous, as serialization does, so that later sums do not depend on it."""
     return {name: contiguous_copy(value.detach()) for name, value in tree.items()}
 
 

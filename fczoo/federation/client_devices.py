@@ -67,7 +67,7 @@ class ClientDevices:
             client: Number of the client.
 
         Raises:
-            FczooError: The table has numbers of clients, and not this one.
+            FczooError: The table has rows by client number, and none for this client.
         """
         if self.by_client:
             if client not in self.keys:
@@ -81,7 +81,7 @@ class ClientDevices:
         return self.devices[int(np.searchsorted(limits, draw, side="right"))]
 
     def check(self, clients: int) -> None:
-        """Raise FczooError where one of the clients has no device.
+        """Raise FczooError if one of the clients has no device.
 
         Args:
             clients: Number of clients.
@@ -90,7 +90,7 @@ class ClientDevices:
             self.of(client)
 
     def available(self, clients: Sequence[Client], *key: int) -> list[Client]:
-        """Return the clients that a round can ask, at least the one nearest to it.
+        """Return the clients that are available in a round; if none is, the one closest to it.
 
         Args:
             clients: Candidates of the round.
@@ -114,7 +114,7 @@ def read_devices(spec: str, seed: int) -> ClientDevices:
 
     Args:
         spec: Name of a table of fczoo, or a CSV file with the columns ``gflops``, ``down_mbps``
-            and ``up_mbps``, with ``share`` or ``client``, and if wanted with ``availability``.
+            and ``up_mbps``, with ``share`` or ``client``, and optionally ``availability``.
         seed: Seed of the draw of devices, that of the partition.
 
     Raises:

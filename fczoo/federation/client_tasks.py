@@ -1,4 +1,4 @@
-"""Tasks of each client where clients are in different tasks at one time, and their accuracies."""
+"""Tasks of each client when clients are in different tasks at a time, and their accuracies."""
 
 from collections.abc import Mapping
 
@@ -46,7 +46,7 @@ def client_task_accuracies(
 
     Returns:
         Accuracies in percent in the order of ``client_tasks``; None without tested classes, or
-            where the client has no model yet.
+            if the client has no model yet.
     """
     accuracies: list[float | None] = []
     for client, first, _ in client_tasks(world):

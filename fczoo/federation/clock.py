@@ -52,14 +52,14 @@ class VirtualClock:
     ) -> dict[int, float]:
         """Count the floating-point operations of each client in an exchange that begins.
 
-        They are those of the first client with one image, times the images of each client, so that
-        neither groups nor devices of the simulation matter. Products count, as in a dry run. The
-        query feature of an image, which clients cache, counts once per exchange.
+        One image of the first client is measured, and multiplied by the images of each client, so
+        that groups and devices of the simulation do not matter. Only products count, as in a dry
+        run. The query feature of an image, which clients cache, counts once per exchange.
 
         Args:
-            engine: Engine of the task's clients; it stays as it is.
+            engine: Engine of the task's clients; it does not change.
             request: Request of the exchange.
-            clients: Clients that answer it.
+            clients: Clients that respond to it.
         """
         if self.devices is None or not clients:
             return {}
@@ -113,7 +113,7 @@ class VirtualClock:
         down: Mapping[int, int],
         arrival: Arrival | None,
     ) -> None:
-        """Add the seconds of the slowest client at a boundary of a task; None: no one sends."""
+        """Add the seconds of the slowest client at a task boundary; None: no client sends."""
         seconds = self.seconds(work, down, arrival.by_client if arrival else {})
         result.virtual_seconds += max(seconds.values(), default=0.0)
 
@@ -131,8 +131,8 @@ class VirtualClock:
     ) -> Closing:
         """Close a round when ``wanted`` clients have finished, or at the deadline.
 
-        Without a deadline the server waits for every client that answers, or for the first
-        ``wanted``; with one it also waits for clients that drop out.
+        Without a deadline the server waits for the first ``wanted`` clients that respond. With a
+        deadline it also waits for clients that drop out, until the deadline.
         """
         up = {upload.client: nbytes(upload.tensors) for upload in uploads}
         seconds, deadline = self.seconds(work, down, up), self.settings.deadline or math.inf

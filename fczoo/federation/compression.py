@@ -1,9 +1,9 @@
-"""Compression of uploads (``--compress``): lossy codes of what clients have trained.
+"""Compression of uploads (``--compress``): lossy codes of trained tensors.
 
-A client encodes the change of each trained tensor, plus what its earlier uploads of the task have
-lost (error feedback; Seide et al., 2014; Karimireddy et al., ICML 2019). The server decodes it
-before it validates. Statistics and control variates are sent exactly, and so is a tensor whose code
-would not be smaller.
+A client encodes the change of each trained tensor, plus the error of its earlier codes in the task
+(error feedback; Seide et al., 2014; Karimireddy et al., ICML 2019). The server decodes an upload
+before it validates it. Statistics, control variates, and tensors whose code would not be smaller
+are sent exactly.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ LARGEST_INT32 = 2**31 - 1
 
 @dataclass(frozen=True)
 class Compression(ABC):
-    """Code of one tensor: a few smaller tensors, whose shapes depend on its shape only."""
+    """Code of one tensor: a few smaller tensors, whose shapes depend only on its shape."""
 
     name: ClassVar[str] = ""
 
@@ -94,7 +94,7 @@ class Fp16(Compression):
 class TopK(Compression):
     """The entries of a tensor with the largest absolute values, and their positions.
 
-    Of equal ones the first are taken.
+    Among equal values the first are taken.
     """
 
     part: float = option(0.01, "share of a tensor's entries, at least one entry", low=1e-9, high=1)
@@ -177,10 +177,10 @@ def encode_upload(
         compression: Code of a tensor.
         upload: Upload of a client.
         start: Trained tensors as the server sent them.
-        residuals: What earlier uploads of the client have lost, by tensor; a missing one is zero.
+        residuals: Error of the client's earlier codes, by tensor; a missing one is zero.
 
     Returns:
-        The upload with ``NAME@PART`` in place of ``NAME``, and what is lost now.
+        The upload with ``NAME@PART`` in place of ``NAME``, and the new residuals.
     """
     tensors, residuals = dict(upload), dict(residuals)
     for name in _encoded_names(compression, upload, start):
@@ -197,9 +197,9 @@ def encode_upload(
 def decode_upload(compression: Compression, upload: Payload, start: Tree) -> Payload:
     """Decode an upload of ``encode_upload``.
 
-    A tensor whose code has other parts, shapes or types stays encoded. Validation then turns the
-    upload away, as it lacks the tensor. Tensors are decoded where their codes are, which may wait
-    on the host.
+    A tensor whose code has other parts, shapes or types stays encoded. Validation then rejects the
+    upload, because it lacks the tensor. Tensors are decoded on the device of their codes, which may
+    be the host.
     """
     tensors = dict(upload)
     for name, sent in start.items():
@@ -224,7 +224,7 @@ def decode_upload(compression: Compression, upload: Payload, start: Tree) -> Pay
 
 
 def encoded_form(compression: Compression | None, upload: Payload, start: Tree) -> Payload:
-    """Return an upload with the forms of its codes, which have no values, for counts of bytes."""
+    """Return an upload with codes that have shapes but no values, to count their bytes."""
     if compression is None:
         return upload
     tensors = dict(upload)

@@ -1,4 +1,4 @@
-"""Device and number type of a run, and how much it computes and keeps on the device at once."""
+"""Device and precision of a run, and the number of clients that it trains at once."""
 
 import logging
 import os
@@ -48,9 +48,9 @@ def reproducible(wanted: bool) -> Iterator[None]:
 def flushed_denormals() -> Iterator[None]:
     """Set results below the normal range (1.2e-38 in fp32) to zero, on one CPU thread.
 
-    Processors compute several times slower with such numbers, and attention on large prompts is
-    full of them. With more threads nothing is set: those of torch that run already would not
-    follow, so that bits would depend on what the process did before.
+    Processors are several times slower with such numbers, and attention on large prompts has many
+    of them. With several threads nothing is set: running threads of torch would not follow, so that
+    results would depend on what the process did before.
     """
     was_set = torch.tensor(1e-38).div(10).item() == 0
     if was_set or torch.get_num_threads() > 1 or not torch.set_flush_denormal(True):
@@ -111,7 +111,7 @@ def bf16_slowdown() -> float:
 def fastest_precision(device: torch.device) -> Literal["fp32", "bf16"]:
     """Return the faster of fp32 and bf16 on a device.
 
-    It is fp32 where bf16 is not faster or not built in.
+    It is fp32 if bf16 is not faster, or not supported by the hardware.
     """
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
@@ -119,14 +119,14 @@ def fastest_precision(device: torch.device) -> Literal["fp32", "bf16"]:
 
 
 def resolve_precision(settings: Settings) -> Settings:
-    """Return settings with the precision that ``auto`` represents on their device."""
+    """Replace precision ``auto`` in settings by the fastest precision of their device."""
     if settings.precision != AUTO:
         return settings
     return replace(settings, precision=fastest_precision(pick_device(settings.device)))
 
 
 def warn_of_slow_bf16(settings: Settings) -> None:
-    """Warn, with the factor, where bf16 is slower than fp32 on the processor of a run."""
+    """Warn if bf16 is slower than fp32 on the processor of a run, with the factor."""
     if settings.precision != "bf16" or pick_device(settings.device).type != "cpu":
         return
     if (factor := bf16_slowdown()) > SLOW:
@@ -154,11 +154,11 @@ class Plan:
     augment: Augment
     seed: int
     together: int = 1  # clients that share one forward
-    # query features of the test view, also where training views are random
+    # train with the query features of the test view, even if training views are random
     cache_queries: bool = False
     pass_size: int = 64  # batch of passes without training
-    # where payloads wait for the merge: elsewhere than on the device, that holds one client at a
-    # time
+    # where uploads wait for the merge; with host and disk, the device holds those of one group of
+    # clients at a time
     waiting: Literal["device", "host", "disk"] = "device"
 
 

@@ -1,8 +1,8 @@
 """Numbers that explain a result: predictions of clients, confusion of tasks, drift of tensors.
 
-All of it is computed from what a run has anyway: the state, the uploads of the last round of a
-task, the test images. A record is one JSON object a line in ``diagnostics.jsonl``: ``task``,
-``kind`` and what ``KINDS`` says of the kind.
+They are computed from what every run has: the state, the uploads of the first and the last round of
+a task, and the test images. ``diagnostics.jsonl`` has one JSON object per line: ``task``, ``kind``
+and the fields that ``KINDS`` describes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ KINDS = {
 
 
 def check_diagnostics(method: Method) -> None:
-    """Raise FczooError where a method has nothing to diagnose."""
+    """Raise FczooError if a method has neither uploads nor a global model to diagnose."""
     if method.training().own_models:
         raise FczooError(
             f"--diagnostics is about uploads and the global model, and {method.name} has "
@@ -50,7 +50,7 @@ def check_diagnostics(method: Method) -> None:
 
 
 class Probe:
-    """Writes the diagnostics of one run."""
+    """Writer of the diagnostics of one run."""
 
     def __init__(self, folder: Path):
         self.path = folder / FILE
@@ -103,7 +103,7 @@ class Probe:
         local: Sequence[Tree],
         task: Task,
     ) -> list[dict[str, Any]]:
-        """Return what each client's model answers on the task's test images."""
+        """Return accuracy, evenness and counts of each client's predictions on test images."""
         rows = []
         for payload, client_state in zip(payloads, local, strict=True):
             answers, labels = _predictions(world, method, client_state, task, task)
@@ -170,7 +170,9 @@ def _predictions(
 def _prototype_distance(
     world: World, method: Method, local: Sequence[Tree], task: Task
 ) -> float | None:
-    """Return the distance of clients' class prototypes on a task's test images; None of one client.
+    """Return the distance of clients' class prototypes on a task's test images.
+
+    The result is None for a single client, or without test images.
 
     A prototype is the mean feature of a class. Distances are means over pairs of clients and over
     classes, divided by the mean length of a prototype.
@@ -190,8 +192,9 @@ def _prototype_distance(
 
 
 def pair_distance(prototypes: Tensor) -> float:
-    """Return the mean distance of two clients' prototypes [clients, classes, D], relative to their
-    length.
+    """Return the mean distance of two clients' prototypes, relative to the prototypes' length.
+
+    ``prototypes`` are [clients, classes, D].
     """
     number = len(prototypes)
     distances = torch.cdist(prototypes.transpose(0, 1), prototypes.transpose(0, 1))

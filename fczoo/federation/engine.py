@@ -29,7 +29,7 @@ ALIGNMENT = 64  # bytes, as torch aligns what it allocates: sums can depend on i
 
 
 def on_disk(payload: Payload) -> Payload:
-    """Move the tensors of an upload to a private file that is removed with it.
+    """Move the tensors of an upload to a private file, which is removed together with them.
 
     Raises OSError, e.g. on a full disk.
     """
@@ -46,7 +46,7 @@ def on_disk(payload: Payload) -> Payload:
 
 
 def _append(file: IO[bytes], value: Tensor) -> int:
-    """Write a tensor at the end of a file; returns where it begins."""
+    """Write a tensor at the end of a file and return its offset."""
     start = math.ceil(file.tell() / ALIGNMENT) * ALIGNMENT
     file.write(bytes(start - file.tell()))
     file.write(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -67,7 +67,7 @@ Tick = Callable[[int, float, Tensor], None]
 
 @dataclass(frozen=True)
 class ClientEngine:
-    """Has clients act, during one task, and keeps for them what they keep."""
+    """Engine that runs the clients of one task and stores their state between exchanges."""
 
     method: Method
     backbone: Backbone
@@ -100,7 +100,7 @@ class ClientEngine:
     ) -> list[Payload]:
         """Train ``clients`` and return their uploads in the same order.
 
-        A client whose loss or weights are not finite any more sends nothing: its payload is empty.
+        The payload of a client is empty if its loss or weights become infinite or NaN.
         """
         groups = self._groups(clients, ctx)
         request = ClientRequest(None, state, self.controls.shared, ctx)
@@ -121,7 +121,7 @@ class ClientEngine:
     def collect(
         self, phase: Boundary, state: Tree, clients: Sequence[Client], ctx: Context
     ) -> Iterator[Payload]:
-        """Yield the sums of the method's survey over one pass of each client's data, on demand."""
+        """Yield the statistics of each client from one pass over its data, on demand."""
         for answer in self._answers(
             self._surveying(phase, state, ctx), [[client] for client in clients]
         ):
@@ -132,17 +132,17 @@ class ClientEngine:
         return self.side.survey_form(self._surveying(phase, state, ctx), client)
 
     def upload_form(self, request: ClientRequest) -> Payload | None:
-        """Return names, shapes and types of a valid upload, where the server cannot trust clients.
+        """Return names, shapes and types of a valid upload, if the server cannot trust clients.
 
-        None: those of most uploads.
+        None: the form of the majority of uploads is valid.
         """
         return None
 
     def end_task_client(self, clients: Sequence[Client], ctx: Context) -> list[Payload]:
-        """Return the uploads of clients that settle what they keep of a task.
+        """Return the uploads of clients that update their memory at the end of a task.
 
-        An upload is empty where a client sends nothing. The size of its data counts the images of
-        the task and the exemplars.
+        An upload is empty if a client sends nothing. Its ``num_samples`` counts the images of the
+        task and the exemplars.
         """
         payloads = []
         for answer in self._answers(
@@ -153,7 +153,7 @@ class ClientEngine:
         return payloads
 
     def exemplars(self, client: Client) -> Tensor:
-        """Return positions of the images that a client keeps of finished tasks."""
+        """Return positions of a client's exemplars of finished tasks."""
         return self.side.exemplars(self.memories.get(client.number, {}))
 
     def with_exemplars(self, client: Client) -> Client:
@@ -161,9 +161,9 @@ class ClientEngine:
         return self.side.with_exemplars(client, self.memories.get(client.number, {}))
 
     def _groups(self, clients: Sequence[Client], ctx: Context) -> list[list[int]]:
-        """Return positions in ``clients`` of those that share a forward.
+        """Return groups of clients that share a forward, as positions in ``clients``.
 
-        Clients of a group have similar numbers of images; the longest group comes first.
+        Clients of a group have similar numbers of images; the largest clients come first.
         """
         side = self.side
 
@@ -180,7 +180,7 @@ class ClientEngine:
     ) -> Iterator[ClientResponse]:
         """Yield the responses of groups of clients in order.
 
-        Groups are disjoint and are asked when needed.
+        Groups are disjoint; each is computed when its response is needed.
         """
         side = self.side
         for clients in groups:

@@ -30,7 +30,7 @@ RESET_PEAK = Path("/proc/self/clear_refs")  # 5, written there, resets VmHWM; se
 
 
 def hardware() -> dict[str, Any]:
-    """Describe the hardware that times were measured on: processor, usable cores, GPUs."""
+    """Describe the hardware on which times are measured: processor, cores, threads and GPUs."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -81,9 +81,9 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str:
-    """Return the commit of fczoo's checkout; ``+`` follows it where tracked files differ.
+    """Return the commit of fczoo's checkout, followed by ``+`` if tracked files differ.
 
-    Empty where fczoo is installed without its checkout, or git is missing.
+    It is empty if fczoo is installed without its checkout, or git is missing.
     """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
@@ -104,7 +104,7 @@ def commit() -> str:
 
 
 PARSED, MOST_PARSED = "fczoo-parsed-1", 3000  # file of parsed modules, and its most entries
-# with all that it imports: engine, core, data, security, backbones
+# module whose imports cover the engine, core, data, security and backbones
 ENGINE = "fczoo.federation.benchmark"
 
 
@@ -134,7 +134,7 @@ def code_of(settings: Settings, method: Method) -> dict[str, str]:
 
 
 def digest(code: Mapping[str, str]) -> str:
-    """Return one hash of several."""
+    """Combine the hashes of several modules into one."""
     return hashlib.sha256(
         "".join(f"{name} {code[name]}\n" for name in sorted(code)).encode()
     ).hexdigest()
@@ -158,7 +158,7 @@ def file_of(module: str) -> Path | None:
 
 
 def _collect(module: str, packages: set[str], found: dict[str, str]) -> None:
-    """Add a module, and all that it imports of some packages."""
+    """Add the hashes of a module and of its imports from some packages."""
     if module not in found and (source := _source(module)):
         found[module] = source[0]
         for name in source[1]:
@@ -186,9 +186,9 @@ def _source(module: str) -> tuple[str, tuple[str, ...]] | None:
 
 @cache
 def _parsed_before() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return what parsing gave for modules of earlier processes, by package and content.
+    """Return hashes and imports of modules that earlier processes parsed, by package and content.
 
-    To parse the whole engine takes nearly a second. A process that parses more adds it at its end.
+    Parsing the whole engine takes nearly a second. A process adds what it parsed when it exits.
     """
     path = home() / "cache" / f"{PARSED}.json"
     try:
@@ -211,7 +211,7 @@ def statements(source: str, tree: ast.Module) -> str:
     """Return the lines of a module that can change a number.
 
     Docstrings, lines that hold only a comment, and blank lines are left out; lines inside other
-    texts are not. A comment after a statement counts as part of its line.
+    strings are kept. A comment after a statement counts as part of its line.
 
     Args:
         source: Text of the module.

@@ -1,8 +1,8 @@
 """Evaluation of a server state on the test images of every task seen so far.
 
-Personal models are the global model after a few epochs of fine-tuning at each client. A logit of
--infinity or of the lowest number of its type marks a class that a method excludes; such a class is
-never the answer.
+Personal models are copies of the global model after a few epochs of fine-tuning at each client. A
+logit of -infinity or of the lowest number of its type marks a class that a method excludes; such a
+class is never predicted.
 """
 
 import math
@@ -37,7 +37,7 @@ NAN = float("nan")
 
 
 def task_answers(logits: Tensor, classes: Tensor) -> Tensor:
-    """Compute argmax_{c in task} z_c: the answers where the task of each image is known.
+    """Compute argmax_{c in task} z_c: the predictions if the task of each image is known.
 
     Args:
         logits: Logits or scores z [B, C] over the classes seen.
@@ -55,12 +55,12 @@ def task_answers(logits: Tensor, classes: Tensor) -> Tensor:
 def in_top(logits: Tensor, labels: Tensor, k: int = TOP) -> Tensor:
     """Compute whether the label is among the k classes with the highest logits.
 
-    Of equal logits the lower class comes first, as in argmax, so that k = 1 gives the accuracy.
+    Among equal logits the lower class comes first, as in argmax, so that k = 1 gives the accuracy.
 
     Args:
         logits: Logits or scores [B, C] over the classes seen.
         labels: True classes [B].
-        k: Number of answers per image.
+        k: Number of predictions per image.
 
     Returns:
         Booleans [B].
@@ -72,7 +72,7 @@ def in_top(logits: Tensor, labels: Tensor, k: int = TOP) -> Tensor:
 
 
 def confidences(logits: Tensor) -> Tensor:
-    """Compute max_c softmax(z)_c, the probability of the answer.
+    """Compute max_c softmax(z)_c, the probability of the prediction.
 
     Args:
         logits: Logits z [B, C] over the classes seen.
@@ -88,11 +88,11 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> 
     """Compute ECE = sum_b n_b / n |acc_b - conf_b| over bins of equal width (Guo et al., 2017).
 
     Bin b = 1, ..., B holds the n_b images with confidence in ((b - 1) / B, b / B]; acc_b is the
-    share of right answers among them, conf_b their mean confidence.
+    share of correct predictions among them, conf_b their mean confidence.
 
     Args:
-        confidence: Probabilities of the answers [n], above 0.
-        correct: Whether each answer is right [n].
+        confidence: Probabilities of the predictions [n], above 0.
+        correct: Whether each prediction is correct [n].
         bins: Number B of bins.
 
     Returns:
@@ -119,10 +119,10 @@ def masked_logits(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield logits [B, task.stop] and labels [B] of some test images, in one forward per image.
 
-    A class without images at any client, or at ``client``, has a logit of -infinity, whatever the
-    method gives: nothing has been learned of it, and a head that starts at zero would have it beat
-    negative logits. Raises TypeError when the method's logits do not cover exactly the classes seen
-    so far, and FczooError when a logit of a class with images at a client is NaN.
+    A class without images at any client, or at ``client``, gets a logit of -infinity: nothing has
+    been learned about it, and the zero logit of an untrained head would beat negative logits.
+    Raises TypeError if the method's logits do not cover exactly the classes seen so far, and
+    FczooError if a logit of a class with images at a client is NaN.
     """
     store = world.test
     has_images = (
@@ -168,7 +168,7 @@ def evaluate(
     """Evaluate models after ``task``, in one forward per test image of the tasks up to it.
 
     ``models`` has the state of the server under None, or the clients' own models by their numbers:
-    each is tested on all images with an answer among the client's classes. Accuracies are the
+    each is tested on all images, with predictions among the client's classes. Accuracies are the
     means over these models.
     """
     gives_logits, tasks = method.training().gives_logits, world.stream.tasks[: task.index + 1]
@@ -208,7 +208,7 @@ def evaluate(
 
 
 def _confusion(rows: Tensor, task: Task) -> list[list[int]]:
-    """Return the confusion of labels and answers, the first two rows of [3, n]."""
+    """Return the confusion of labels and predictions, the first two rows of [3, n]."""
     labels, answers, _ = rows
     return confusion_triples(labels.numpy(), answers.numpy(), task.stop)
 
@@ -233,7 +233,7 @@ def _correct_answers(
     task: Task,
     batch_size: int,
 ) -> Tensor:
-    """Return whether each model is right on each of some images [models, n]."""
+    """Return whether each model predicts the class of each image correctly [models, n]."""
     correct = []
     for client, model in models.items():
         answers, labels = predictions(method, world, model, index, task, batch_size, client)
@@ -242,12 +242,12 @@ def _correct_answers(
 
 
 def _task_accuracies(correct: Tensor, counts: Sequence[int]) -> list[float]:
-    """Return the share of right answers [models, n] per task in percent, given its images."""
+    """Return the share of correct predictions [models, n] per task in percent, given its images."""
     return [percent_correct(part) for part in correct.split([*counts], 1)]
 
 
 def percent_correct(correct: Tensor) -> float:
-    """Return the share of right answers in percent; NaN without any."""
+    """Return the share of correct predictions in percent; NaN without any."""
     return 100 * int(correct.sum()) / correct.numel() if correct.numel() else NAN
 
 
@@ -256,7 +256,7 @@ def _client_accuracies(
 ) -> list[float | None]:
     """Return the accuracy per client, of the global model (None) or its own model.
 
-    It is empty where the server does not know the clients' classes.
+    It is empty if the server does not know the clients' classes.
     """
     if not world.sees_clients:
         return []
@@ -348,7 +348,7 @@ def personal_accuracies(
         before: Accuracy of the global model for each client.
 
     Returns:
-        One accuracy per client in percent; None where ``before`` has none.
+        One accuracy per client in percent; None if ``before`` has none.
     """
     accuracies = list(before)
     for number, labels in _labels_by_client(world, ctx):
@@ -375,9 +375,9 @@ def _accuracy(
     ctx: Context,
     client: int | None,
 ) -> float | None:
-    """Return the accuracy of a state with a class mix; only images of its classes are tested.
+    """Return the accuracy of a state on test images with the class mix of ``labels``.
 
-    With ``client`` the answer is one of that client's classes.
+    Only images of these classes are tested. With ``client`` the predictions are among its classes.
     """
     task, pass_size = ctx.task, runtime.plan.pass_size
     index = torch.from_numpy(np.flatnonzero(np.isin(world.stream.test.labels, labels)))

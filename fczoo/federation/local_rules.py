@@ -30,10 +30,10 @@ RULE_UPLOADS = CONTROL, STEPS
 class LocalRule:
     """Rule of local training: a term of the gradients or the loss, and a state of each client.
 
-    With ``keeps`` each client has a tree of the tensors that it trains, empty at a task's
-    beginning, and the server one of the same names. With ``shares`` these are control variates c_i
-    and c: a client uploads the change of its variate in every round, and the server sends c, their mean
-    over all clients.
+    With ``keeps`` each client and the server store a tree with the names of the trained tensors,
+    empty at the start of a task. With ``shares`` these trees are control variates c_i and c: a
+    client uploads the change of its variate in every round, and the server sends c, their mean over
+    all clients.
     """
 
     name: ClassVar[str] = ""
@@ -58,8 +58,8 @@ class LocalRule:
 
         They were ``start`` at the beginning of the round.
 
-        ``own`` and ``server``: trees of the client and of the server, zero where they have nothing;
-        empty for a rule that keeps nothing.
+        ``own`` and ``server`` are the trees of client and server. Missing tensors are zero; both
+        trees are empty for a rule without ``keeps``.
         """
         return {}
 
@@ -68,8 +68,8 @@ class LocalRule:
     ) -> Tensor:
         """Return the term added to the loss, with ``reads_features``.
 
-        ``features`` gives those of the batch [B, D] under trained tensors, without any under the
-        broadcast. ``previous`` are the client's tensors after its last round of the task.
+        ``features`` computes the features [B, D] of the batch under trained tensors, or under the
+        broadcast for {}. ``previous`` are the client's tensors after its last round of the task.
         """
         raise TypeError(f"{self.name} reads features but does not define loss_term()")
 
@@ -93,7 +93,7 @@ class LocalRule:
         return [payload.drop(*RULE_UPLOADS) for payload in payloads]
 
     def correct_merged(self, merged: Tree, server: Tree) -> Tree:
-        """Return the merged tensors, moved further with ``corrects_model``."""
+        """Return the merged tensors; a rule with ``corrects_model`` moves them further."""
         return merged
 
     def table_note(self, training: Training) -> str:
@@ -111,8 +111,8 @@ class LocalRule:
 class FedProx(LocalRule):
     """FedProx (Li et al., MLSys 2020).
 
-    mu/2 |y - x|^2 is added to the loss; x is what the server sent. All that a client trains counts.
-    The loss that is shown is the method's own.
+    mu/2 |y - x|^2 is added to the loss; y are all tensors that a client trains, x the same as the
+    server sent them. The reported loss is without this term.
     """
 
     mu: float = option(0.01, "mu, weight of the squared distance; 0 changes nothing", low=0)
@@ -127,11 +127,11 @@ class Scaffold(LocalRule):
     """SCAFFOLD (Karimireddy et al., ICML 2020), option II.
 
     c - c_i is added to a client's gradients. After a round c_i is the mean of the client's
-    gradients as they were before that. For K steps of plain gradient descent at rate lr from x to y
-    this is the paper's c_i - c + (x - y) / (K lr); in this form it also holds for momentum, weight
-    decay, clipping and Adam, which get the changed gradients and for which the paper promises
-    nothing. The method itself merges what is trained; c grows by |S|/N times the mean change over
-    the |S| responding clients of N. Twice the bytes both ways.
+    gradients without this term. For K steps of plain gradient descent at rate lr from x to y it is
+    the paper's c_i - c + (x - y) / (K lr). The mean of gradients is also defined for momentum,
+    weight decay, clipping and Adam, which the paper does not cover. The method merges the trained
+    tensors; c grows by |S|/N times the mean change over the |S| responding clients of N. Uploads
+    and broadcasts have twice the bytes.
     """
 
     keeps = True
@@ -159,9 +159,9 @@ class FedNova(LocalRule):
     """FedNova (Wang et al., NeurIPS 2020): the change of each client counts per local step.
 
     The change d_k of a client with tau_k steps is merged as tau_eff / tau_k d_k. tau_eff is the
-    mean of tau_k, with the weights by which the method averages. So clients with more steps no
-    longer pull the model to their own optimum; with equal steps nothing changes. A client uploads
-    the number of its steps.
+    mean of tau_k, weighted as the method's averages. So clients with more steps no longer pull the
+    model to their own optimum; with equal numbers of steps nothing changes. A client uploads its
+    number of steps.
     """
 
     def adapt_uploads(
@@ -196,7 +196,7 @@ class FedDyn(LocalRule):
     - <h_k, y> + alpha/2 |y - x|^2 is added to the loss of client k; x is what the server sent.
     After a round h_k falls by alpha (y - x). The server's h falls by alpha/N times the sum of y - x
     over the responding clients of N, and its model is the method's average minus h / alpha. All h
-    begin at zero in each task. No more bytes are sent.
+    start at zero in each task. No additional bytes are sent.
     """
 
     keeps = True
@@ -231,7 +231,7 @@ class Moon(LocalRule):
     image. s_glob and s_prev are cosines of its feature to those under the server's model and under
     the client's own model after its last round of the task. In a client's first round both are the
     server's model, and nothing is added to the gradient. The features are the method's, without
-    the paper's projection head. The loss that is shown is the method's own.
+    the paper's projection head. The reported loss is without this term.
     """
 
     keeps = True
@@ -262,12 +262,12 @@ def _other_optimizers(training: Training) -> str:
 
 
 def plain(optim: Optim) -> bool:
-    """Return whether the rule is gradient descent without momentum."""
+    """Return whether an optimizer is gradient descent without momentum."""
     return optim.name == "sgd" and not optim.momentum
 
 
 def frozen_features(rule: str, method: str) -> str:
-    """Return why a rule that reads features does not go with a method."""
+    """Return the message that a rule which reads features does not work with a method."""
     return (
         f"--local {rule} compares features that clients train, and those of {method} are frozen; "
         "leave it out"
@@ -287,7 +287,7 @@ def make_local_training(spec: str | None) -> LocalRule:
 class ControlVariates:
     """A rule of local training with the trees of the server and of each client.
 
-    They are kept by the names of trained tensors; one that is not there is zero.
+    The trees have the names of trained tensors; a missing tensor is zero.
     """
 
     rule: LocalRule = field(default_factory=LocalRule)
@@ -309,7 +309,7 @@ class ControlVariates:
         return {f"{CONTROL}{name}": value for name, value in self.shared.items()}
 
     def previous(self, learner: LocalTrainState) -> Tree:
-        """Return the tensors that ``loss_term`` contrasts; at first what the server sent."""
+        """Return the client's tensors for ``loss_term``; those that the server sent at first."""
         if not self.rule.reads_features:
             return {}
         return {**learner.start, **self.clients.get(learner.client.number, {})}
@@ -318,7 +318,7 @@ class ControlVariates:
     def correct(self, learner: LocalTrainState) -> None:
         """Add the rule's term to the gradients of a client's step.
 
-        Tensors without a gradient stay as they are.
+        Tensors without a gradient get no term.
         """
         gradients = {
             name: leaf.grad for name, leaf in learner.leaves.items() if leaf.grad is not None
@@ -335,7 +335,7 @@ class ControlVariates:
 
     @torch.no_grad()
     def renew(self, learner: LocalTrainState) -> Tree:
-        """Update the tree of a trained client and return what the rule adds to its upload."""
+        """Update the tree of a trained client and return the rule's part of its upload."""
         steps, number = len(learner.queue), learner.client.number
         upload: Tree = {}
         if STEPS in self.rule.uploads:
@@ -364,7 +364,7 @@ class ControlVariates:
     ) -> None:
         """Add the clients' changes at the server: |S|/N of their mean over the |S| uploads.
 
-        ``start`` are the tensors from which the clients trained. Each client counts as one.
+        ``start`` are the tensors from which the clients trained. All clients have equal weights.
         """
         changes = [Payload(self.rule.change_of(p, start), p.client) for p in payloads]
         if not changes or not changes[0]:

@@ -1,10 +1,10 @@
 """Local training of clients: every loop over batches.
 
-One code path, whether clients train one after another or share a batched forward. Clients are
-independent, so ``torch.vmap`` of the loss over stacked clients, followed by one ordinary backward
-of the summed loss, gives each client exactly its own gradient. Every client's tensors are leaves of
-their own, so a client that has run out of batches gets no gradient and its optimizer state stands
-still.
+The code is the same for clients that train one after another and for those that share a batched
+forward. Clients are independent, so ``torch.vmap`` of the loss over stacked clients, followed by
+one backward of the summed loss, gives each client exactly its own gradient. Each client has
+separate leaf tensors, so a client that has no batches left gets no gradient, and its optimizer
+state does not change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ MakeOptimizers = Callable[[Mapping[str, Optim], list[Tree], Context], OptimizerS
 
 
 def skip_steps(optims: Mapping[str, Optim], leaves: list[Tree], ctx: Context) -> OptimizerStep:
-    """Return a step that leaves all tensors as they are, for measuring a round.
+    """Return a step that leaves all tensors unchanged, to measure a round.
 
     torch's optimizers take a second to import.
     """
@@ -80,8 +80,8 @@ def _parameter_groups(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the parameter groups of each kind of optimizer, one group per prefix.
 
-    Where the rate changes inside a round, one group per prefix and client, since clients go through
-    their epochs at different speeds.
+    If the rate changes inside a round, there is one group per prefix and client, because clients
+    have different numbers of steps.
     """
     groups: dict[str, list[dict[str, Any]]] = {"adam": [], "adamw": [], "sgd": []}
     for prefix, optim in optims.items():
@@ -136,7 +136,7 @@ LOSS, TERM, PREVIOUS = "loss of the step", "term of the local rule", "previous r
 class LocalTrainer:
     """Passes of a method's client functions over the images of a store.
 
-    It remembers nothing itself.
+    It is stateless.
     """
 
     method: Method
@@ -153,7 +153,7 @@ class LocalTrainer:
         )
 
     def exemplars(self, memory: Tree) -> Tensor:
-        """Return positions of the images that a client with this memory keeps of finished tasks."""
+        """Return positions of the exemplars of finished tasks in a client's memory."""
         return memory.get(self.method.training().exemplars, NOWHERE)
 
     def with_exemplars(self, client: Client, memory: Tree) -> Client:
@@ -248,12 +248,12 @@ class LocalTrainer:
             accumulate([learner.sums for learner in learners], out)
 
     def for_statistics(self) -> "LocalTrainer":
-        """Return the trainer whose test view is that of the method's statistics."""
+        """Return the trainer with the test view that the method's statistics use."""
         whole = self.method.training().collect_view == "whole"
         return replace(self, store=self.store.without_test_crop()) if whole else self
 
     def collect_after_training(self, learners: Sequence[LocalTrainState], ctx: Context) -> None:
-        """Add the method's sums after training, if it collects any, to those of the loss."""
+        """Add the method's sums after training, if it collects any, to the sums of the loss."""
         training = self.method.training()
         if "after_training" not in training.collect_at or not learners:
             return
@@ -315,7 +315,7 @@ class LocalTrainer:
     def one_pass(
         self, fn: Callable[[Tree, Batch], Tree], trees: list[Tree], rows: Sequence[Rows]
     ) -> list[Tree]:
-        """Return the sums of ``fn`` over every client's images, in order; longest first."""
+        """Return the sums of ``fn`` over each client's images; the first client has the most."""
         sums: list[Tree] = [{} for _ in rows]
         size = self.plan.pass_size
         for start in range(0, len(rows[0].positions), size):
@@ -324,9 +324,9 @@ class LocalTrainer:
         return sums
 
     def _epochs(self, client: int, index: Tensor, ctx: Context) -> Iterator[Rows]:
-        """Yield the images of every step of a round; they depend only on the client.
+        """Yield the images of every step of a round; they do not depend on other clients.
 
-        They are on the device from the start: a copy a step would make the host wait for the
+        They are on the device from the start: a copy in each step would make the host wait for the
         device.
         """
         size, own_draws = self.plan.batch_size, self.method.training().draws

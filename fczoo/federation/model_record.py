@@ -24,7 +24,7 @@ CARD = "README.md"
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of ``model.json``: all about a model but its tensors."""
+    """Content of ``model.json``: everything about a model except its tensors."""
 
     method: str
     options: dict[str, Any]
@@ -45,7 +45,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     partition: dict[str, Any]
     device: str  # type of the device of the run
     tensors: list[str]  # names of what prediction reads, in the order of the server's state
-    # names of the server's whole state, in order; None: written before a run could continue
+    # names of the server's whole state, in order; None: of a version that could not continue a run
     state: list[str] | None = None
     files: dict[str, str]  # name of a file -> its SHA-256
     versions: dict[str, str]
@@ -75,7 +75,7 @@ MEASURED = "accuracy", "metrics"
 
 
 def find_model(folder: str | Path) -> Path:
-    """Return the folder of a model: the folder itself, or the only one below a run folder.
+    """Return the folder of a model: the folder itself, or that of the only model below it.
 
     Args:
         folder: ``METHOD/seedN`` of a run folder, or a folder with only one model below it.
@@ -89,7 +89,7 @@ def find_model(folder: str | Path) -> Path:
     if not folder.is_dir():
         raise FczooError(f"no folder {folder}; give METHOD/seedN of a run folder of `fczoo bench`")
     folders = [path.parent for path in sorted(folder.rglob(RECORD))]
-    # a model of one task is below that of the whole run
+    # the model after a task is in a folder below the model of the whole run
     models = [path for path in folders if not (path.parent / RECORD).is_file()]
     if not models:
         raise FczooError(
@@ -167,7 +167,7 @@ def model_of_run(folder: str | Path, method: str, seed: int) -> Path:
     """Return the folder of the model from which one run starts.
 
     Args:
-        folder: Folder of a model, or a run folder: there ``METHOD/seedN``, or its only model.
+        folder: Folder of a model, or a run folder with ``METHOD/seedN`` or with only one model.
         method: Method of the run.
         seed: Seed of the run.
 
@@ -201,7 +201,7 @@ def models_of(folder: str | Path) -> list[Path]:
 
 
 def path_note(out: Path) -> Path:
-    """Return the file that has the paths of a run folder's settings on this machine.
+    """Return the file that stores the paths in a run folder's settings on this machine.
 
     Args:
         out: The run folder.
@@ -211,7 +211,7 @@ def path_note(out: Path) -> Path:
 
 
 def weights_note(sha256: str) -> Path:
-    """Return the file that has the path of a weight file on this machine.
+    """Return the file that stores the path of a weight file on this machine.
 
     Args:
         sha256: SHA-256 of the weights.
@@ -257,7 +257,7 @@ def settings_at_hand(place: Path, record: ModelRecord) -> dict[str, Any]:
         record: Its description.
 
     Raises:
-        FczooError: The run started from a model whose place is not known on this machine.
+        FczooError: The run started from a model whose folder is not known on this machine.
     """
     paths, values = stored_paths(place), dict(record.settings)
     values |= {"data_root": paths.get("data_root"), "backbone": backbone_spec(record)}
@@ -276,7 +276,7 @@ def settings_at_hand(place: Path, record: ModelRecord) -> dict[str, Any]:
 
 
 def has_same_data(values: Mapping[str, Any], dataset: str, data_root: str | None) -> bool:
-    """Return whether a run's settings name some data.
+    """Return whether a run's data are those of a data set and data root.
 
     Args:
         values: Settings of the run, from ``settings_at_hand``.
@@ -294,8 +294,8 @@ def has_same_data(values: Mapping[str, Any], dataset: str, data_root: str | None
 def start_values(folder: str, dataset: str | None, data_root: str | None) -> dict[str, Any]:
     """Return the settings with which a run continues from a model, unless the user gives others.
 
-    They are those of the model's run. Without other data its remaining tasks follow, or one task
-    of the classes that were added to the data since; with other data one task of all their classes.
+    They are those of the model's run. With the same data, the tasks are its remaining tasks, or one
+    task of the classes that were added since. With other data, it is one task of all their classes.
 
     Args:
         folder: Folder of the model, or its run folder.
@@ -303,7 +303,7 @@ def start_values(folder: str, dataset: str | None, data_root: str | None) -> dic
         data_root: Data root of the new tasks; None: that of the run.
 
     Returns:
-        Values by setting; the word ``none`` where there is none.
+        Values by setting; the text ``none`` for None.
 
     Raises:
         FczooError: No model exists there.

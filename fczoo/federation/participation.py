@@ -38,7 +38,7 @@ class Participation:
         return [client for client in joined if len(client.index)]
 
     def sample(self, candidates: Sequence[Client], task: Task, number: int) -> list[Client]:
-        """Sample the clients that round ``number`` of a task asks, at least one.
+        """Sample the clients of round ``number`` of a task, at least one.
 
         With ``--client-devices`` they are sampled among those that are available.
         """
@@ -74,8 +74,8 @@ class Participation:
     def draws(self, exchanges: Sequence[Sequence[Exchange]]) -> Iterator[Draw]:
         """Yield the random draws of clients in a run, for the privacy accountant.
 
-        All clients join a round on exemplars only. Those of the run of a model from which this run
-        starts do not count.
+        All clients take part in a round on exemplars. Tasks that the start model has learned do not
+        count.
 
         Args:
             exchanges: The exchanges of each task, see ``task_exchanges``.

@@ -1,8 +1,8 @@
-"""Clients that act elsewhere: what they are asked and what they answer, as bytes.
+"""Remote clients: requests and responses as bytes.
 
-``RemoteEngine`` is the server's end, ``Transport`` the way, ``RemoteWorker`` the other end. That
-one keeps nothing between two exchanges: what clients keep travels with the question and with the
-answer. So any worker can answer for any client, and answers the same where another one has died.
+``RemoteEngine`` runs at the server, and ``RemoteWorker`` at the other end of a ``Transport``. The
+worker is stateless: the request and the response carry the state of the clients. So any worker can
+respond for any client, and gives the same response in place of a worker that has died.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ their number. It yields the responses of the groups in their order.
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteEngine(ClientEngine):
-    """An engine whose clients act elsewhere; what they keep is with it between exchanges."""
+    """An engine of remote clients; it stores their state between exchanges."""
 
     transport: Transport
 
@@ -56,7 +56,7 @@ class RemoteEngine(ClientEngine):
 
 
 class RemoteWorker:
-    """Answers for the clients of one run."""
+    """Worker that responds for the clients of one run."""
 
     def __init__(self, world: World, method: Method, seed: int):
         self.world, self.settings = world, world.settings
@@ -74,7 +74,7 @@ class RemoteWorker:
         return asked_in(question, self.side.backbone.device)[0]
 
     def answer(self, request: ClientRequest, group: bytes) -> bytes:
-        """Answer the request for a group of clients.
+        """Return the response of a group of clients to a request.
 
         Raises ValueError for invalid bytes.
         """

@@ -76,26 +76,26 @@ class Result:
     test_counts: list[Count]
     trained_scalars: Count = 0
     remark: str = ""  # what a reader must know of the method as it ran
-    # of a run that starts from a kept model: the model, its number of tasks, and the SHA-256 of its
-    # tensors; empty for a run from the beginning
+    # for a run that starts from a kept model: the model, its number of tasks, and the SHA-256 of
+    # its tensors; else empty
     start: dict[str, Any] = field(default_factory=dict)
     accuracy: list[list[float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    # the same, with the answer among the classes of the image's task
+    # the same, with predictions among the classes of the image's task
     task_aware: list[list[float]] = field(default_factory=list)
-    # after task t: percentage on task t + 1; None where it has new classes
+    # after task t: percentage on task t + 1; None if it has new classes
     next_accuracy: list[float | None] = field(default_factory=list)
     top5: list[float] = field(default_factory=list)  # after task t: percentage, all images seen
-    # after task t: ECE in points, all images seen; empty where a method gives scores, not logits
+    # after task t: ECE in points, all images seen; empty if a method gives scores, not logits
     calibration: list[float] = field(default_factory=list)
     # after task t: percentage per class seen; NaN without test images
     class_accuracy: list[list[float]] = field(default_factory=list)
-    # after the latest task: class, answer, number of images
+    # after the latest task: class, predicted class, number of images
     confusion: list[list[Count]] = field(default_factory=list)
     # after the latest task: percentage per client on test images with the class mix of its images;
-    # None without images; empty where the server does not know the mixes
+    # None without images; empty if the server does not know the mixes
     client_accuracy: list[float | None] = field(default_factory=list)
-    # client, first and last stage of each task of each client, where clients are in different tasks;
+    # client, first and last stage of each task of each client, if clients are in different tasks;
     # and after stage s: percentage per client-task that has begun, on test images with its classes
     client_tasks: list[list[Count]] = field(default_factory=list)
     client_task_accuracy: list[list[float | None]] = field(default_factory=list)
@@ -110,23 +110,23 @@ class Result:
     bytes_up: Count = 0  # all uploads
     bytes_down: Count = 0  # all broadcasts; a tensor that a client already has is not sent again
     client_rounds: Count = 0  # uploads
-    # bytes_up by what they tell of a client's data (core.Content)
+    # bytes_up by the content that they disclose about a client's data (core.Content)
     uploaded: dict[str, Count] = field(default_factory=dict)
-    # uploads turned away, in whole or part, or lost: task, moment, client, reason
+    # uploads rejected in whole or part, or lost: task, moment (round or boundary), client, reason
     rejected: list[dict[str, Any]] = field(default_factory=list)
-    # exchanges with too few valid uploads, in which the state stayed: task, moment, reason. They
-    # end runs of honest clients, not those between sites or under attack
+    # exchanges with too few valid uploads, which left the state unchanged: task, moment, reason.
+    # They occur between sites and under attack; other runs end there
     skipped: list[dict[str, Any]] = field(default_factory=list)
-    # client -> uploads whose class statistics were far from the other clients' and were used all
-    # the same
+    # client -> number of its uploads with class statistics far from the other clients', which were
+    # used nevertheless
     far: dict[str, Count] = field(default_factory=dict)
-    # epsilon and delta of a client's uploads, where they are noisy
+    # epsilon and delta of a client's uploads, if they are noisy
     privacy: dict[str, Number] = field(default_factory=dict)
     seconds: Number = 0.0
     phases: dict[str, Number] = field(
         default_factory=dict
     )  # seconds in surveys, training, server, evaluation
-    # bytes of a client next to backbone and images of the task, at most
+    # largest number of bytes that a client stores, without backbone and images of the task
     client_storage: Count | None = None
     server_storage: Count | None = None  # bytes of the server's whole state, at most
     # bytes: "cuda" and "run" are of this run only, "process" (older files) of all runs of the
@@ -161,13 +161,13 @@ class Result:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to a phase."""
+        """Add the time spent inside the context to a phase."""
         begin = time.perf_counter()
         yield
         self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begin
 
     def add_peaks(self, peaks: Mapping[str, int]) -> None:
-        """Record the peak memory of this process, which may continue the run of another."""
+        """Record the peak memory of this process; keep larger peaks of earlier processes."""
         self.peak_memory = {k: max(v, self.peak_memory.get(k, 0)) for k, v in peaks.items()}
 
     def add(self, evaluation: Evaluation) -> None:
@@ -186,7 +186,7 @@ class Result:
         self.metrics = metrics_of(self)
 
     def add_to_curve(self, task: Task, rounds: int, accuracy: float | None = None) -> None:
-        """Add a point to the curve after some rounds of a task; by default the task's last."""
+        """Add a point to the curve after some rounds of a task; by default its final accuracy."""
         if accuracy is None:
             accuracy = seen_accuracy(self.accuracy, self.test_counts, task.index)
         self.curve.append([task.index, rounds, accuracy, self.bytes_up + self.bytes_down])
@@ -194,7 +194,7 @@ class Result:
             self.curve_seconds.append(self.virtual_seconds)
 
     def note_skipped(self) -> None:
-        """Add to the remark how many exchanges had too few valid uploads, and why."""
+        """Add the number of exchanges with too few valid uploads, by reason, to the remark."""
         counts = Counter(entry["reason"] for entry in self.skipped)
         notes = [
             f"{plural(count, 'exchange')} with {reason}: the state stayed"
@@ -304,7 +304,7 @@ def _read_version(path: Path, version: tuple[int, int, int]) -> Result:
 def consistent(result: Result) -> Result:
     """Return a result from a file with metrics computed from its accuracies.
 
-    Raises ValueError where parts of it contradict each other, such as a metric and the accuracies.
+    Raises ValueError if parts of it contradict each other, such as a metric and the accuracies.
     """
     tasks, rows = len(result.task_sizes), [len(row) for row in result.accuracy]
     if (
@@ -366,7 +366,7 @@ def _percentages(result: Result) -> dict[str, list[float]]:
 
 
 def _check_evaluations(result: Result) -> None:
-    """Raise ValueError where further figures of the evaluations contradict the accuracies.
+    """Raise ValueError if further figures of the evaluations contradict the accuracies.
 
     Files of older versions have none of them.
     """

@@ -79,7 +79,7 @@ class FederatedRun:
 
     @property
     def own_models(self) -> dict[int, Tree]:
-        """Return the clients' models by number, where each client has its own; else none."""
+        """Return the clients' own models by number; empty for methods with a global model."""
         memories = self.memories if self.server.training.own_models else {}
         return {c: {**self.state, **memory} for c, memory in sorted(memories.items())}
 
@@ -90,7 +90,7 @@ class FederatedRun:
 
     @property
     def result(self) -> Result:
-        """Return what is known of the run so far."""
+        """Return the result of the run so far."""
         return self.server.result
 
     def run(self) -> Result:
@@ -100,7 +100,7 @@ class FederatedRun:
         return self.result
 
     def __iter__(self) -> Iterator[Task]:
-        """Yield each task after its evaluation; ``state`` and ``result`` are as of then."""
+        """Yield each task after its evaluation, with ``state`` and ``result`` up to date."""
         tasks_done, rounds_done = self._restore()
         self.begin = time.perf_counter() - self.result.seconds
         reset_peak_memory(self.backbone.device)
@@ -170,7 +170,7 @@ class FederatedRun:
         engine = self._engine(self._plan())
         if not first_round:
             if any(exchange.boundary == "task_start" for exchange in exchanges):
-                # sums are of the task's classes
+                # statistics are of the task's classes
                 latest = training.data_scope == "latest"
                 owners = self.world.clients(task) if latest else holders
                 self._collect("task_start", engine, owners, task)
@@ -236,7 +236,7 @@ class FederatedRun:
                 server.merge(uploads, exchange)
         seconds = time.perf_counter() - start_time
         measured = self._evaluate_round(exchange)
-        # real sites may keep their losses back
+        # real sites may not report their losses
         senders = [*losses] if server.training.own_models else [u.client for u in uploads]
         reported_losses = [losses[client] for client in senders if client in losses]
         self.callback.round(
@@ -267,7 +267,7 @@ class FederatedRun:
         return {"accuracy": accuracy}
 
     def _personalise(self, task: Task) -> None:
-        """Test copies of the final model that every client has fine-tuned; the run stays."""
+        """Train and test a fine-tuned copy of the final model at each client."""
         training, rounds = self.server.training, self.server.rounds[task.index]
         if not training.active_optims(task, rounds - 1) or training.data_scope == "pooled":
             return
@@ -286,7 +286,7 @@ class FederatedRun:
     def _collect(
         self, phase: Boundary, engine: ClientEngine, clients: Sequence[Client], task: Task
     ) -> None:
-        """Collect statistics: their sums over clients are those of the data in one place."""
+        """Collect statistics, whose sums over clients equal those of the pooled data."""
         server, training = self.server, self.server.training
         asked_in = None  # a task -> the clients that are asked in it; None: all
         if phase == "task_end" and training.collect_from == "trained":
@@ -320,9 +320,9 @@ class FederatedRun:
     def _end_task(
         self, engine: ClientEngine, clients: Sequence[Client], task: Task
     ) -> list[Client]:
-        """Let every client store its memory of a finished task.
+        """Let every client update its memory after a task.
 
-        Returns those that have images of the task or exemplars, with both, each image once.
+        Returns the clients with images of the task or exemplars, with both, each image once.
         """
         server, rounds = self.server, self.server.rounds[task.index]
         clients = [c for c in clients if len(c.index) + len(engine.exemplars(c))]
@@ -346,7 +346,7 @@ class FederatedRun:
         return holders
 
     def _receive(self, arrival: Arrival, exchange: Exchange) -> list[Payload]:
-        """Record an arrival and return the uploads to merge; without any, the state stays."""
+        """Record an arrival and return the uploads to merge; without any, the state is kept."""
         return self.server.receive(arrival, exchange)
 
     def _engine(self, plan: Plan) -> ClientEngine:
@@ -362,7 +362,7 @@ class FederatedRun:
         return plan_of(self.settings, self.seed, self.backbone.device, *sizes)
 
     def _save(self, tasks: int, rounds: int) -> None:
-        """Save the run as it is after ``tasks`` tasks and ``rounds`` rounds of the next one."""
+        """Save the run after ``tasks`` tasks and ``rounds`` rounds of the next task."""
         if not self.checkpoint:
             return
         self.result.seconds = time.perf_counter() - self.begin
@@ -380,7 +380,7 @@ class FederatedRun:
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
-        """Resume the run from its checkpoint, or start it from a kept model or from nothing.
+        """Resume the run from its checkpoint, or start it from a kept model or from scratch.
 
         Return the number of finished tasks, and of finished rounds of the next one.
         """

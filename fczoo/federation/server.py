@@ -49,7 +49,7 @@ class BroadcastTracker:
     def update(self, before: Tree, after: Tree) -> None:
         """Record which tensors of the state are new or have changed.
 
-        One to which only rows were added, as a stack of finished tasks, has these new.
+        If only rows were appended to a tensor, as to a stack of finished tasks, only these count.
         """
         self.clock += 1
         for name, value in after.items():
@@ -104,7 +104,7 @@ def _same_rows(old: Tensor | None, new: Tensor) -> int | None:
 
 
 def broadcast(method: Method, state: Tree) -> Tree:
-    """Return the tensors that the server sends: the state without its private part."""
+    """Return the tensors that the server sends: the state without ``server_only`` tensors."""
     return drop(state, *method.server_only) if method.server_only else dict(state)
 
 
@@ -124,7 +124,7 @@ class Server:
 
     Attributes:
         state: The global state, by names of tensors.
-        result: What is known of the run so far.
+        result: Result of the run so far.
         exchanges: The exchanges with clients in each task, in their order.
         rounds: The number of training rounds in each task.
     """
@@ -184,7 +184,7 @@ class Server:
         return self.participation.training_clients(task, self.rounds[task.index])
 
     def begin_task(self, task: Task) -> None:
-        """Start a task: the method's state for it; control variates and moments of zero."""
+        """Start a task: reset control variates and moments, and create the method's state."""
         self.controls.clear()
         self.moments = {}
         rng = self.generator("begin", task, device="cpu")
@@ -222,7 +222,7 @@ class Server:
 
     @contextmanager
     def _state_stays(self, exchange: Exchange) -> Iterator[None]:
-        """Take a failed change of the state back where clients can be hostile, and record it."""
+        """Restore the state after a failed change and record it, if clients can be hostile."""
         if self.uplink.ends_run:
             yield
             return
@@ -333,6 +333,6 @@ class Server:
 
 
 def _versions(settings: Settings, method: Method) -> dict[str, str]:
-    """Return what identifies the code of a run: versions, hash, and commit of a checkout."""
+    """Return versions, hash and commit of the code of a run."""
     checkout = {"commit": commit()} if commit() else {}
     return {**versions(), "code": digest(code_of(settings, method)), **checkout}

@@ -1,8 +1,8 @@
 """Server optimizers (``--server-optimizer``): steps along the average change of the clients.
 
 The pseudo-gradient of a round is the averaged trained tensors minus those that the server sent
-(Reddi et al., ICLR 2021, algorithm 2). Statistics have none and are merged as always. Moments begin
-at zero in each task: its data are others, and tensors may have been replaced.
+(Reddi et al., ICLR 2021, algorithm 2). Statistics have no pseudo-gradient and are merged as usual.
+Moments start at zero in each task, because its data differ and tensors may have been replaced.
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ class ServerOptimizer:
         check_options(self)
 
     def step(self, change: Tensor, moments: Tree) -> tuple[Tensor, Tree]:
-        """Return what is added to a tensor, and the new moments, by name.
+        """Return the step to add to a tensor, and the new moments by name.
 
-        ``change`` is the average change of the tensor. ``moments`` are those after its last round
-        of the task; empty before.
+        ``change`` is the average change of the tensor. ``moments`` are those after the previous
+        round of the task; empty in the first.
         """
         raise TypeError(f"{self.name} does not define step()")
 
@@ -55,7 +55,7 @@ class FedAvgM(ServerOptimizer):
 class AdaptiveOptimizer(ServerOptimizer):
     """Algorithm 2 of Reddi et al. (2021), without bias correction.
 
-    m = beta1 m + (1 - beta1) change, from 0, and v from tau^2 on. The model moves by
+    m = beta1 m + (1 - beta1) change starts at 0, and v at tau^2. The model moves by
     lr m / (sqrt(v) + tau).
     """
 
@@ -120,7 +120,7 @@ def step_server(
 ) -> tuple[Tree, Tree]:
     """Return the merged tensors after the server's step, and the moments after it.
 
-    Only tensors that clients trained have a step. ``sent`` are these as the server sent them, and
+    Only trained tensors have a step. ``sent`` are the trained tensors as the server sent them, and
     ``moments`` are ``m.NAME`` and ``v.NAME`` of each. Raises FczooError for a method that does not
     average them.
     """

@@ -1,4 +1,4 @@
-"""The settings of a run: everything but the method."""
+"""The settings of a run: everything except the method."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +31,7 @@ SEEDED_SETTINGS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything about a run but the method; ``fczoo show settings`` lists the fields."""
+    """Everything about a run except the method; ``fczoo show settings`` lists the fields."""
 
     dataset: str = option("digits", "Name of a data set; see `fczoo list datasets`", group=DATA)
     protocol: str | None = option(
@@ -349,7 +349,7 @@ class Settings:
     def with_seed(self, seed: int) -> "Settings":
         """Return the settings of a run whose ``seed`` also sets what ``vary`` names.
 
-        Raises FczooError where a saved partition or a list of classes leaves nothing to vary.
+        Raises FczooError if a saved partition or a list of classes leaves nothing to vary.
         """
         checks.check_vary(self.vary, self.partition, self.class_order)
         seeds: dict[str, Any] = {
@@ -363,7 +363,7 @@ class Settings:
         return min(int(share), candidates) if share > 1 else max(1, round(share * candidates))
 
     def asked_count(self, candidates: int) -> int:
-        """Return the number of clients that a round asks, at least its participants."""
+        """Return the number of clients that a round selects, at least its participants."""
         asked = (self.over_select or 1) * self.participant_count(candidates)
         return min(ceil(asked), candidates)
 

@@ -52,7 +52,7 @@ def normalisation_of(settings: Any) -> tuple[Channels, Channels]:
         settings: Settings of a run.
 
     Raises:
-        FczooError: None is known for the data set.
+        FczooError: No values are known for the data set.
     """
     if not settings.norm_by_dataset:
         return settings.mean, settings.std
@@ -61,7 +61,7 @@ def normalisation_of(settings: Any) -> tuple[Channels, Channels]:
 
 
 def place_data(dataset: str, data_root: str | None, columns: str | None) -> dict[str, Any]:
-    """Return the settings of a data set ``hf:``; see ``place_dataset``. Others stay as they are."""
+    """Return the settings that ``place_dataset`` gives a data set ``hf:``; {} for any other."""
     if not columns and not dataset.lower().startswith("hf:"):
         return {}
     from fczoo.data.hub_files import place_dataset  # imports Pillow
@@ -87,7 +87,7 @@ def check_participation(share: float, clients: int) -> None:
 def few_shot_tasks(dataset: str, base: int | None, ways: int | None) -> tuple[int, ...]:
     """Return the classes per task of few-shot increments: ``base``, then ``ways`` in each task.
 
-    Raises FczooError where the classes of the data set cannot be cut in this way.
+    Raises FczooError if the classes of the data set cannot be divided in this way.
     """
     if base is None or ways is None:
         raise FczooError("--base-classes and --ways are two halves of one schedule; give both")
@@ -127,7 +127,7 @@ def check_stream(s: Any) -> None:
 
 
 def check_devices(s: Any) -> None:
-    """Raise FczooError where options of the virtual clock do not fit each other or the run."""
+    """Raise FczooError if options of the virtual clock do not fit each other or the run."""
     for name in ("deadline", "over_select"):
         if getattr(s, name) is not None and s.client_devices is None:
             raise FczooError(f"{flag(name)} needs the virtual clock; give --client-devices, too")
@@ -148,7 +148,7 @@ def check_devices(s: Any) -> None:
 
 
 def check_vary(vary: Collection[str], partition: str, class_order: Any) -> None:
-    """Raise FczooError where a saved partition or a list of classes leaves nothing to vary."""
+    """Raise FczooError if a saved partition or a list of classes leaves nothing to vary."""
     for name, is_fixed, place in (
         ("partition", partition.startswith("file:"), "a saved partition"),
         ("class-order", class_order != "natural", "--class-order's list"),
@@ -158,7 +158,7 @@ def check_vary(vary: Collection[str], partition: str, class_order: Any) -> None:
 
 
 def with_start_values(overrides: dict[str, Any], dataset: str | None) -> dict[str, Any]:
-    """Return settings with those of the run of the model from which they start, if any."""
+    """Add the settings of the start model's run, if any; ``overrides`` take precedence."""
     folder = overrides.get("start_from", "none")
     if folder == "none":
         return overrides
@@ -168,7 +168,7 @@ def with_start_values(overrides: dict[str, Any], dataset: str | None) -> dict[st
 
 
 def check_start_settings(settings: Any) -> None:
-    """Raise FczooError for settings with which no run can start from a kept model."""
+    """Raise FczooError for settings that do not allow a start from a kept model."""
     from fczoo.data.stream import DOMAINS  # imports numpy
     from fczoo.data.stream_variants import VARIANTS
     from fczoo.federation.model_record import models_of, read_model_record

@@ -1,4 +1,4 @@
-"""Start of a run from a kept model: what must be the same, and the state that it continues."""
+"""Start of a run from a kept model: checks of its settings, and its state."""
 
 import logging
 from collections.abc import Mapping
@@ -143,7 +143,7 @@ def _check_backbone(path: Path, record: ModelRecord, backbone: Backbone) -> None
 
 
 def _check_options(path: Path, record: ModelRecord, method: Method) -> None:
-    """Raise FczooError where an option other than a rate or a weight differs from the model's."""
+    """Raise FczooError if an option other than a rate or a weight differs from the model's."""
     for name, value in asdict(method).items():
         model_value = record.options.get(name, value)
         model_value = tuple(model_value) if isinstance(value, tuple) else model_value
@@ -159,8 +159,8 @@ def _check_options(path: Path, record: ModelRecord, method: Method) -> None:
 def load_start(world: World, method: Method, seed: int) -> Start:
     """Load the model from which a run starts.
 
-    Tensors with an entry per class or per task get entries for the further ones, as a run from the
-    beginning would draw them.
+    Tensors with entries per class or per task get entries for the new classes and tasks, drawn as
+    in a run from scratch.
 
     Args:
         world: Data, partition and backbone of the run.
@@ -268,7 +268,7 @@ def grow(method: str, state: Tree, small: Tree, large: Tree) -> Tree:
 
 
 def _append(value: Tensor, end: Tensor, dim: int, is_copy: bool) -> Tensor:
-    """Append entries to a tensor: zeros to a copy, or where nothing of the same shape is drawn."""
+    """Append ``end`` to a tensor; zeros to a copy, or if ``end`` has another shape."""
     shape = list(value.shape)
     shape[dim] = end.shape[dim]
     entries = end.to(value) if not is_copy and list(end.shape) == shape else value.new_zeros(shape)
@@ -288,7 +288,7 @@ def read_tensors(path: Path, name: str, record: ModelRecord) -> Tree:
     """
     content = read_checked(path, name, record)
     try:
-        # in memory of its own: sums depend on that in their last bit
+        # in separate memory: sums depend on alignment in their last bit
         return {key: value.clone() for key, value in load(content).items()}
     except (SafetensorError, RuntimeError) as error:
         raise FczooError(
@@ -297,7 +297,7 @@ def read_tensors(path: Path, name: str, record: ModelRecord) -> Tree:
 
 
 def keeps_client_memory(method: Method) -> bool:
-    """Return whether the clients of a method keep something that a kept model does not have.
+    """Return whether the clients of a method have a memory, which a kept model does not store.
 
     Args:
         method: Method of the run.

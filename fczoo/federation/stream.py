@@ -1,4 +1,4 @@
-"""The images of a run, cut into tasks and split over clients. Nothing here needs torch."""
+"""The images of a run, divided into tasks and split over clients, without torch."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -36,7 +36,7 @@ from fczoo.federation.settings import Settings
 def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
     """Load the images, or only their labels, and split them.
 
-    Raises FczooError for whatever is missing or impossible.
+    Raises FczooError for missing data and impossible splits.
     """
     return split_stream(s, whole_stream(s, pixels))
 
@@ -44,8 +44,8 @@ def open_stream(s: Settings, pixels: bool = True) -> tuple[Stream, Partition]:
 def whole_stream(s: Settings, pixels: bool = True) -> Stream:
     """Load the images, or only labels, divided into tasks.
 
-    Those of a run that starts from a model are the tasks that the model has learned, and new ones
-    of the classes that it does not know.
+    A run that starts from a model has the tasks that the model has learned, followed by tasks of
+    the classes that it does not know.
 
     Raises FczooError for missing data.
     """
@@ -57,10 +57,10 @@ def tasks_of(s: Settings, classes: int = 0) -> tuple[Task, ...]:
 
     Args:
         s: Settings of the run.
-        classes: Number of all its classes; 0 for what the data set knows without its images.
+        classes: Number of all its classes; 0: the number that the data set declares.
 
     Raises:
-        FczooError: The classes cannot be cut in this way, or no one knows their number.
+        FczooError: The classes cannot be divided in this way, or their number is unknown.
     """
     count = DATASETS.get(s.dataset).classes
     if not s.start_from:
@@ -89,7 +89,7 @@ def _tasks_to_learn(s: Settings, tasks: tuple[Task, ...], learned: int = 0) -> t
 
 
 def _cut(s: Settings, tasks: Cut, pixels: bool) -> Stream:
-    """Load the data set of a run, cut into tasks."""
+    """Load the data set of a run and divide it into tasks."""
     limits = s.train_per_class, s.test_per_class, s.stored_size
     order = s.class_order_seed, *limits, s.class_order
     stream = make_stream(s.dataset, s.root, tasks, *order, pixels, s.resize)
@@ -103,9 +103,9 @@ def _start_model(folder: str) -> tuple[Path, ModelRecord]:
 
 
 def _continued_stream(s: Settings, folder: str, pixels: bool) -> Stream:
-    """Load the images of the tasks that a model has learned, and those of new classes.
+    """Load the images of the tasks that a model has learned, and of new classes.
 
-    Classes of the same data that the model knows are its own. Other data have new classes only.
+    On the same data, the classes of the model come first. Other data may have only new classes.
     """
     path, record = _start_model(folder)
     values, count = settings_at_hand(path, record), len(record.classes)
@@ -230,8 +230,8 @@ def _join(old: Stream, new: Stream, path: Path) -> Stream:
 def split_stream(s: Settings, stream: Stream) -> tuple[Stream, Partition]:
     """Return the stream of tasks as clients see it, and the partition of the training images.
 
-    Where clients are in different tasks at one time, stages take the place of tasks. Raises
-    FczooError when the split is impossible.
+    If clients are in different tasks at the same time, stages replace tasks. Raises FczooError if
+    the split is impossible.
     """
     split = partial(
         make_partition,

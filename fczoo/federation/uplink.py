@@ -1,4 +1,4 @@
-"""The way from the clients to the server.
+"""Uploads on their way from the clients to the server.
 
 Clients protect or forge their uploads before they send them; the server validates them.
 """
@@ -37,9 +37,9 @@ from fczoo.security.upload_validation import UploadValidator
 
 
 class SumAccumulator:
-    """Sums over clients, which equal those of the data in one place.
+    """Sums over clients, which equal those over the pooled data.
 
-    They are added up in float64, one client after another, so that no upload has to be kept.
+    They are added in float64, one client after another, so that no upload needs to be stored.
     """
 
     def __init__(self) -> None:
@@ -78,11 +78,11 @@ class Arrival(NamedTuple):
     """Arrival of a round's or boundary's uploads at the server."""
 
     payloads: list[Payload]  # the sound ones
-    # task, moment, client, reason: what was turned away, in whole or in part
+    # uploads that are rejected in whole or in part: task, moment, client, reason
     rejected: list[dict[str, Any]]
     bytes: dict[str, int]  # of all uploads, by content
     by_client: dict[int, int]  # bytes of each client's upload; without those who sent nothing
-    # clients whose class statistics are far from the others' and are used all the same
+    # clients with class statistics far from the others', which are used nevertheless
     far: list[int]
 
     @property
@@ -98,7 +98,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Uplink:
-    """The way up in one run with ``clients`` clients.
+    """Uplink of one run with ``clients`` clients.
 
     Clients ``send``: honest ones protect their uploads, hostile ones forge them as well, and all
     encode them. The server decodes and validates what arrives (``arrive``, ``collect``).
@@ -112,7 +112,7 @@ class Uplink:
     ends_run: bool = True  # with fewer valid uploads than ``min_clients``; else the run decides
 
     def check(self) -> None:
-        """Raise FczooError where the settings of the uplink do not fit the method."""
+        """Raise FczooError if the settings of the uplink do not fit the method."""
         self._check_own_models()
         self._check_training()
         uploads = self.training.uploads
@@ -157,7 +157,7 @@ class Uplink:
             )
 
     def _check_training(self) -> None:
-        """Raise FczooError where what clients train does not fit rule, optimizer or compression."""
+        """Raise FczooError if local rule, optimizer or compression do not fit the training."""
         s, rule, method = self.settings, self.rule, self.method
         for option in ("local", "server_optimizer", "compress"):
             spec = getattr(s, option)
@@ -211,7 +211,7 @@ class Uplink:
 
     @cached_property
     def privacy(self) -> Privacy:
-        """Return the mechanism of honest clients.
+        """Return the privacy mechanism of honest clients.
 
         Raises FczooError if it does not cover the uploads.
         """
@@ -245,8 +245,8 @@ class Uplink:
     ) -> list[Payload]:
         """Return the uploads as they leave the clients; the server sent ``shared``.
 
-        ``residuals`` are what earlier codes of each client have lost, and are updated. With
-        ``--dp-clip`` they stay empty: a later upload would exceed the clipping norm by them.
+        ``residuals`` are the errors of each client's earlier codes, and are updated. With
+        ``--dp-clip`` they stay empty: with them a later upload would exceed the clipping norm.
         """
         start_tensors = _trained_tensors(self.training, shared, exchange)
         protected = self.privacy.protect(uploads, start_tensors, self.training, exchange)
@@ -309,7 +309,7 @@ class Uplink:
         return Arrival(sound, rejections, size, by_client, distant_clients)
 
     def without_uploads(self, exchange: Exchange, losses: Mapping[int, float]) -> Arrival:
-        """Return the outcome of a round in which clients keep their models, with who diverged."""
+        """Return the arrival of a round without uploads, with the clients that diverged."""
         about = {"task": exchange.task.index, "moment": exchange.label}
         diverged = [
             {**about, "client": client, "reason": f"diverged, loss {loss:g}"}
@@ -319,7 +319,7 @@ class Uplink:
         return Arrival([], diverged, {}, {}, [])
 
     def _count_limits(self, asked: Sequence[Client]) -> dict[int, dict[str, int]]:
-        """Return what clients can count: images once per epoch, and steps of their schedule."""
+        """Return the largest counts of each client: images once per epoch, and local steps."""
         uploads, s, limits = self.training.uploads, self.settings, dict[int, dict[str, int]]()
         of_images = [prefix for prefix, group in uploads.items() if group.of_images]
         for client in asked if of_images or STEPS in uploads else ():
@@ -338,7 +338,7 @@ class Uplink:
     def folds(self) -> bool:
         """Return whether second moments of statistics, which are large, are summed on arrival.
 
-        They are not where the server keeps clients apart, or compares them before it adds them up.
+        They are not if the server stacks the clients' sums, or compares them before it adds them.
         """
         compares = self.settings.outliers is not None or self.settings.merge_statistics is not None
         return "second moments" in contents(self.training.uploads) and not (
@@ -354,7 +354,7 @@ class Uplink:
     ) -> tuple[Arrival, Tree]:
         """Validate uploads client by client as ``arrive`` does; second moments are only summed.
 
-        Each upload is compared with ``form``, one that no one sends, and not with the others.
+        Each upload is compared with ``form``, which no client sends, and not with other uploads.
         """
         training, guard = self.training, self._validator
         like = unpack_factors(form, training.uploads, form)

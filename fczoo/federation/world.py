@@ -40,7 +40,7 @@ class World:
     sees_clients: ClassVar[bool] = True  # False: the server does not know what clients store
 
     def check_labels(self, method: Method) -> None:
-        """Raise FczooError where labels come back in later tasks and ``method`` overwrites them."""
+        """Raise FczooError if labels return in later tasks and ``method`` would overwrite them."""
         if method.supports_recurring_classes or not any(
             task.returning for task in self.stream.tasks
         ):
@@ -57,7 +57,7 @@ class World:
         raise FczooError(f"{problem}, as they do {options}; these add to it: {able}")
 
     def check_least(self, method: Method) -> None:
-        """Raise FczooError where a task has fewer clients that can upload than a run needs."""
+        """Raise FczooError if fewer clients than ``min_clients`` can upload in a task."""
         training, least = method.training(), self.settings.min_clients
         for task in self.stream.tasks if least > 1 else ():
             members = self.clients(task, training.data_scope, idle=True)
@@ -79,7 +79,7 @@ class World:
     def clients(self, task: Task, scope: Scope = "task", idle: bool = False) -> list[Client]:
         """Return the clients that have training images in the method's ``data_scope``.
 
-        With ``idle``, all that have joined by then.
+        With ``idle``, all clients that have joined by ``task``.
         """
         first, present = task.index if scope == "task" else 0, self.partition.present(task.index)
         tasks = [task_index[:present] for task_index in self._places[first : task.index + 1]]
@@ -102,11 +102,11 @@ class World:
         scope: Scope,
         asked: Callable[[Task], Collection[int]] | None = None,
     ) -> list[Client]:
-        """Return the clients with images that were not asked for yet, with only these images.
+        """Return the clients with images that no statistics count yet, with only these images.
 
-        Where clients stay in a task, their images come back with their labels; sums must count each
-        once. A method that trains on all images so far starts again and is asked for all. ``asked``
-        says which clients were asked in a task; None: all that had images.
+        If clients stay in a task, their images and labels return; sums must count each image once.
+        A method that trains on all images so far collects over all of them again. ``asked`` returns
+        the clients that collected in a task; None: all clients with images.
         """
         if not task.returning or scope in ("seen", "pooled"):
             return list(clients)
@@ -154,7 +154,7 @@ class World:
     def earlier(self, client: int, task: Task, scope: Scope) -> torch.Tensor:
         """Return positions of a client's images of earlier tasks that are not in this task.
 
-        None but for the scope "task".
+        The result is empty for scopes other than "task".
         """
         tasks = task.index if scope == "task" else 0
         none = np.empty(0, dtype=np.int64)
@@ -164,7 +164,7 @@ class World:
     def images_by_client(self, task: Task) -> tuple[np.ndarray, np.ndarray]:
         """Return owner and label [n] of the clients' training images of all tasks so far.
 
-        An image counts once per client, also where it comes back in a later stage.
+        An image counts once per client, even if it returns in a later stage.
         """
         tasks, count = self._places[: task.index + 1], len(self.stream.train.labels)
         owners = [np.repeat(np.arange(len(places)), places.sizes) for places in tasks]
@@ -179,13 +179,13 @@ class World:
         return read_devices(spec, self.partition.seed) if spec else None
 
     def uplink(self, method: Method, seed: int) -> Uplink:
-        """Create the uplink of one run; attacks do not end it."""
+        """Create the uplink of one run; with an attack, too few valid uploads do not end it."""
         s, trusts = self.settings, not self.settings.attack
         return Uplink(method, s, seed, self.partition.clients, self.backbone, ends_run=trusts)
 
 
 def _together(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate parts; a position in several parts is listed at its first place."""
+    """Concatenate parts; a position in several parts is kept only where it first occurs."""
     positions = np.concatenate(parts)
     _, first = np.unique(positions, return_index=True)
     return positions[np.sort(first)]

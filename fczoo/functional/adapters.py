@@ -116,7 +116,7 @@ def active_in_first_task(task: Task, round: int) -> Collection[str]:
 
     Args:
         task: The current task.
-        round: The round of the task; it does not matter.
+        round: Not used.
 
     Returns:
         ``ADAPTER_PREFIXES`` in the first task, an empty tuple in the others.

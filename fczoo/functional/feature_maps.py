@@ -84,7 +84,7 @@ def channel_distance(old: Tensor, new: Tensor, importance: Tensor) -> Tensor:
 
 
 def _length(difference: Tensor) -> Tensor:
-    """Compute the length of the last dimension; 0, with gradient 0, where it is only rounding.
+    """Compute the length of the last dimension; 0, with gradient 0, if it is only rounding.
 
     While student and teacher are identical, the gradient of their distance would be the direction
     of the rounding, at full length.

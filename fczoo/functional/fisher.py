@@ -68,7 +68,7 @@ def _value_and_gradients(
 ) -> tuple[Tensor, Tree]:
     """Compute log p_y of one image and its gradients.
 
-    Where clients train together (vmap), only ``torch.func`` can compute gradients. Elsewhere plain
+    If clients train together (vmap), only ``torch.func`` can compute gradients. Otherwise plain
     autograd does, which avoids the import of PyTorch's compiler (one second).
     """
     if torch._C._functorch.maybe_current_level() is not None:

@@ -1,8 +1,8 @@
 """Gaussians of class features: sums that clients upload, and features that a server draws.
 
 A server stores one row per client and class: ``gauss.label``, ``gauss.client``, ``gauss.count``
-[g], ``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D]. Features are
-drawn with ``gauss.root`` [g, D, D] in place of the latter, see ``factorise``.
+[g], ``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D]. Draws of
+features use ``gauss.root`` [g, D, D] in place of ``gauss.cov``, see ``factorise``.
 """
 
 import torch
@@ -224,7 +224,7 @@ def draw_per_gaussian(gauss: Tree, number: int, rng: torch.Generator) -> tuple[T
 def factorise(gauss: Tree) -> Tree:
     """Replace each covariance S by one factor A, A A^T = S + ``JITTER``, so that draws are cheap.
 
-    A is the Cholesky factor. The eigenvectors give A where S, rounded, is not positive definite:
+    A is the Cholesky factor. If S, rounded, is not positive definite, the eigenvectors give A:
     covariances of fewer images than dimensions lack full rank.
 
     Args:

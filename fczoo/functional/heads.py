@@ -55,9 +55,9 @@ class LinearHead(OptimizerOptions):
     """Base of methods with a linear head over all classes of the run, and of its initial values.
 
     A loss over the current task's classes gives no gradient to the mean over that task's rows. So a
-    random start of this mean stays: offsets between tasks that carry no information about the
-    images. Such a start hides the quality of the features. Protocols of papers have it, because
-    released code does.
+    random initial value of this mean stays: an offset between tasks that carries no information
+    about the images and hides the quality of the features. Protocols of papers use random initial
+    values, because released code does.
     """
 
     head_init: Literal["default", "normal", "zeros", "means"] = option(
@@ -133,7 +133,7 @@ class LinearHead(OptimizerOptions):
     def update_from(self, phase: Boundary, state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
         """Set the new classes' rows to their mean features of length 1, with bias 0.
 
-        Rows of classes without images do not change. Where labels return in later tasks, rows that
+        Rows of classes without images do not change. If labels return in later tasks, rows that
         have been trained do not change either.
 
         Args:

@@ -89,7 +89,7 @@ def next_pairs(state: Tree, fresh: Tree) -> Tree:
 
 
 def fixed_plugs(tree: Tree) -> Tree:
-    """Build plugs from pairs of ``fix_down_projections``, with the pairs of all tasks as one per layer.
+    """Build plugs from pairs of ``fix_down_projections``, with one pair per layer for all tasks.
 
     Args:
         tree: Tree with ``fixed.X.a``, ``lora.X.b`` and ``past.X`` tensors.
@@ -176,7 +176,7 @@ def alternate_factors(task: Task, round: int) -> Collection[str]:
     This is a function for ``Training.active_prefixes``.
 
     Args:
-        task: The current task; it does not matter.
+        task: Not used.
         round: Round of the task. Even rounds, which include the first, train B; odd ones train A.
 
     Returns:
@@ -218,7 +218,7 @@ def lora_cosines(state: Tree) -> Tensor:
             ``lora.X.a``, ``lora.X.b`` of each layer X.
 
     Returns:
-        Cosines [t, t]; 0 where an update is 0.
+        Cosines [t, t]; 0 if an update is 0.
     """
     layers = [k[len("lora.") : -2] for k in state if k.startswith("lora.") and k.endswith(".a")]
     cosines = []

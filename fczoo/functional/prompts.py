@@ -78,7 +78,7 @@ def top_positions(scores: Tensor, number: int) -> Tensor:
 def gather_prompts(table: Tensor, index: Tensor) -> Tensor:
     """Gather rows of a table, ``table[index]``, with a reproducible gradient; works inside vmap.
 
-    The gradient of plain ``table[index]`` is not the same in every run. Where images share a row,
+    The gradient of plain ``table[index]`` is not the same in every run: if images share a row,
     indexing adds their gradients in the order in which threads finish.
 
     Args:
@@ -95,8 +95,8 @@ def gather_prompts(table: Tensor, index: Tensor) -> Tensor:
 def reshape_prefixes(keys: Tensor, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Mix key and value prefixes by a reshape, as released code of DualPrompt (JH-LEE-KR) does.
 
-    It lists the keys of all images, then their values. Image i gets entries 2i and 2i + 1, whatever
-    they are.
+    It lists the keys of all images, then their values. Image i gets entries 2i and 2i + 1, be they
+    keys or values.
 
     Args:
         keys: Key prefixes [B, L, D].
@@ -122,7 +122,7 @@ def choice_shares(
     """Compute how often each prompt is chosen for each task's test images, at the end of a task.
 
     Args:
-        evidence: Tasks, test images and payloads of the moment.
+        evidence: Tasks, test images, and payloads if there are any.
         chosen: Function that gives the numbers [B, N] of the prompts chosen for a batch.
         size: Number of prompts.
 

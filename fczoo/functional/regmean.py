@@ -153,15 +153,15 @@ def regression_means(payloads: Sequence[Mapping[str, Tensor]], layers: Mapping[s
 
 
 def extend_basis(basis: Tensor, gram: Tensor, threshold: float, least: int = 0) -> Tensor:
-    """Extend an orthonormal basis until it holds the part ``threshold`` of the energy in ``gram``.
+    """Extend an orthonormal basis until it holds the share ``threshold`` of the energy in ``gram``.
 
-    Added are the leading directions of (I - M M^T) G (I - M M^T). Their number is the smallest for
+    It adds the leading directions of (I - M M^T) G (I - M M^T). Their number is the smallest for
     which the energy of X inside the basis is ``threshold`` of trace(G), but at least ``least``.
 
     Args:
         basis: M [d, m].
         gram: G [d, d], which is X X^T of the inputs X, summed over clients in any order.
-        threshold: Part of the energy, 0 to 1.
+        threshold: Share of the energy, 0 to 1.
         least: Minimum number of new directions.
 
     Returns:

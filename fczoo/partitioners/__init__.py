@@ -1,1 +1,1 @@
-"""One file per partitioner: pure functions from labels to who owns which image."""
+"""One file per partitioner: pure functions from labels to the images of each client."""

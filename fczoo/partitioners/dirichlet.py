@@ -18,8 +18,8 @@ class Dirichlet:
     """The clients' shares of each class are drawn from Dir(beta, ..., beta); disjoint and covering.
 
     A draw that leaves a client below ``min_size`` images is repeated, ``max_tries`` times at most;
-    then images move from the largest client to those below, and a warning says so. ``min_size`` is
-    capped at an equal share.
+    then images move from the largest client to those below, with a warning. ``min_size`` is capped
+    at an equal share.
 
     As released by fed-mammoth (HGP): ``dirichlet:BETA,draw=sample``, and its mode "extended" for
     many clients: ``dirichlet:BETA,draw=sample,reserve=7``; by PILoRA:

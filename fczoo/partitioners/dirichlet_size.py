@@ -15,9 +15,9 @@ from fczoo.partitioners.size import split_by_shares
 class DirichletSize:
     """The clients' shares of all images are drawn from Dir(alpha, ..., alpha).
 
-    Which images these are is drawn, so labels are IID. Shares hold for the whole data set, and a
-    small client may have nothing in a task; with ``scope=task`` each task has other shares.
-    Every client has ``min_size`` images at least, capped at an equal share.
+    The images of a client are drawn at random, so labels are IID. Shares hold for the whole data
+    set, and a small client may have nothing in a task; with ``scope=task`` each task has other
+    shares. Every client has at least ``min_size`` images, capped at an equal share.
     """
 
     alpha: float = option(0.5, "concentration: small is unequal, large is equal", low=1e-6)

@@ -16,8 +16,8 @@ from fczoo.partitioners.dirichlet import Dirichlet
 class Domains:
     """Every client has images of one domain; with more clients than domains, several share one.
 
-    Client k of 0, 1, ... has the domain of number k modulo the number of domains. With as many
-    clients as domains each client has a whole domain. A client may have nothing in a task.
+    Client k of 0, 1, ... has domain k modulo the number of domains. With as many clients as domains
+    each client has a whole domain. A client may have nothing in a task.
     """
 
     needs_groups: ClassVar[bool] = True
@@ -54,8 +54,9 @@ class Domains:
     def _share(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        """Split the images of one domain; equal shares are those of every class, and no client is
-        empty.
+        """Split the images of one domain over its clients.
+
+        Equal shares are equal in every class, and no client is empty.
         """
         if self.alpha is not None:
             return Dirichlet(self.alpha)(labels, clients, rng)

@@ -14,8 +14,8 @@ from fczoo.core.registry import register_partitioner
 class Natural:
     """Every client has all images of one group, such as a hospital, writer or user.
 
-    With as many clients as groups, clients are numbered as the groups are. With fewer clients each
-    has several whole groups, as equal in number as possible, which are drawn. A client may have
+    With as many clients as groups, clients are numbered as the groups are. With fewer clients, each
+    has several whole groups, drawn at random in numbers as equal as possible. A client may have
     nothing in a task.
     """
 

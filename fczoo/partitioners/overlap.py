@@ -14,7 +14,7 @@ from fczoo.core.registry import register_partitioner
 class Overlap:
     """Every client draws a fraction of each task's classes and owns all images of these.
 
-    Clients overlap, and a class may belong to no client. The rule of GLFC, FCILPT and LGA.
+    Clients overlap, and a class may belong to no client. GLFC, FCILPT and LGA use this split.
     """
 
     disjoint: ClassVar[bool] = False

@@ -16,11 +16,11 @@ class Quantity:
     """Every client owns ``alpha`` classes of each task; owners of a class share its images.
 
     By default the shares are equal. Owners are drawn until every class has one, ``max_tries`` times
-    at most; then a class without owner replaces, at the client drawn, a class that others hold too.
-    PILoRA's quantity-based imbalance, read as fed-mammoth does.
+    at most; then each class without owner replaces, at a random client, a class that has another
+    owner. This is PILoRA's quantity-based imbalance, as fed-mammoth interprets it.
 
     As released by FPPL: ``quantity:ALPHA,scope=dataset,anchored=on``, with alpha as a number
-    instead of a part of the classes.
+    instead of a share of the classes.
     """
 
     alpha: int = option(2, "classes a client owns in a task", low=1)

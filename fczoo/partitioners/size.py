@@ -14,9 +14,9 @@ from fczoo.core.registry import register_partitioner
 class Size:
     """Sizes follow a power law: client k of 0, 1, ... has a share in proportion to (k + 1)^-power.
 
-    Which images these are is drawn, so labels are IID. Client 0 is the largest in every task. Every
-    client has ``min_size`` images at least, capped at an equal share. As in the linear, square and
-    exponential partitioners of flwr-datasets, a client's number determines its size.
+    The images of a client are drawn at random, so labels are IID. Client 0 is the largest in every
+    task. Every client has at least ``min_size`` images, capped at an equal share. As in the linear,
+    square and exponential partitioners of flwr-datasets, a client's number determines its size.
     """
 
     power: float = option(1.2, "exponent of the sizes: 0 is equal, large is unequal", low=0)

@@ -60,7 +60,7 @@ class _Search(_Strict):
 
 
 class _Copy(_Strict):
-    """Statements that a release has from the protocol of its paper."""
+    """Statements that a release copies from the protocol of its paper."""
 
     section: Literal["settings", "datasets", "methods", "dataset_options"]
     names: list[str] = []  # settings or options; none: all
@@ -282,10 +282,10 @@ def _chosen(statements: Mapping[str, Statement], copy: _Copy) -> dict[str, State
 
 
 def _value(raw: Any, key: str, siblings: Mapping[str, Statement]) -> Any:
-    """Return the value of a key: lists become tuples, and tables rules.
+    """Return the value of a key: lists become tuples, and tables become rules.
 
-    A rule is the absence of a value, a total that tasks share, values up to numbers of tasks, or the
-    value of another option of the group's methods and data sets, or of a setting of the run.
+    A rule is the absence of a value, a total that tasks share, or values by number of tasks. It may
+    also name another option of the group, or a setting of the run, and copy its value.
     """
     if isinstance(raw, list):
         return tuple(_value(item, key, siblings) for item in raw)

@@ -42,7 +42,7 @@ class SourceRegistry(Registry[Source]):
         self._paths: dict[str, Traversable] = {}
 
     def register(self, name: str) -> Callable[[Any], Any]:
-        """Refuse a class: protocols and releases are TOML files.
+        """Raise FczooError: protocols and releases are TOML files, not classes.
 
         Args:
             name: Name of the entry.
@@ -75,7 +75,7 @@ class SourceRegistry(Registry[Source]):
         return first_paragraph(self.get(name).about)
 
     def options(self, name: str) -> dict[str, OptionDeclaration]:
-        """Return the options of an entry: none."""
+        """Return an empty mapping: protocols and releases have no options."""
         return {}
 
     @cached_property
@@ -162,17 +162,17 @@ MethodClass = TypeVar("MethodClass", bound="type[Method]")
 def use_protocol_options(
     protocol: str, method: str, *, datasets: Collection[str] = (), column: int = 0
 ) -> Callable[[MethodClass], MethodClass]:
-    """Decorate a method's dataclass: its ``dataset_options`` have the protocol's values, too.
+    """Decorate a method's dataclass: add a protocol's values to its ``dataset_options``.
 
     These are the values that a protocol states for single data sets, as in a table of the paper's
     appendix. Values that equal the method's defaults are left out. The class's own
-    ``dataset_options`` are of other data sets.
+    ``dataset_options`` stay for data sets without such values.
 
     Args:
         protocol: Name of the protocol.
         method: Row of the method in the protocol.
         datasets: Data sets; empty: all of the protocol.
-        column: Position of the split whose value is taken where the paper has one for each.
+        column: Position of the split whose value is used if the paper has one value per split.
     """
 
     def add(cls: MethodClass) -> MethodClass:

@@ -1,4 +1,4 @@
-"""Protocols and releases: their statements, which are values with sources, and what these depend on."""
+"""Protocols and releases: statements, which are values with sources, and rules for values."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -87,7 +87,7 @@ class Statement:
     source: str
     printed: Any = ...  # what the paper prints, where the value follows something else
     open: bool = False  # the paper does not state it: any value of a run agrees with it
-    # settings for which the value was chosen, where they are not the source's own
+    # settings for which the value was chosen, if they are not the source's own
     chosen_for: Mapping[str, Any] | None = None
 
     @property
@@ -103,7 +103,7 @@ class Statement:
         )
 
     def value_for(self, tasks: int) -> Any:
-        """Return the value, or what its rule gives for a number of tasks.
+        """Return the value; of a rule, the value for a number of tasks.
 
         Args:
             tasks: Number of tasks.
@@ -152,7 +152,7 @@ class Source:
     partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # of releases
     repository: str = ""  # owner/name, and the commit that was read where it is known
-    # partitioner of the paper -> that of the code, where it differs
+    # partitioner of the paper -> partitioner of the code, if it differs
     splits: Mapping[str, str] = field(default_factory=dict)
     path: str = ""  # its file, for messages
 
@@ -217,7 +217,7 @@ class Source:
         return str(DATASETS.get(dataset).name)
 
     def hyperparameters(self, method: str, dataset: str) -> dict[str, Statement]:
-        """Return what the source states for a method on a data set; empty where it says nothing.
+        """Return the statements about a method on a data set; empty if the source has none.
 
         Args:
             method: Name of the method.
@@ -277,16 +277,16 @@ class Source:
         beta: float | None,
         settings: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the stated values of a run; those of a partition's columns for ``beta``.
+        """Return the stated options of a method in a run; ``beta`` selects the paper's column.
 
-        It logs a warning where the columns do not cover ``beta``.
+        It logs a warning if the columns do not cover ``beta``.
 
         Args:
             method: Name of the method.
             dataset: Name of the data set.
             beta: Concentration of the Dirichlet split; None: another partition.
-            settings: Settings of the run by name, of which some values are copies; None: without
-                these values.
+            settings: Settings of the run by name, from which some values are copied; None: leave
+                these values out.
 
         Returns:
             Option of the method -> value.

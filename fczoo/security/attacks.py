@@ -126,9 +126,9 @@ class Attackers:
             )
 
     def forge(self, payloads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:
-        """Return the uploads of a round or survey as they arrive.
+        """Return the uploads of an exchange, with those of the attackers forged.
 
-        ``shared`` are the tensors that the server had broadcast.
+        ``shared`` are the tensors of the server's broadcast.
         """
         return [
             self._forge_upload(p, shared, exchange) if p and p.client in self.numbers else p

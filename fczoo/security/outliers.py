@@ -1,12 +1,12 @@
 """Outlier detection: class statistics of hostile clients are left out before the merge.
 
 A robust aggregator protects the tensors that a method averages. This module protects class
-statistics (prototypes, Gaussians, sums of a survey) in one place for all methods (``--outliers``).
-Left out are statistics that are far from those of the other clients. The centre of a class is the
-geometric median of its clients' means. It stays near the honest ones while more than half of them
+statistics (prototypes, Gaussians, collected sums) in one place for all methods (``--outliers``). It
+leaves out statistics that are far from those of the other clients. The centre of a class is the
+geometric median of its clients' means. It stays near the honest means while more than half of them
 are honest (Pillutla et al., "Robust Aggregation for Federated Learning", IEEE Transactions on
-Signal Processing 2022). Statistics that were admitted in an earlier round, with too few clients per
-class for a decision, stay on the server.
+Signal Processing 2022). Statistics of an earlier round stay on the server, even if that round had
+too few clients per class to detect outliers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,9 +58,9 @@ def leave_out(
 
 
 def extreme_clients(payloads: Sequence[Payload], uploads: Uploads, task: Task) -> list[int]:
-    """Return the clients with statistics of a class far from the others', in median distances.
+    """Return the clients with class statistics beyond ``EXTREME_FACTOR`` median distances.
 
-    The centre is the coordinate-wise median. It is cheap, as every run performs this check.
+    The centre is the coordinate-wise median, which is cheap; every run performs this check.
     """
     clients = set[int]()
     for prefix, group in groups_with_means(uploads).items():
@@ -141,7 +141,7 @@ Centre = Literal["median", "trimmed_mean", "geometric_median"]
 
 
 def check_centre(centre: Centre, method: str, uploads: Uploads) -> None:
-    """Raise FczooError if a method has no class means, or statistics that a centre would spoil."""
+    """Raise FczooError if a method has no class means, or statistics that a centre cannot merge."""
     statistics = {
         name for group in groups_with_means(uploads).values() for name in group.statistics
     }

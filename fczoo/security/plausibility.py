@@ -1,12 +1,12 @@
-"""Plausibility of uploads: values that no honest client can have, whatever the others send.
+"""Plausibility of uploads: bounds of values that an honest client can send.
 
-No option turns these checks on or off. They are bounds, not a defence against statistics that are
-merely wrong; ``--outliers`` compares the clients with each other.
+These checks are always on. They do not detect statistics that are wrong but within the bounds;
+``--outliers`` compares the clients with each other.
 
-The feature of a frozen backbone leaves a layer norm and has a largest norm B
-(``Backbone.largest_norm``). So have means of such features, and their second moments are at most
-B^2. Methods that train the norm, project features (``Group.projected``, or another width) or look
-into other layers have no such bound; ``MARGIN`` times B is far beyond what they upload.
+The last layer of a frozen backbone is a layer norm, so features have norm B at most
+(``Backbone.largest_norm``). Means of features have the same bound, and their second moments are at
+most B^2. Methods that train the norm, project features (``Group.projected``, or another width) or
+read other layers have no such bound; their limit is ``MARGIN`` times B, far above honest values.
 """
 
 import math
@@ -37,7 +37,7 @@ def value_range(value: Tensor) -> tuple[float, float]:
 
 
 def largest_value(dtype: torch.dtype) -> float:
-    """Return the largest plausible number of a type: that whose cube is still finite.
+    """Return the largest plausible number of a type: the largest with a finite cube.
 
     The server squares values and sums them over clients.
     """
@@ -83,7 +83,7 @@ class StatisticsCheck:
         return MARGIN * bound * math.sqrt(max(1.0, width / dim))
 
     def _class_fault(self, tensors: Mapping[str, Tensor], prefix: str, projected: bool) -> str:
-        """Check statistics with one row per class by what they say of a single image."""
+        """Check statistics with one row per class by their mean per image."""
         count = _wide(tensors["count"]).clamp(min=1) if "count" in tensors else None
         means = dict[str, Tensor]()  # per image: [g, D], of matrices the diagonal
         for name, value in tensors.items():

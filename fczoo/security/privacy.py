@@ -1,6 +1,6 @@
-"""Privacy of uploads: what they disclose, and two ways to disclose less.
+"""Privacy of uploads: the content that they disclose, and two ways to disclose less.
 
-Statistics of rare classes are withheld; updates are clipped and made noisy.
+Clients withhold statistics of rare classes, and clip updates and add noise to them.
 """
 
 import math
@@ -79,9 +79,9 @@ def bytes_by_content(training: Training, sent: Sequence[Payload]) -> dict[str, i
 
 
 class Draw(NamedTuple):
-    """Repeated draw of ``drawn`` out of ``clients`` without replacement.
+    """Repeated draw of ``sample_size`` out of ``clients`` without replacement.
 
-    There are ``times`` draws, each for the given number of ``uploads``.
+    There are ``times`` draws; each drawn client sends ``uploads`` uploads.
     """
 
     clients: int
@@ -103,8 +103,8 @@ class Privacy:
     """Protection that every client applies to its uploads before it sends them.
 
     With ``clip`` C and ``noise`` z, the change of the trained tensors, as one vector, is shortened
-    to norm C. Then N(0, (z C)^2) is added to each of its coordinates. The server itself sees
-    nothing else.
+    to norm C. Then N(0, (z C)^2) is added to each of its coordinates. The server receives only the
+    result.
     """
 
     seed: int
@@ -163,7 +163,7 @@ class Privacy:
             )
 
     def promise(self, draws: Sequence["Draw"]) -> dict[str, float]:
-        """Return epsilon and delta of a client that takes part when it can; empty without noise."""
+        """Return epsilon and delta for a client that always takes part; empty without noise."""
         if not self.noise:
             return {}
         value = epsilon(self.noise, sum(d.uploads * d.times for d in draws), self.delta)
@@ -174,9 +174,9 @@ class Privacy:
     def protect(
         self, payloads: Sequence[Payload], trained: Tree, training: Training, exchange: Exchange
     ) -> list[Payload]:
-        """Return the uploads of a round or survey as clients send them.
+        """Return the protected uploads of an exchange.
 
-        ``trained`` are the tensors from which they started.
+        ``trained`` are the tensors from which the clients started.
         """
         out = [self._withheld(p, training.uploads) if self.least > 1 and p else p for p in payloads]
         return (
@@ -216,7 +216,7 @@ class Privacy:
             # without a norm to clip the upload is empty, as for a client that diverged
             if not self.secure:
                 return payload.holding({})
-            # a missing upload would tell of images without noise; a server can send states for it
+            # a missing upload would disclose data without noise, and a server's state can cause it
             change = {k: torch.zeros_like(v) for k, v in trained.items()}
         norm = math.sqrt(sum(float(v.double().square().sum()) for v in change.values()))
         out, share = dict(payload), min(1.0, self.clip / norm) if norm else 1.0
@@ -265,7 +265,7 @@ def epsilon(noise: float, uploads: int, delta: float) -> float:
 
 
 def composed_epsilon(uploads: Iterable[tuple[float, int]], delta: float) -> float:
-    """Compute epsilon of uploads with different noise; equal to ``epsilon`` where it is the same.
+    """Compute epsilon of uploads with different noise; equal to ``epsilon`` for equal noise.
 
     Gaussian mechanisms of multipliers m_i compose to one of 1 / sqrt(sum 1 / m_i^2), whose delta of
     epsilon is known exactly (Balle and Wang, "Improving the Gaussian Mechanism for Differential

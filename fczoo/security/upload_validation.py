@@ -42,7 +42,7 @@ class TensorForm(NamedTuple):
 
 @dataclass(frozen=True)
 class UploadValidator:
-    """Validator of the uploads in one run of a method; training needs ``least`` valid ones."""
+    """Validator of the uploads in one run, which stops with fewer than ``least`` valid ones."""
 
     method: str
     training: Training  # with all that clients upload
@@ -64,12 +64,12 @@ class UploadValidator:
 
         ``sent`` is by client. ``asked`` are the clients of the exchange and their numbers of
         images; a simulator knows them, and a real server bounds them when clients enrol.
-        ``trained`` are the tensors from which clients started, ``losses`` those of the clients that
-        have trained. ``form`` has names, shapes and types of a valid upload; without it they are
-        those of most uploads. ``late`` has the reason of each client whose upload was left out,
-        ``counts`` limits of what clients count.
+        ``trained`` are the tensors from which clients started, ``losses`` the losses of the clients
+        that have trained. ``form`` has names, shapes and types of a valid upload; without it the
+        majority of uploads decides. ``late`` has the reason for each client whose upload was left
+        out, ``counts`` the largest valid counts.
 
-        Raises RunStopped if too few uploads are valid, and TypeError if the method uploads
+        Raises FczooError if too few uploads are valid, and TypeError if the method uploads
         undeclared tensors.
         """
         payloads = {c: sent.get(c, Payload({}, c)) for c in asked}
@@ -112,7 +112,7 @@ class UploadValidator:
     ) -> list[dict[str, Any]]:
         """Return task, moment, client and reason of the rejected uploads.
 
-        ``sound`` is the number of valid uploads. Raises RunStopped if it is too low.
+        ``sound`` is the number of valid uploads. Raises FczooError if it is too low.
         """
         total = sound + len(reasons)
         if total and sound < self.least:
@@ -166,11 +166,11 @@ def validate_uploads(
     ``payloads`` are by client, empty if no upload arrived. ``trained`` are the tensors from which
     the clients started. ``images`` is the number of images of each client.
 
-    A trained tensor keeps its shape and type. The rows of declared groups are those that the
-    group's layout allows. Properties that the declaration leaves open (a dimension, a type) are as
-    in ``form``, or without it as in most uploads. ``backbone`` bounds the norm of statistics, and
-    ``counts`` bounds counts. Norms of updates are compared with their median, of two clients with
-    the shorter one, see ``LARGEST_NORM``.
+    A trained tensor must have the shape and type that the server sent, and a declared group the
+    rows of its layout. Properties that the declaration leaves open (a dimension, a type) are those
+    of ``form``, or else of the majority of uploads. ``backbone`` bounds the norm of statistics, and
+    ``counts`` bounds counts. Norms of updates are compared with their lower median, see
+    ``LARGEST_NORM``.
     """
     uploads = training.uploads
     classes = _allowed_classes(training, task)
@@ -241,7 +241,7 @@ def _forms(
     trained: Tree,
     uploads: Uploads,
 ) -> dict[str, TensorForm]:
-    """Return the expected form of each tensor: as most examples have it, or most uploads."""
+    """Return the expected form of each tensor: the most common in examples, or in uploads."""
     optional = {n for p in payloads.values() for n in p if _optional(n, uploads)}
     forms = {}
     for name in sorted(names | optional):
