@@ -1,1 +1,1 @@
-"""Pages for a browser: the page of a report, and the site of the leaderboard."""
+"""HTML pages: reports, and the site of the leaderboard."""

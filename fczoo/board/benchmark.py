@@ -1,6 +1,6 @@
-"""One benchmark's part of a page: its rows with tags and provenance, and its figures.
+"""Template data of one benchmark on a page: rows with tags and provenance, and figures.
 
-A page filters rows by the tags of their methods.
+Tags of methods are the filters of a page.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ from fczoo.reports.text_format import setting_word
 
 @dataclass(frozen=True)
 class Title:
-    """The four things that make a benchmark, in words."""
+    """Description of a benchmark: data, protocol, backbone and budget."""
 
     data: str
     protocol: str
     backbone: str
     budget: str
-    file: str  # name of its page
+    file: str  # file name of its page
 
     @property
     def title(self) -> str:
@@ -50,7 +50,7 @@ class Title:
 
 
 def heading(experiment: Experiment) -> Title:
-    """Return the title of an experiment, and a unique file name.
+    """Create the title of an experiment, with a unique file name.
 
     Args:
         experiment: Runs with the same data, split, backbone and schedule.
@@ -111,14 +111,14 @@ def commands(abouts: Sequence[About]) -> list[str]:
 
 
 def facts(line: Line, names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Describe the runs of a line with versions, hardware and hashes.
+    """List versions, hardware and hashes of the runs of a row.
 
     Args:
         line: Row of a table.
-        names: Place of a run -> its name.
+        names: Names of runs by their ``place``.
 
     Returns:
-        Pairs of a name and one of its values; empty values are left out.
+        Pairs of name and value, one per distinct value; empty values are left out.
     """
     texts_by_name: dict[str, dict[str, None]] = {}
     for record, result in zip(line.records, line.results, strict=True):
@@ -143,7 +143,7 @@ def facts(line: Line, names: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 MAIN = ("A_N", "Avg", "forgetting", "MB sent", "seconds")
-"""Columns of the first table; all others are below it."""
+"""Columns of the first table; other tables have the rest."""
 NO_ROLES: Mapping[str, str] = {}
 
 
@@ -159,12 +159,12 @@ def benchmark(
     Args:
         experiment: Runs with the same data, split, backbone and schedule.
         index: Index of the experiment on its page, from 0.
-        order: Row label -> number of its colour.
+        order: Colour number by row label.
         more: Figures of features.
-        roles: Row label -> role in a suite.
+        roles: Role in a suite by row label.
 
     Returns:
-        Template name -> value.
+        Values by template name.
     """
     lines = sort_lines(experiment)
     experiment = replace(experiment, lines=tuple(lines))
@@ -218,10 +218,10 @@ def choices(tags: Sequence[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]
     """Return the choices of each filter, sorted.
 
     Args:
-        tags: Tags of the rows by filter.
+        tags: Tags by filter, for each row.
 
     Returns:
-        Filter -> tags that any row has.
+        Tags of all rows by filter.
     """
     known_tags: dict[str, set[str]] = {}
     for row_tags in tags:
@@ -233,7 +233,7 @@ def choices(tags: Sequence[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]
 def _row(
     line: Line, tags: Mapping[str, Sequence[str]], anchor: str, names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the template data of a table row; ``names`` gives its runs' names by place."""
+    """Return the template data of a table row; ``names`` has names of runs by ``place``."""
     accuracy = entry_of(line, COLUMNS["A_N"])
     bounds = interval(list(accuracy.by_seed.values())) if accuracy else None
     entries = [(COLUMNS[name], entry_of(line, COLUMNS[name])) for name in MAIN]
@@ -307,21 +307,21 @@ TENSOR_KINDS = {
     "new": "task tokens",
     "old": "task tokens",
 }
-"""First word of a trained tensor's name -> its kind; another word is its own kind."""
+"""Kind of a trained tensor, by the first word of its name; other words are kinds themselves."""
 FAMILIES = (NETWORK, "LoRA", "prompts", "adapters", "prototypes", "head")
-"""Kinds of trained tensors; the first of them that a method has names its family."""
+"""Kinds of trained tensors; a method's family is the first kind that it trains."""
 
 
 def tags_of(line: Line) -> dict[str, tuple[str, ...]]:
-    """Return the tags of a line's method with its options.
+    """Return the tags of a row's method.
 
     Args:
-        line: Row of a table; unknown tags are ``UNKNOWN`` if its method is not installed.
+        line: Row of a table; if its method is not installed, some tags are ``UNKNOWN``.
 
     Returns:
-        Tags by filter: family of the method, exemplars (kept or none), kinds of content sent in
-        its uploads (as its runs counted them), kinds of trained tensors, and tuning (number of
-        trials of ``fczoo tune`` behind its values).
+        Tags by filter: family of the method; exemplars (kept or none); content of its uploads, as
+        its runs counted it; kinds of trained tensors; and tuning, the number of trials of ``fczoo
+        tune`` that found its values.
     """
     uploads = [r.uploaded for r in line.results]
     upload_kinds = tuple(
@@ -352,7 +352,7 @@ def tags_of(line: Line) -> dict[str, tuple[str, ...]]:
 
 
 def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds of tensors with these prefixes, each once.
+    """Return the distinct kinds of tensors with these prefixes.
 
     Args:
         prefixes: Prefixes of tensor names, as in a method's ``training().trained_prefixes``.
@@ -362,7 +362,7 @@ def words_of(prefixes: Iterable[str]) -> tuple[str, ...]:
 
 
 def _method(line: Line) -> Method | None:
-    """Create the method of a run; None if its plug-in is missing or its options are outdated."""
+    """Create the method of a run; None if it is not installed or its options are invalid now."""
     name, options = line.records[0].method, line.results[0].options
     if name not in METHODS.names():
         return None

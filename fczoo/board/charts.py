@@ -1,4 +1,4 @@
-"""Charts of the leaderboard: critical differences, curves and their data."""
+"""Template data of charts, and data URLs of CSV files."""
 
 import base64
 import math
@@ -11,21 +11,21 @@ import numpy as np
 from fczoo.core.files import to_csv_text
 from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points
 
-DIGITS = 6  # significant, of a number that is drawn
+DIGITS = 6  # significant digits of numbers in a chart
 
 
 @singledispatch
 def chart(figure: Figure) -> dict[str, Any]:
-    """Return a figure's content under the template's names.
+    """Convert a figure to template data.
 
     Args:
         figure: Figure of a registered kind: curves, points, heat or bars.
 
     Returns:
-        Template name -> value.
+        Values by template name.
 
     Raises:
-        TypeError: The kind of figure has no registered function.
+        TypeError: The kind of figure is not registered.
     """
     raise TypeError(
         f"cannot show a {type(figure).__name__} on a page: it is not a known kind of figure"
@@ -83,7 +83,7 @@ def _heat(figure: Heat) -> dict[str, Any]:
         if not math.isfinite(value):
             return None
         share = figure.share(value)
-        if two_sided:  # from the middle to either side
+        if two_sided:  # scales of two colours start in the middle
             return {
                 "text": figure.cell(value),
                 "percent": round(200 * abs(share - 0.5)),
@@ -119,7 +119,7 @@ def _bars(figure: Bars) -> dict[str, Any]:
 
 
 def _numbers(values: Iterable[float]) -> list[float | None]:
-    """Round numbers for JSON; None for what is not a number."""
+    """Round numbers for JSON; NaN and infinity become None."""
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in values]
 
 

@@ -1,11 +1,11 @@
-"""Critical-difference diagram: mean ranks with bars that overlap where nothing is significant."""
+"""Critical-difference diagram: mean ranks with bars, which overlap without significance."""
 
 from typing import Any
 
 from fczoo.board.ranks import Critical
 from fczoo.reports.drawing import COLOURS, STYLE, import_matplotlib, picture_class
 
-ROW_HEIGHT = 0.19  # inches of a method's row
+ROW_HEIGHT = 0.19  # inches per method
 
 
 def draw_critical(critical: Critical) -> Any:

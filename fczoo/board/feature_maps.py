@@ -1,4 +1,4 @@
-"""t-SNE of the features of test images under kept models."""
+"""t-SNE figures: features of test images from stored models."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,21 +19,21 @@ from fczoo.reports.runs import Experiment
 
 ColourBy = Literal["class", "task"]
 OpenBenchmark = Callable[[Path, Classifier], Benchmark]
-MOST_IMAGES = 500  # of a figure
-MOST_LABELS = 18  # of its legend: a page has six colours and three kinds of points
-PERPLEXITY = 30.0  # as in the paper; a third of the images where these are few
+MOST_IMAGES = 500  # images in a figure
+MOST_LABELS = 18  # labels in a legend: a page has six colours and three kinds of points
+PERPLEXITY = 30.0  # as in the paper; with few images, a third of their number
 
 
 def feature_maps(
     experiment: Experiment, colour_by: ColourBy, open_benchmark: OpenBenchmark
 ) -> list[Points]:
-    """Return one figure per line: t-SNE of its features under the kept model of the first seed.
+    """Plot one figure per line: t-SNE of the features from its first stored model.
 
     Args:
-        experiment: Experiment whose run folders hold models.
+        experiment: Experiment whose run folders contain models.
         colour_by: Label of an image: its class or its task.
-        open_benchmark: Function from the folder of a model and the model to the benchmark of its
-            run.
+        open_benchmark: Function that opens the benchmark of a run, from the folder of a model and
+            the model.
 
     Returns:
         Figures of the lines that have a model.
@@ -51,7 +51,7 @@ def feature_maps(
                 break
     if not figures:
         raise FczooError(
-            "t-SNE needs the kept model of a run, and no folder has one; run `fczoo bench` "
+            "t-SNE needs the stored model of a run, and no folder has one; run `fczoo bench` "
             "without --no-keep-model"
         )
     return figures
@@ -63,7 +63,7 @@ def _figure(
     names = [*model.classes] if colour_by == "class" else _tasks_of_classes(model)
     count = len(set(names))
     if count > MOST_LABELS:
-        advice = "take --tsne task" if colour_by == "class" else "leave it out"
+        advice = "use --tsne task" if colour_by == "class" else "leave it out"
         raise FczooError(
             f"t-SNE by {colour_by} has {count} labels, more than the {MOST_LABELS} that a figure "
             f"shows; {advice}"
@@ -85,7 +85,7 @@ def _figure(
 
 
 def _tasks_of_classes(model: Classifier) -> list[str]:
-    """Return the task in which each class came first."""
+    """Return the name of each class's first task."""
     first_task: dict[int, str] = {}
     for number, task in enumerate(model.record.tasks, 1):
         for c in range(task["start"], task["stop"]):
@@ -94,7 +94,7 @@ def _tasks_of_classes(model: Classifier) -> list[str]:
 
 
 def _some_of_each_class(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Return positions of the first images of each class, equally many, ``MOST_IMAGES`` in all."""
+    """Return positions of the first images per class, equally many, up to ``MOST_IMAGES``."""
     share = max(1, MOST_IMAGES // classes)
     return np.concatenate([np.flatnonzero(labels == c)[:share] for c in range(classes)])
 
@@ -121,7 +121,7 @@ def project(features: np.ndarray) -> np.ndarray:
     from sklearn.manifold import TSNE  # takes a second
 
     if len(features) < 4:
-        raise FczooError(f"t-SNE of {len(features)} test images shows nothing; take four or more")
+        raise FczooError(f"t-SNE has only {len(features)} test images; it needs four or more")
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
     projection = TSNE(2, perplexity=perplexity, init="pca", random_state=0)
     positions: np.ndarray = projection.fit_transform(features)

@@ -1,4 +1,4 @@
-"""The page of a report, and the site of a leaderboard."""
+"""HTML page of a report, and site of a leaderboard."""
 
 import base64
 import hashlib
@@ -37,11 +37,11 @@ def asset(name: str) -> str:
 def render(template: str, **content: Any) -> str:
     """Render a page.
 
-    Its content security policy names the hash of its script, so no other script runs.
+    Its content security policy contains the hash of its script, so no other script runs.
 
     Args:
         template: File name of a template in ``fczoo/assets/board``.
-        **content: Values of the template's names; a missing one is an error.
+        **content: Values of the template's names; a missing name is an error.
 
     Returns:
         HTML text with one newline at its end.
@@ -66,7 +66,7 @@ def render(template: str, **content: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Return the environment of all pages, which compiles each template once."""
+    """Return the shared template environment, which compiles each template once."""
     environment = Environment(
         loader=FunctionLoader(asset),
         autoescape=True,
@@ -79,7 +79,7 @@ def _environment() -> Environment:
 
 
 def as_data(content: Any) -> Markup:
-    """Return JSON for a script element; no text in it can end the element."""
+    """Format JSON for a script element; no text in it can close the element."""
     return Markup(encode_json(content, separators=(",", ":")).replace("<", "\\u003c"))
 
 
@@ -87,7 +87,7 @@ INDEX = "index.html"
 
 
 def write_page(places: Sequence[Path], out: Path, more: Sequence[Sequence[Figure]] = ()) -> None:
-    """Write one page with all experiments of the runs at or below some places.
+    """Write one page with all experiments of some runs.
 
     Args:
         places: Run folders, archives, or folders that contain them.
@@ -95,7 +95,7 @@ def write_page(places: Sequence[Path], out: Path, more: Sequence[Sequence[Figure
         more: Further figures of each experiment, in the order of ``read_experiments``.
 
     Raises:
-        FczooError: A place has no finished run.
+        FczooError: No run is finished, or a file is damaged.
     """
     experiments = read_experiments(places)
     text = _benchmarks(experiments, home="", order=colour_order(experiments), more=more)
@@ -104,9 +104,9 @@ def write_page(places: Sequence[Path], out: Path, more: Sequence[Sequence[Figure
 
 
 def write_site(places: Sequence[Path], folder: Path) -> int:
-    """Write an index and one page per benchmark.
+    """Write a site: an index and one page per benchmark.
 
-    Pages of an earlier site that have no benchmark now are deleted.
+    Other pages of an earlier site are deleted.
 
     Args:
         places: Run folders, archives, or folders that contain them.
@@ -116,7 +116,7 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
         Number of benchmarks.
 
     Raises:
-        FczooError: No run is finished, or the folder holds anything but such a site.
+        FczooError: No run is finished, or the folder contains other files.
     """
     experiments = sorted(read_experiments(places), key=_weight, reverse=True)
     order = colour_order(experiments)
@@ -126,14 +126,14 @@ def write_site(places: Sequence[Path], folder: Path) -> int:
 
 
 def write_pages(folder: Path, pages: Mapping[str, str]) -> None:
-    """Write the pages of a site and delete those of an earlier site that it does not have.
+    """Write the pages of a site; delete other pages of an earlier site.
 
     Args:
         folder: Folder of the site.
-        pages: File name -> HTML text.
+        pages: HTML texts by file name.
 
     Raises:
-        FczooError: The folder holds anything but such a site.
+        FczooError: The folder contains other files.
     """
     earlier = _earlier(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -145,12 +145,12 @@ def write_pages(folder: Path, pages: Mapping[str, str]) -> None:
 
 
 def _weight(experiment: Experiment) -> tuple[int, int]:
-    """Return a sort key: benchmarks with more methods, then with more runs, come first."""
+    """Return the sort key of a benchmark: its number of methods, then of runs."""
     return len(_competing(experiment)), sum(len(line.records) for line in experiment.lines)
 
 
 def _competing(experiment: Experiment) -> set[str]:
-    """Return the methods that would be ranked, tuned or not."""
+    """Return the methods that can be ranked, tuned or not."""
     lines = [line for line in experiment.lines if line.competes and entry_of(line, COLUMNS["A_N"])]
     return {line.records[0].method for line in lines}
 
@@ -158,14 +158,14 @@ def _competing(experiment: Experiment) -> set[str]:
 def _earlier(folder: Path) -> list[Path]:
     """Return the pages of an earlier site.
 
-    Raises FczooError if the folder holds other files.
+    Raises FczooError if the folder contains other files.
     """
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     foreign_names = [path.name for path in paths if not _ours(path)]
     if foreign_names or (folder.exists() and not folder.is_dir()):
         foreign_name = foreign_names[0] if foreign_names else "a file"
         raise FczooError(
-            f"{folder} holds {foreign_name}, which is not a page of a leaderboard; "
+            f"{folder} contains {foreign_name}, which is not a page of a leaderboard; "
             "give a new folder with --out"
         )
     return paths
@@ -201,17 +201,17 @@ def _benchmarks(
 
 
 def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, tuple[Line, float]]:
-    """Return for each ranked method the row with the fewest changed options: see ``count_changes``.
+    """Choose the row of each ranked method: the one with the fewest changed options.
 
-    Among such rows that with most trials of ``fczoo tune``, then most seeds, then the first; never
-    by score, which would reward many tries.
+    See ``count_changes``. Ties are broken by more trials of ``fczoo tune``, then more seeds, then
+    the order of rows, but never by score, which would reward many attempts.
 
     Args:
         experiment: Benchmark with the rows.
         tuned: Whether to use only rows for which ``fczoo tune`` found the values.
 
     Returns:
-        Method -> its row and the row's mean A_N; without methods whose row has none.
+        Row and its mean A_N by method; methods without A_N are left out.
     """
     best_lines: dict[str, tuple[tuple[int, int, int], Line]] = {}
     for line in experiment.lines:
@@ -232,9 +232,9 @@ def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, tuple[L
 
 
 def _index(experiments: Sequence[Experiment]) -> str:
-    """Render the list of benchmarks with ranks over them.
+    """Render the list of benchmarks and the ranking over them.
 
-    Only tuned rows are ranked if there are any.
+    If a benchmark has several tuned methods, only tuned rows are ranked.
     """
     fields = [candidates(experiment, tuned=True) for experiment in experiments]
     has_tuned = any(len(field) > 1 for field in fields)

@@ -1,4 +1,4 @@
-"""Single figures of runs for a paper: narrow, small print, one colour per method."""
+"""Single figures for papers: narrow, with small letters and one colour per method."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,10 +29,12 @@ from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.sweeps import find_sweeps, sweep_figures
 
 Kind = Literal["curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients", "tsne"]
-"""``curves``: accuracy after each task. ``rounds``, ``bytes``: over rounds, over bytes sent.
-``cost``: final accuracy against all bytes. ``heatmap``: accuracy on each task after each task of
-one method. ``confusion``: tasks or classes that one method confuses. ``clients``: accuracy for
-each client. ``tsne``: features of test images under the kept model of one method.
+"""Kind of figure.
+
+``curves``: accuracy after each task. ``rounds``, ``bytes``: accuracy over rounds or bytes sent.
+``cost``: final accuracy against all bytes. ``clients``: accuracy for each client. Figures of one
+method: ``heatmap``: accuracy on each task after each task. ``confusion``: confusion matrix of tasks
+or classes. ``tsne``: features of test images from the stored model.
 """
 OF_EXPERIMENT: Mapping[Kind, Callable[[Experiment], Figure | None]] = {
     "curves": accuracy_curves,
@@ -42,12 +44,13 @@ OF_EXPERIMENT: Mapping[Kind, Callable[[Experiment], Figure | None]] = {
     "clients": client_map,
 }
 SUFFIXES = (".pdf", ".svg", ".png")
-WIDTH = 3.3  # inches: a column of a paper in two columns
+WIDTH = 3.3  # inches: one column of a two-column paper
 FONT_SIZE = 8.0  # points
 POINTS = 72.0  # per inch
-LETTER, LINE, MARK = 0.6, 1.4, 3.6  # width of a letter, height of a line, width of a legend's mark
-SHAPE = 0.62  # height of curves and points by their width, without the legend
-LOOKS = len(COLOURS) * len(MARKERS)  # colours with marks that differ
+# in font sizes: width of a letter, height of a line, width of a legend's mark
+LETTER, LINE, MARK = 0.6, 1.4, 3.6
+SHAPE = 0.62  # height of curves and points divided by their width, without the legend
+LOOKS = len(COLOURS) * len(MARKERS)  # distinct combinations of colour and marker
 
 
 def make_plot(
@@ -56,24 +59,24 @@ def make_plot(
     method: str | None = None,
     open_benchmark: OpenBenchmark | None = None,
 ) -> Figure:
-    """Return a figure of an experiment, with methods named as their papers write them.
+    """Create a figure of an experiment, with names of methods as in their papers.
 
     Args:
         experiment: Runs that share one table.
         kind: Kind of figure.
-        method: Method, or label of its row, of a figure that shows one.
-        open_benchmark: Function that opens the benchmark of a kept model; ``tsne`` needs it.
+        method: Method, or label of its row, for a figure of one method.
+        open_benchmark: Function that opens the benchmark of a stored model; ``tsne`` needs it.
 
     Raises:
         FczooError: The figure shows one method and there are several, the method has no run, or
-            the runs have not recorded what the figure shows.
+            the runs did not record the data of the figure.
     """
     if kind in OF_EXPERIMENT:
         figure = OF_EXPERIMENT[kind](experiment)
         if figure is None or _is_empty(figure):
-            raise FczooError(f"no run has recorded what --kind {kind} shows, or it is too large")
+            raise FczooError(f"no run has recorded the data of --kind {kind}, or too much of it")
         if isinstance(figure, Curves):
-            figure = replace(figure, y="accuracy, %")  # the caption says of what
+            figure = replace(figure, y="accuracy, %")  # papers explain it in the caption
         return _rename(figure, {line.label: display_label(line) for line in experiment.lines})
     line = _choose_line(experiment, kind, method)
     if kind == "heatmap":
@@ -88,27 +91,27 @@ def make_plot(
     if figure is None:
         raise FczooError(
             f"the runs of {line.label} have not recorded their confusion; give their run folders, "
-            "as an archive leaves it out"
+            "because an archive has no confusion"
         )
     return figure
 
 
 def make_sweep_plot(experiments: Sequence[Experiment], method: str | None = None) -> Curves:
-    """Return the figure of the final accuracy over the values of an option or setting.
+    """Create the figure of the final accuracy over the values of an option or setting.
 
     Args:
         experiments: Runs with several values.
-        method: Method of the sweep, where there are several.
+        method: Method of the sweep, if there are several.
 
     Raises:
-        FczooError: No method was run with several values, or there are several such figures.
+        FczooError: No method was run with several values, or there are several sweeps.
     """
     sweeps = find_sweeps(experiments)
     if method is not None:
         own = [s for s in sweeps if fold(method) in (fold(s.method), fold(s.title))]
         if not own:
             names = ", ".join(dict.fromkeys(s.method for s in sweeps))
-            raise FczooError(f"no sweep is of {method!r}; take --method from: {names}")
+            raise FczooError(f"no sweep has method {method!r}; choose --method from: {names}")
         sweeps = own
     figures = sweep_figures(sweeps)
     if len(figures) > 1:
@@ -121,7 +124,7 @@ def make_sweep_plot(experiments: Sequence[Experiment], method: str | None = None
 
 
 def _choose_line(experiment: Experiment, kind: Kind, method: str | None) -> Line:
-    """Return the row that a figure of one method shows."""
+    """Return the row for a figure of one method."""
     lines = experiment.lines
     if method is not None:
         lines = tuple(
@@ -131,8 +134,8 @@ def _choose_line(experiment: Experiment, kind: Kind, method: str | None) -> Line
         return lines[0]
     labels = ", ".join(line.label for line in lines or experiment.lines)
     if method is not None and not lines:
-        raise FczooError(f"no row has method {method!r}; take --method from: {labels}")
-    raise FczooError(f"--kind {kind} shows one row; take --method from: {labels}")
+        raise FczooError(f"no row has method {method!r}; choose --method from: {labels}")
+    raise FczooError(f"--kind {kind} shows one row; choose --method from: {labels}")
 
 
 def _is_empty(figure: Figure) -> bool:
@@ -141,7 +144,7 @@ def _is_empty(figure: Figure) -> bool:
 
 
 def _rename(figure: Figure, names: Mapping[str, str]) -> Figure:
-    """Return a figure with other labels; labels without a name stay."""
+    """Replace the labels of a figure; labels that are not in ``names`` stay."""
 
     def rename_keys(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {names.get(label, label): value for label, value in values.items()}
@@ -158,10 +161,10 @@ def _rename(figure: Figure, names: Mapping[str, str]) -> Figure:
 
 
 def colour_numbers(experiment: Experiment) -> dict[str, int]:
-    """Return the number of each row's colour: that of its method in every figure.
+    """Return colour numbers by row, such that a method has the same colour in every figure.
 
-    Several rows of one method cannot share its colour, nor can two methods whose colours, marks
-    and strokes are the same. Then the result is empty, and rows are numbered in their order.
+    The result is empty if rows would look the same: if a method has several rows, or two methods
+    have the same colour and marker. Then rows are numbered in their order.
 
     Args:
         experiment: Runs that share one table.
@@ -193,13 +196,13 @@ def check_plot_file(path: Path) -> None:
 def write_plot(
     figure: Figure, path: Path, width: float = WIDTH, colours: Mapping[str, int] | None = None
 ) -> None:
-    """Write a figure without a title, with letters of 8 points and texts that stay text.
+    """Write a figure without a title, with a font size of 8 points and selectable text.
 
     Args:
         figure: Figure to draw.
         path: File that ends with ``.pdf``, ``.svg`` or ``.png``.
         width: Width of the figure in inches.
-        colours: Row label -> number of its colour; None: rows are numbered in their order.
+        colours: Colour number by row label; None: rows are numbered in their order.
     """
     picture = draw(figure, colours)
     _fit(picture, width)
@@ -209,7 +212,7 @@ def write_plot(
 
 
 def _fit(picture: Any, width: float) -> None:
-    """Scale a drawn figure to a width, with letters of one size; numbers in cells fit these."""
+    """Scale a figure to a width, with one font size; numbers in cells may be smaller to fit."""
     old_width, height = picture.get_size_inches()
     (axes,) = picture.axes
     has_cells = bool(axes.texts)

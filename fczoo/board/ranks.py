@@ -15,28 +15,28 @@ from fczoo.reports.runs import Line
 from fczoo.reports.significance import LEVEL, Entry, p_value
 from fczoo.reports.tables import COLUMNS, entry_of
 
-MIN_BLOCKS = 5  # least number of seeds or benchmarks for a critical difference
-MIN_METHODS = 3  # least number of methods for a critical difference
+MIN_BLOCKS = 5  # smallest number of seeds or benchmarks for a critical difference
+MIN_METHODS = 3  # smallest number of methods for a critical difference
 
 
 @dataclass(frozen=True)
 class Pair:
     """Comparison of two entries."""
 
-    difference: float  # of their means over the seeds that both have
-    seeds: int
-    p: float  # of a two-sided paired t test over these seeds
-    corrected_p: float  # p corrected by Holm for all pairs that are tested together
+    difference: float  # of their means over the shared seeds
+    seeds: int  # number of shared seeds
+    p: float  # of a two-sided paired t test over the shared seeds
+    corrected_p: float  # p with Holm's correction for all pairs that are tested together
 
 
 def pairs(entries: Sequence[Entry]) -> dict[tuple[int, int], Pair]:
-    """Test all pairs (i, j), i < j; the p values are corrected for their number.
+    """Test all pairs (i, j), i < j, and correct the p values for their number.
 
     Args:
-        entries: One figure of each method, by seed.
+        entries: Entries of one column, one per method.
 
     Returns:
-        (i, j) -> result; without pairs that cannot be tested, see ``p_value``.
+        Results by pair; pairs that cannot be tested are left out, see ``p_value``.
     """
     p_values = {}
     for i, j in combinations(range(len(entries)), 2):
@@ -71,25 +71,23 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Critical:
-    """Mean ranks over blocks, 1 the best; two that differ by less than ``distance`` are not
-    significantly different.
-    """
+    """Mean ranks over blocks, 1 the best, and Nemenyi's critical difference."""
 
     ranks: Mapping[str, float]  # best first
-    distance: float  # Nemenyi's critical difference at 5 %
-    p: float  # p value of Friedman's test that all are alike
-    blocks: int
+    distance: float  # critical difference at 5 %: smaller differences are not significant
+    p: float  # p value of Friedman's test
+    blocks: int  # number of blocks
 
 
 def critical(blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS) -> Critical | None:
-    """Compute the critical difference over blocks with all of ``choose_blocks``; higher is better.
+    """Compute mean ranks and critical difference over the blocks and methods of ``choose_blocks``.
 
     Args:
-        blocks: One mapping per seed or benchmark: method -> value.
-        least: Least number of blocks.
+        blocks: Values by method, one mapping per seed or benchmark; higher is better.
+        least: Smallest number of blocks.
 
     Returns:
-        Mean ranks with Nemenyi's distance, or None where ``shortage`` gives a reason.
+        Mean ranks with the critical difference; None with too few blocks or methods.
     """
     names, having = choose_blocks(blocks)
     if not _enough(blocks, names, least):
@@ -107,13 +105,13 @@ def critical(blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS) -> 
 def choose_blocks(
     blocks: Sequence[Mapping[str, float]],
 ) -> tuple[list[str], list[Mapping[str, float]]]:
-    """Return methods that enough blocks share, and these blocks.
+    """Choose methods that enough blocks share, and these blocks.
 
-    Methods are taken by the number of their blocks, most first, each that leaves BLOCKS of them, or
-    all where there are fewer: a choice by what was run, never by how it ended.
+    Methods are added in order of their number of blocks, unless fewer than ``MIN_BLOCKS`` blocks
+    (or all, if there are fewer) would share all methods. The choice does not depend on the values.
 
     Args:
-        blocks: One mapping per seed or benchmark: method -> value.
+        blocks: Values by method, one mapping per seed or benchmark.
 
     Returns:
         Names of the methods, and the blocks that have all of them.
@@ -130,19 +128,18 @@ def choose_blocks(
 
 
 def shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
-    """Return why there is not enough data for mean ranks over these blocks; empty if there is.
+    """Describe why there is too little data for mean ranks; empty if there is enough.
 
     Args:
-        blocks: One mapping per seed or benchmark: method -> value.
-        what: Name of the blocks in the text: ``seeds`` or ``benchmarks``.
+        blocks: Values by method, one mapping per seed or benchmark.
+        what: Name of the blocks in the text, such as ``seeds`` or ``benchmarks``.
     """
     names, _ = choose_blocks(blocks)
     if _enough(blocks, names):
         return ""
     return (
-        f"No critical-difference picture: it needs {MIN_BLOCKS} {what} or more with {MIN_METHODS} methods "
-        "or more in "
-        f"common; {what} here: {len(blocks)}, methods in common: {len(names)}."
+        f"No critical-difference picture: it needs {MIN_BLOCKS} {what} or more with {MIN_METHODS} "
+        f"methods or more in common; {what} here: {len(blocks)}, methods in common: {len(names)}."
     )
 
 
@@ -154,16 +151,16 @@ def _enough(
 
 @dataclass(frozen=True)
 class RankEntry:
-    """A method over several benchmarks."""
+    """Rank of a method over several benchmarks."""
 
-    # share of the other methods that it beats, in percent, mean over its benchmarks; a tie is half
+    # percentage of other methods that it beats, mean over its benchmarks; a tie counts half
     share: float
-    benchmark_count: int  # benchmarks in which it took part
-    place: int | None  # 1 the best; None where it took part in fewer than half of them
+    benchmark_count: int  # number of benchmarks with the method
+    place: int | None  # 1 the best; None: it is in fewer than half of the benchmarks
 
 
 Cost = tuple[str, float]
-"""Group within which costs compare, such as a processor, and the cost."""
+"""Group within which costs are comparable, such as a processor, and the cost."""
 
 
 def borda(
@@ -171,19 +168,19 @@ def borda(
 ) -> dict[str, RankEntry]:
     """Rank methods by Borda count over benchmarks, best first.
 
-    In a benchmark with n methods one that is above b others and level with e gets b + e / 2 points
-    of n - 1. Benchmarks differ in their methods, so that shares of what could be had are averaged,
-    not points added. Benchmarks with one method say nothing and do not count.
+    In a benchmark with n methods, a method that beats b others and ties with e gets b + e / 2 of
+    n - 1 points. Because benchmarks have different methods, shares of the possible points are
+    averaged instead of adding points. Benchmarks with one method do not count.
 
-    With costs a method is above another only if it has the higher score at no higher cost; a pair
-    without such an order counts as level.
+    With costs, a method beats another only if it has the higher score at no higher cost; other
+    pairs count as ties.
 
     Args:
-        benchmarks: One mapping per benchmark: method -> score, higher is better.
-        costs: One mapping per benchmark: method -> its cost.
+        benchmarks: Scores by method, one mapping per benchmark; higher is better.
+        costs: Costs by method, one mapping per benchmark.
 
     Returns:
-        Method -> its rank over the benchmarks; methods that have a place come first.
+        Ranks by method; methods with a place come first.
     """
     contests = [i for i, scores in enumerate(benchmarks) if len(scores) > 1]
     shares: dict[str, list[float]] = {}
@@ -206,7 +203,7 @@ def borda(
 
 
 def _points(name: str, rival: str, scores: Mapping[str, float], costs: Mapping[str, Cost]) -> float:
-    """Return 1 if a method is above a rival, 0 if it is below, and 0.5 if they are level."""
+    """Return 1 if a method beats a rival, 0 if the rival beats it, and 0.5 for a tie."""
     if scores[name] == scores[rival]:
         return 0.5
     above, below = (name, rival) if scores[name] > scores[rival] else (rival, name)
@@ -221,10 +218,10 @@ def test_differences(lines: Sequence[Line]) -> dict[str, Any]:
     """Test pairs of methods and compute mean ranks over seeds.
 
     Args:
-        lines: Rows of one benchmark; upper bounds among them are left out.
+        lines: Rows of one benchmark; upper bounds are left out.
 
     Returns:
-        Template data: pairs, their number and CSV file, level, mean ranks and shortage.
+        Template data: pairs, their number and CSV file, level, mean ranks and shortage of data.
     """
     competing = [(line, entry_of(line, COLUMNS["A_N"])) for line in lines if line.competes]
     entries = [(line.label, entry) for line, entry in competing if entry]

@@ -1,4 +1,4 @@
-"""The page of a suite: tables, tested differences and searched values, from its archive only."""
+"""Markdown page of a suite: tables, tested differences and searched values, from its archive."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,26 +34,26 @@ from fczoo.reports.tables import COLUMNS, entry_of
 METRICS = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
 DPI = 110
 MAX_NAMED_CURVES = 12
-MAX_NOTES = 15  # lines by hand
-MIN_BLOCKS = 3  # seeds and settings for a picture of critical differences
+MAX_NOTES = 15  # lines of notes by hand
+MIN_BLOCKS = 3  # smallest number of seeds and settings for critical differences
 NOTICE = "<!-- written by `fczoo suite report`; notes by hand are in suites/{name}.notes.md -->"
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that the page of a suite is made of."""
+    """Content of a suite's page."""
 
     name: str
     suite: Suite
     experiments: Sequence[Experiment]  # with rows labelled as in the suite
-    # name in the archive -> the same run on another machine or at another time
+    # repeated runs, on another machine or at another time, by name in the archive
     replications: Mapping[str, RunRecord] = field(default_factory=dict)
     notes: str = ""
-    pictures: bool = False  # whether the page shows figures
+    pictures: bool = False  # whether the page links figures
 
     @property
     def critical(self) -> Critical | None:
-        """Return mean ranks over seeds and settings of methods and controls."""
+        """Return mean ranks of methods and controls over seeds and settings."""
         blocks = [block for e in self.experiments for block in _blocks(e, self.suite)]
         return critical(blocks, MIN_BLOCKS)
 
@@ -89,7 +89,7 @@ class Page:
         return "\n\n".join(parts) + "\n"
 
     def _table(self, experiment: Experiment, origins: Mapping[str, str]) -> str:
-        """Return the rows by accuracy, with intervals of A_N and differences of replications."""
+        """Format the rows by accuracy, with intervals of A_N and differences of replications."""
         a_n, roles = COLUMNS["A_N"], {row.label: row.role for row in self.suite.rows}
         by_accuracy = sorted(
             ((entry.mean if (entry := entry_of(x, a_n)) else -1.0, x) for x in experiment.lines),
@@ -116,9 +116,9 @@ class Page:
 
 
 def suite_curves(experiment: Experiment, suite: Suite) -> Curves:
-    """Return the accuracy after each task as the page of a suite shows it.
+    """Plot the accuracy after each task, as on the page of a suite.
 
-    Of many rows only controls and those that the suite compares are named.
+    If there are many rows, only controls and rows that the suite compares have names.
 
     Args:
         experiment: Runs of the suite in one setting.
@@ -137,14 +137,14 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
     Args:
         name: Name of the suite.
         suite: The suite.
-        results: Folder of ``NAME.csv``, of the page and of the figures.
+        results: Folder of ``NAME.csv`` and the page; figures are in its folder ``pictures``.
 
     Returns:
-        The page.
+        File of the page.
 
     Raises:
-        FczooError: The archive is missing or damaged, a row is of two versions of the code, or the
-            notes are too long.
+        FczooError: The archive is missing or damaged, a row has runs with different code or
+            options, or the notes are too long.
     """
     page = replace(read_page(name, suite, results), pictures=True)
     pictures = results / "pictures"
@@ -159,7 +159,7 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
 
 
 def read_page(name: str, suite: Suite, results: Path) -> Page:
-    """Read what the page of a suite is made of.
+    """Read the content of a suite's page.
 
     Args:
         name: Name of the suite.
@@ -167,8 +167,8 @@ def read_page(name: str, suite: Suite, results: Path) -> Page:
         results: Folder of ``NAME.csv``.
 
     Raises:
-        FczooError: The archive is missing or damaged, a row is of two versions of the code, or the
-            notes are too long.
+        FczooError: The archive is missing or damaged, a row has runs with different code or
+            options, or the notes are too long.
     """
     archive = results / f"{name}.csv"
     if not archive.is_file():
@@ -183,7 +183,7 @@ def read_page(name: str, suite: Suite, results: Path) -> Page:
 
 
 def _replication_difference(line: Line, replications: Mapping[str, RunRecord]) -> str:
-    """Return the mean difference of the same runs made again; empty without any."""
+    """Format the mean difference of a row's replications to its runs; empty without any."""
     differences = []
     for record, result in zip(line.records, line.results, strict=True):
         again = replications.get(archived_as(record))
@@ -196,7 +196,7 @@ def _replication_difference(line: Line, replications: Mapping[str, RunRecord]) -
 
 
 def _blocks(experiment: Experiment, suite: Suite) -> list[dict[str, float]]:
-    """Return for each seed the A_N of methods and controls that compete."""
+    """Return for each seed the A_N by label, of ranked methods and controls."""
     ablations = {row.label for row in suite.rows if row.role == "ablation"}
     entries = {
         line.label: entry
@@ -219,7 +219,7 @@ def _notes(name: str, results: Path) -> str:
 
 
 def _values(experiments: Sequence[Experiment]) -> str:
-    """Return the options of each row that differ from its defaults, with the effort of a search."""
+    """Format a table of each row's search and of the options that differ from the defaults."""
     rows = []
     for experiment in experiments:
         for line in experiment.lines:

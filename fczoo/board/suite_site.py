@@ -1,4 +1,4 @@
-"""The site of a leaderboard that reads suites: a start page of questions, and a page per suite."""
+"""Site of a leaderboard of suites: a start page with their questions, and a page per suite."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ from fczoo.reports.tables import COLUMNS, entry_of, percent
 class SuiteTable:
     """One table of a suite: its runs in one setting."""
 
-    suite: str  # its name
+    suite: str  # name of the suite
     experiment: Experiment
-    roles: Mapping[str, str]  # row label -> role
-    index: int  # on the suite's page
+    roles: Mapping[str, str]  # role by row label
+    index: int  # position on the suite's page
 
     @property
     def address(self) -> str:
@@ -35,7 +35,7 @@ class SuiteTable:
 
     @cached_property
     def field(self) -> dict[str, tuple[Line, float]]:
-        """Return the declared row of each method and its mean A_N, best first."""
+        """Return the row of each method, without ablations, and its mean A_N, best first."""
         entries = [
             (line, entry)
             for line in self.experiment.lines
@@ -51,7 +51,7 @@ class SuiteTable:
 
     @property
     def traffic(self) -> dict[str, Cost]:
-        """Return the bytes that each method sends in a run, up and down."""
+        """Return the bytes per run of each method, up and down."""
         return {
             name: ("", statistics.fmean(r.bytes_up + r.bytes_down for r in line.results))
             for name, (line, _) in self.field.items()
@@ -59,7 +59,7 @@ class SuiteTable:
 
     @property
     def time(self) -> dict[str, Cost]:
-        """Return the seconds of a run of each method, with its processor."""
+        """Return the seconds per run of each method, with its processor."""
         return {
             name: (_processors(line), statistics.fmean(r.seconds for r in line.results))
             for name, (line, _) in self.field.items()
@@ -91,7 +91,8 @@ def write_suite_site(results: Path, folder: Path) -> int:
         Number of suites with runs.
 
     Raises:
-        FczooError: A suite or its archive is damaged, or the folder holds anything but such a site.
+        FczooError: No suite has runs, a suite or its archive is damaged, or the folder contains
+            other files.
     """
     suites: dict[str, Suite] = {}
     tables: dict[str, list[SuiteTable]] = {}
@@ -133,7 +134,7 @@ def _suite_page(
 
 
 def _start_page(suites: Mapping[str, Suite], tables: Mapping[str, Sequence[SuiteTable]]) -> str:
-    """Render the questions of the suites, with ranks over their tables."""
+    """Render the questions of the suites and the ranking over their tables."""
     all_tables = [table for some in tables.values() for table in some]
     contests = [table for table in all_tables if len(table.field) > 1]
     scores = [table.scores for table in contests]
@@ -176,7 +177,7 @@ def _column_name(table: SuiteTable) -> str:
 
 
 def _benchmark(table: SuiteTable) -> dict[str, Any]:
-    """Return a table's row of the list of suites."""
+    """Return the row of a table in the list of suites."""
     methods = {name: pair for name, pair in table.field.items() if _role(table, name) == "method"}
     first = next(iter(methods), None)
     return {
@@ -195,7 +196,7 @@ def _role(table: SuiteTable, name: str) -> str:
 def _method(
     name: str, rankings: Sequence[Mapping[str, RankEntry]], tables: Sequence[SuiteTable]
 ) -> dict[str, Any]:
-    """Return a method's row of the ranks."""
+    """Return the row of a method in the ranking."""
     words: dict[str, dict[str, None]] = {}
     entries: list[dict[str, Any] | None] = []
     role = "method"

@@ -1,4 +1,4 @@
-"""Wording of a suite's page: tested differences, ranks, values and the origin of its rows."""
+"""Text of a suite's page: tested differences, ranks, values and the origin of its rows."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,14 +23,14 @@ class Difference:
     """Difference of two rows in A_N, with its test."""
 
     setting: str
-    higher: str  # name of the row with the higher mean over the seeds of both
+    higher: str  # name of the row with the higher mean over the shared seeds
     lower: str
     points: float
-    bounds: tuple[float, float] | None  # 95 % interval; None: it does not vary
+    bounds: tuple[float, float] | None  # 95 % interval; None: the difference does not vary
     p: float | None  # two-sided paired t test; None: not tested
 
     def sentence(self, corrected_p: float | None, several_settings: bool) -> str:
-        """Word the difference.
+        """Describe the difference in one sentence.
 
         Args:
             corrected_p: p value corrected for all comparisons of the suite.
@@ -64,14 +64,14 @@ def heading(experiment: Experiment) -> str:
 def difference_sentences(
     experiments: Sequence[Experiment], compare: Sequence[tuple[str, str]]
 ) -> list[str]:
-    """Return one sentence per comparison; p values are corrected for their number (Holm).
+    """Describe each comparison in one sentence, with p values corrected for their number (Holm).
 
     Args:
         experiments: Runs of a suite, one experiment per setting.
-        compare: Labels of the two rows of each comparison; those that did not run are left out.
+        compare: Labels of the two rows of each comparison; rows without runs are left out.
 
     Returns:
-        A sentence on the test and a list; empty without comparisons.
+        A sentence on the test, and a Markdown list; empty without comparisons.
     """
     differences = [x for e in experiments for pair in compare if (x := _difference(e, pair))]
     if not differences:
@@ -87,7 +87,7 @@ def difference_sentences(
 
 
 def _difference(experiment: Experiment, pair: tuple[str, str]) -> Difference | None:
-    """Return the difference of two rows; None if one of them or a common seed is missing."""
+    """Return the difference of two rows; None if a row is missing or they share no seed."""
     lines = {line.label: line for line in experiment.lines}
     entries = [entry_of(lines[label], COLUMNS["A_N"]) for label in pair if label in lines]
     if len(entries) < 2 or entries[0] is None or entries[1] is None:
@@ -105,7 +105,7 @@ def _difference(experiment: Experiment, pair: tuple[str, str]) -> Difference | N
 
 
 def row_name(line: Line) -> str:
-    """Return the method's name as its paper writes it, or the name that the suite gives a row.
+    """Return the method's name as in its paper, or the row's own name in the suite.
 
     Args:
         line: Row of a suite.
@@ -114,7 +114,7 @@ def row_name(line: Line) -> str:
 
 
 def rank_sentence(ranks: Critical) -> str:
-    """Describe mean ranks and how to read their picture.
+    """Describe mean ranks, their test, and how to read their picture.
 
     Args:
         ranks: Mean ranks over seeds and settings.
@@ -137,7 +137,7 @@ def rank_sentence(ranks: Critical) -> str:
 
 
 def changed_options(line: Line) -> str:
-    """Return the options in which a row differs from its method's own.
+    """Format the options of a row that the user or a search changed.
 
     Args:
         line: Row of a suite.
@@ -151,7 +151,7 @@ def changed_options(line: Line) -> str:
 
 
 def _origin(record: RunRecord) -> str:
-    """Return versions and processor of a run."""
+    """Describe the versions and processors of a run."""
     versions = record.result.versions if record.result else {}
     hardware = record.about.hardware
     processors = [str(hardware.get("cpu", "unknown processor")), *hardware.get("gpus", [])]
@@ -162,10 +162,13 @@ def _origin(record: RunRecord) -> str:
 
 
 def letters_of_origins(experiments: Sequence[Experiment]) -> dict[str, str]:
-    """Return the versions and processors of some runs, most frequent first, each with a letter.
+    """Assign a letter to each origin (versions and processors) of runs, most frequent first.
 
     Args:
         experiments: Runs of a suite.
+
+    Returns:
+        Letters by origin.
     """
     records = [record for e in experiments for line in e.lines for record in line.records]
     origins = [_origin(record) for record in records]
@@ -174,20 +177,20 @@ def letters_of_origins(experiments: Sequence[Experiment]) -> dict[str, str]:
 
 
 def letters_of(line: Line, origins: Mapping[str, str]) -> str:
-    """Return the letters of the versions and processors that a row is from.
+    """Return the letters of a row's origins.
 
     Args:
         line: Row of a suite.
-        origins: Letter of each origin, as ``letters_of_origins`` returns them.
+        origins: Letters by origin, from ``letters_of_origins``.
     """
     return ", ".join(sorted({origins[_origin(record)] for record in line.records}))
 
 
 def replication_note(replications: Iterable[RunRecord]) -> str:
-    """Describe what the column of replications shows; empty without any.
+    """Describe the column of replications; empty without any.
 
     Args:
-        replications: Runs that were made again.
+        replications: Repeated runs.
     """
     origins = [_origin(record) for record in replications]
     if not origins:
@@ -200,10 +203,10 @@ def replication_note(replications: Iterable[RunRecord]) -> str:
 
 
 def origin_table(origins: Mapping[str, str]) -> str:
-    """Return the table of versions and processors.
+    """Format the table of versions and processors.
 
     Args:
-        origins: Letter of each origin.
+        origins: Letters by origin.
     """
     rows = [[letter, origin] for origin, letter in origins.items()]
     return tabulate(rows, ["origin", "versions and processor"], tablefmt="github")

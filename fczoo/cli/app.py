@@ -1,4 +1,4 @@
-"""The ``fczoo`` command: its subcommands, and the report of errors."""
+"""Command ``fczoo``: its subcommands and error messages."""
 
 import io
 import sys
@@ -34,9 +34,9 @@ _HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2 raises w
 
 @contextmanager
 def usage_in_one_line() -> Iterator[None]:
-    """Print only the relevant line of a click error, without the whole usage.
+    """Reduce usage errors of click to one line, with advice.
 
-    Click prints the usage of an error with a context only.
+    The new errors have no context, because click prints the whole usage of errors with a context.
     """
     try:
         yield
@@ -64,9 +64,8 @@ class Commands(ExampleGroup):
 
     def main(self, *arguments: Any, **more: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(
-                stream, io.TextIOWrapper
-            ):  # print ? for characters that a terminal lacks, such as ±
+            if isinstance(stream, io.TextIOWrapper):
+                # print ? for characters that a terminal lacks, such as ±
                 stream.reconfigure(errors="replace")
         if not more.get("prog_name"):  # click would show the file's name for python -m fczoo
             more["prog_name"] = "fczoo"
@@ -89,7 +88,7 @@ class Commands(ExampleGroup):
         except FczooError as error:
             _fail(ctx, str(error), error.exit_code)
         except KeyboardInterrupt:
-            _fail(ctx, "interrupted; no run was under way", 130)
+            _fail(ctx, "interrupted; no run was active", 130)
         except OSError as error:
             file_note = f": {error.filename}" if error.filename else ""
             _fail(ctx, f"{error.strerror or error}{file_note}")

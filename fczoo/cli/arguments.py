@@ -1,4 +1,4 @@
-"""Parsers of values on the command line."""
+"""Parsers of command-line values."""
 
 import re
 import textwrap
@@ -51,8 +51,8 @@ def parse_methods(value: str | Sequence[str] | None) -> list[str]:
         Registered names.
 
     Raises:
-        FczooError: ``all`` is given with other names, or a name occurs twice or is not a method's
-            but that of a rule of local training or an aggregator.
+        FczooError: ``all`` is given with other names, a name occurs twice, or a name is not a
+            method but, for example, an aggregator.
     """
     names = parse_words(value, "--methods")
     if ALL in map(fold, names):
@@ -94,7 +94,7 @@ def parse_specs(value: str | Sequence[str] | None) -> list[str]:
 def _split_list(value: str | Sequence[Any] | None, option: str) -> list[str]:
     """Return the entries of a comma-separated list without the spaces around them.
 
-    Raises FczooError if an entry is empty; nothing and an empty text give no entries.
+    None and an empty text have no entries. Raises FczooError if an entry is empty.
     """
     entries = value.split(",") if isinstance(value, str) else [str(entry) for entry in value or ()]
     stripped_entries = [entry.strip() for entry in entries]
@@ -132,7 +132,7 @@ def parse_changes(changes: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def spell_options(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return options by method under the registered spelling of methods and fields.
+    """Replace the names of methods and options by their registered spelling.
 
     Args:
         changes: Values by method and option. Unknown names stay as they are.
@@ -240,7 +240,7 @@ def parse_jobs(value: str | int) -> int:
         value: A number, or ``auto``: one per GPU or, without any, one per core.
 
     Returns:
-        Number of runs side by side.
+        Number of parallel runs.
 
     Raises:
         FczooError: The value is not a number from 1 to 1024.
@@ -270,7 +270,7 @@ def wrap_to_terminal(text: str) -> str:
     width = columns()
     if width is None:
         return text
-    # names of files stay whole
+    # do not break file names
     wrapper = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
     return "\n".join(
         line if "  " in line or len(line) <= width else wrapper.fill(line)

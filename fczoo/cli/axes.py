@@ -21,15 +21,15 @@ from fczoo.runner.configs import Sweep, folder_name
 
 BACKBONE = "backbone."  # ``backbone.image_size`` is the setting ``image_size``
 LISTS = ("dataset", "partition", "methods", "seeds")
-"""Options of ``fczoo bench`` that take lists themselves."""
-LONGEST_NAME = 200  # characters of a folder's name; file systems take 255
-REST = "others"  # folder of methods that no axis changes, where no setting is swept
+"""Options of ``fczoo bench`` whose own values are lists."""
+LONGEST_NAME = 200  # characters of a folder's name; file systems allow 255
+REST = "others"  # folder of methods without an axis, if no setting is swept
 FORM = "write METHOD.OPTION=VALUE,VALUE or SETTING=VALUE,VALUE, e.g. hgp.lr=0.01,0.1"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An option of a method, or a setting, with its values as words."""
+    """Axis of a sweep: an option of a method, or a setting, with its values as text."""
 
     method: str  # empty for a setting
     option: str
@@ -49,7 +49,7 @@ class Axis:
         return {"set": {self.method: {self.option: word}}} if self.method else {self.option: word}
 
     def value(self, config: RunConfig) -> str:
-        """Return the word of the value that a run has.
+        """Return the value of a run as text.
 
         Args:
             config: Run of the axis's method.
@@ -111,7 +111,7 @@ def _parse_axis(word: str) -> Axis:
 
 
 def _parse_name(target: str, word: str) -> tuple[str, str]:
-    """Return the registered names of a method, or an empty word, and of its option or a setting."""
+    """Return the registered names of a method and its option, or "" and a setting."""
     method, dot, option = target.partition(".")
     if target.lower().startswith(BACKBONE):
         method, dot, option = "", "", match(option, OF_BACKBONE) or target
@@ -178,11 +178,11 @@ def _split_values(text: str, word: str) -> list[str]:
 
 
 def combine_axes(axes: Sequence[Axis], zipped: bool) -> list[Row]:
-    """Return the rows of a sweep: all combinations of values, or pairs.
+    """Return the rows of a sweep: all combinations of values, or one row per position.
 
     Args:
         axes: Axes of the sweep.
-        zipped: Whether the first values belong together, the second, and so on.
+        zipped: Whether to combine the i-th values of all axes only.
 
     Raises:
         FczooError: A value occurs twice, or lists to zip have unequal lengths.
@@ -210,11 +210,11 @@ def sweep_axes(
 ) -> dict[Path, Sequence[RunConfig]]:
     """Return the runs of all rows of a sweep.
 
-    A method runs once per combination of settings and its options: the options of other
-    methods do not multiply its runs.
+    A method runs once per combination of settings and its own options; axes of other methods do not
+    multiply its runs.
 
     Args:
-        request: Options without those that are swept.
+        request: Options without the swept ones.
         rows: Values of the axes.
         make_sweep: Function that returns the runs of a request by folder.
 
@@ -222,7 +222,7 @@ def sweep_axes(
         Runs by folder: one level for the values, then those of ``make_sweep``.
 
     Raises:
-        FczooError: A value does not fit, two values are the same, or folders would have one name.
+        FczooError: A value is invalid, two values are the same, or two folders have the same name.
     """
     sweep: dict[Path, Sequence[RunConfig]] = {}
     order: dict[Path, tuple[int, int]] = {}  # by settings, then by method
@@ -267,7 +267,7 @@ def _of_method(row: Row, method: str) -> Row:
 
 @contextmanager
 def _naming(row: Row) -> Iterator[None]:
-    """Let errors about a value name ``--sweep``, where the value is, in place of its option."""
+    """Replace the option in errors about a value by ``--sweep``, where the user gave the value."""
     try:
         yield
     except FczooError as error:
@@ -291,11 +291,11 @@ def _folder(axes: Sequence[Axis], config: RunConfig) -> Path:
 
 
 def check_axes(axes: Sequence[Axis], layers: Sequence[Request], methods: set[str]) -> None:
-    """Check axes against what else is given.
+    """Check axes against the other options.
 
     Args:
         axes: Axes of the sweep.
-        layers: Requests that take precedence over the sweep or are its own.
+        layers: Requests that must not set an option of an axis.
         methods: Methods that run.
 
     Raises:

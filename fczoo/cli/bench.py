@@ -1,4 +1,4 @@
-"""``fczoo bench``."""
+"""Command ``fczoo bench``."""
 
 import time
 from pathlib import Path
@@ -268,5 +268,5 @@ def bench(config: Path | None, **given: Any) -> None:
 
 
 def _sweep_note(options: dict[str, Any], out: Path) -> str:
-    """Return the command that shows a sweep; empty without one."""
+    """Return a hint at the report of a sweep; empty without one."""
     return f"\nfczoo report {out} --sweep has accuracy by value" if "sweep" in options else ""

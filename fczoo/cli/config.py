@@ -1,7 +1,4 @@
-"""Settings files of ``fczoo bench``.
-
-A file is TOML with its options and cells, or the ``bench.json`` of a run folder.
-"""
+"""Settings files of ``fczoo bench``: TOML with options and cells, or a run's ``bench.json``."""
 
 import tomllib
 from collections.abc import Collection, Mapping
@@ -15,7 +12,7 @@ from fczoo.core.names import match
 from fczoo.core.options import flag, nearest, quote
 from fczoo.core.registry import DATASETS
 
-Request = dict[str, Any]  # options of ``fczoo bench`` by name, as words or plain values
+Request = dict[str, Any]  # options of ``fczoo bench`` by name, as text or plain values
 
 CELL_OPTIONS = ("methods", "seeds", "set", "name")  # options of a cell in addition to settings
 # settings that ``--set backbone.NAME=VALUE`` can also set
@@ -31,12 +28,12 @@ SWITCHES = (
 def read_config(
     path: Path, settings: Collection[str], options: Collection[str]
 ) -> tuple[Request, list[Request]]:
-    """Read the options of a file and of each of its sections.
+    """Read the options of a file and of each of its cells.
 
     Args:
         path: TOML file, or the ``bench.json`` of a run folder.
-        settings: Names of settings, which may be anywhere in the file.
-        options: Names of the options of ``fczoo bench``, which may be outside of cells only.
+        settings: Names of settings, which are allowed anywhere in the file.
+        options: Names of the options of ``fczoo bench``, which are allowed outside cells only.
 
     Returns:
         Options of the file, and those of each cell.
@@ -71,15 +68,15 @@ def read_config(
 
 
 def request(given: Mapping[str, Any], known: Collection[str], place: str) -> Request:
-    """Return the options of one layer by name.
+    """Check the options of one layer, such as a file, and return them by registered name.
 
     Args:
         given: Values by name, in any spelling.
-        known: Names of the options that are allowed.
-        place: Name of the layer in messages.
+        known: Names of the allowed options.
+        place: Name of the layer, for messages.
 
     Returns:
-        Values by name; ``set`` holds values by method and option.
+        Values by name; ``set`` has values by method and option.
 
     Raises:
         FczooError: An option is unknown or given twice, or a value has the wrong type.
@@ -106,7 +103,7 @@ def request(given: Mapping[str, Any], known: Collection[str], place: str) -> Req
 
 
 def merge_requests(*layers: Request) -> Request:
-    """Merge requests; later ones take precedence, for ``set`` option by option.
+    """Merge requests; later ones override earlier ones, for ``set`` option by option.
 
     Args:
         layers: Requests, the most general one first.
@@ -124,10 +121,10 @@ def merge_requests(*layers: Request) -> Request:
 
 
 def request_of_run(path: Path) -> Request:
-    """Return the request that repeats a folder's runs, from ``bench.json``.
+    """Return the request that repeats the runs of a folder, from its ``bench.json``.
 
-    It does not depend on today's defaults. The paths of data and weights may have to be given in
-    addition, since a run folder stores only their last names.
+    It does not depend on current defaults. Users may have to add the paths of data and weights,
+    since a run folder stores only their file names.
 
     Args:
         path: File ``bench.json``.
@@ -158,9 +155,9 @@ def request_of_run(path: Path) -> Request:
 
 
 def _expected_type(name: str, value: Any) -> str:
-    """Describe the type that a wrong value should have.
+    """Describe the expected type if a value has the wrong one.
 
-    Empty if the value is valid or ``Settings`` checks it.
+    Empty if the type is right, or if ``Settings`` checks it.
     """
     is_string_list = isinstance(value, list) and all(isinstance(v, str) for v in value)
     if name in LISTS and not (is_string_list or isinstance(value, str)):
@@ -188,14 +185,14 @@ def _is_int_list(value: Any) -> bool:
 def default_protocol(
     dataset: str, given: Mapping[str, Any], on_cluster: bool = False
 ) -> dict[str, str]:
-    """Return protocol ``quick`` for a run without a GPU and without a named protocol.
+    """Return protocol ``quick`` for runs without a GPU, unless the user names a protocol.
 
-    Other schedules take days on a CPU. The schedule of digits is quick by default.
+    Other schedules take days on a CPU; that of digits is quick by default.
 
     Args:
         dataset: Name of the data set.
         given: Options by name.
-        on_cluster: Runs execute on other machines, whose devices this one does not know.
+        on_cluster: Whether runs execute on other machines, whose devices are unknown here.
 
     Returns:
         ``{"protocol": "quick"}``, or an empty dictionary.

@@ -1,4 +1,4 @@
-"""``fczoo partition`` and ``fczoo data``: images of each client, and sources of data sets."""
+"""Commands ``fczoo partition`` and ``fczoo data``: splits over clients, and local data sets."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +20,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import quote
 from fczoo.core.registry import DATASETS
 
-SCHEMES = ("https://", "http://", "ftp://", "file://")  # addresses that urllib reads
+SCHEMES = ("https://", "http://", "ftp://", "file://")  # schemes that urllib supports
 STREAM = (
     "dataset",
     "hf_columns",
@@ -44,7 +44,7 @@ STREAM = (
 
 
 def output_file_option(name: str, what: str) -> Callable[[Command], Command]:
-    """Return an option that names an output file.
+    """Return the decorator that adds an option for an output file.
 
     Args:
         name: Name of the option.
@@ -98,7 +98,7 @@ def partition(
         **setting_values,
         **default_protocol(dataset or "digits", setting_values),
     )
-    _ = settings.partitioner  # a misspelt partition is reported before data are searched
+    _ = settings.partitioner  # report an invalid partition before searching the data
 
     from fczoo.cli.show_partition import describe_split, write_export, write_plot, write_table
     from fczoo.federation.stream import open_stream
@@ -150,7 +150,7 @@ def data() -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder to which it is written.  [default: "
+    help="Folder to which the data set is written.  [default: "
     "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
 )
 @click.option(
@@ -160,7 +160,7 @@ def data() -> None:
     "[default: the official source]",
 )
 def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
-    """Download a data set from its official source. An interrupted download is resumed."""
+    """Download a data set from its official source. The same command resumes a download."""
     from fczoo.data.fetch import fetch as get
 
     if mirror is not None and not mirror.lower().startswith(SCHEMES):
@@ -176,12 +176,12 @@ def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder that holds it.  [default: "
+    help="Folder that contains the data set.  [default: "
     "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
 )
 @HF_COLUMNS
 def check(name: str, data_root: Path | None, hf_columns: str | None) -> None:
-    """Read a local copy and show its numbers next to the official ones."""
+    """Compare a local copy of a data set with the official numbers."""
     from fczoo.data.verify import verify
 
     table, wrong = verify(*place(name, data_root, hf_columns))

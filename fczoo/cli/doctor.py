@@ -22,7 +22,7 @@ from fczoo.federation.environment import versions
 
 
 def doctor(data_root: Path | None) -> str:
-    """Describe versions, devices, plug-ins, extras, and the places of data and weights.
+    """Describe versions, devices, plug-ins, extras, and the paths of data and weights.
 
     Args:
         data_root: Folder of the data. None: the default folder.
@@ -67,7 +67,7 @@ def doctor(data_root: Path | None) -> str:
 
 
 def _plugins() -> list[tuple[str, str]]:
-    """Return installed plug-ins with their package's version, or the reason of their exclusion."""
+    """List plug-ins with package and version, and the error of those that cannot be loaded."""
     broken = load_plugins()
     rows = []
     for entry in entry_points(group=PLUGINS):
@@ -80,7 +80,7 @@ def _plugins() -> list[tuple[str, str]]:
 
 
 def _extras() -> list[tuple[str, str]]:
-    """Return fczoo's optional packages by extra, with their versions."""
+    """List fczoo's optional packages by extra, with their versions."""
     packages_by_extra: dict[str, list[str]] = {}
     for line in requires("fczoo") or ():
         extra, package = re.search(r"extra == ['\"]([\w-]+)['\"]", line), re.match(r"[\w.-]+", line)
@@ -108,7 +108,7 @@ def _describe_extra(extra: str, packages: list[str]) -> str:
 
 
 def _cached_models() -> list[str]:
-    """Return the names of ViTs whose weights are in the cache of the hub's client."""
+    """Return the names of timm's ViTs whose weights are in the cache of huggingface_hub."""
     folders = Path(HF_HUB_CACHE).glob("models--timm--vit_*/snapshots/*/model.safetensors")
     return sorted({f.parents[2].name.removeprefix("models--timm--") for f in folders})
 

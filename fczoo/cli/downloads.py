@@ -19,14 +19,15 @@ from fczoo.federation.settings import Settings
 
 @dataclass(frozen=True)
 class Missing:
-    """A data set, or weights, that runs need and this machine lacks.
+    """Data set or weights that runs need and that are not on this machine.
 
     Attributes:
-        name: Name in the question.
-        problem: One line about it.
-        download: Downloads it. None: the user has to obtain it, as ``problem`` explains.
-        size: Returns the size of the download in bytes, None if it is unknown. May ask a server.
-        advice: Another way than a download.
+        name: Name in the question to the user.
+        problem: Description in one line.
+        download: Function that downloads it. None: the user must obtain it, see ``problem``.
+        size: Function that returns the size in bytes, or None if it is unknown; it may send a
+            request to a server.
+        advice: Alternative to a download.
     """
 
     name: str
@@ -48,13 +49,10 @@ def download_options() -> Callable[[Command], Command]:
 
 
 def find_missing(settings: Iterable[Settings]) -> list[Missing]:
-    """Return the data sets and weights that are missing for some runs.
+    """Find the data sets and weights that some runs need and that are not on this machine.
 
     Args:
         settings: Settings of the runs.
-
-    Returns:
-        What is missing on this machine.
 
     Raises:
         FczooError: A backbone does not exist.
@@ -76,9 +74,9 @@ def find_missing(settings: Iterable[Settings]) -> list[Missing]:
 
 
 def _check_file(backbone: str) -> None:
-    """Raise FczooError for a backbone NAME:FILE whose file has no suffix of weights.
+    """Raise FczooError for a backbone NAME:FILE whose file does not have a suffix of weights.
 
-    It would be taken for a name, which no registry and no hub can have.
+    Without this check the whole text would count as an unknown name.
     """
     from fczoo.backbones.names import SUFFIXES
     from fczoo.backbones.weights import split_spec
@@ -92,15 +90,15 @@ def _check_file(backbone: str) -> None:
 
 
 def provide(missing: Sequence[Missing], consent: bool | None) -> None:
-    """Download what is missing if the user agrees; on a terminal one question covers everything.
+    """Download missing data sets and weights if the user agrees to one question on a terminal.
 
     Args:
         missing: Data sets and weights.
-        consent: Answer in advance. None: ask on a terminal, else no.
+        consent: Answer to the question. None: ask on a terminal, otherwise no.
 
     Raises:
-        FczooError: Something has to be obtained by hand, the user did not agree, or a download
-            failed or was interrupted. The downloaded part remains.
+        FczooError: The user must obtain something or did not agree, or a download failed or was
+            interrupted; the downloaded part remains.
     """
     if not missing:
         return
@@ -129,8 +127,8 @@ def provide(missing: Sequence[Missing], consent: bool | None) -> None:
 def download_weights(name: str) -> Path:
     """Download the weights of a timm model from its hub into ``FCZOO_HOME``.
 
-    An interrupted download is resumed. The file is compared with the checksum that the hub states.
-    ``HF_ENDPOINT`` replaces the hub's address.
+    An interrupted download resumes. The file is checked against the hub's SHA-256. ``HF_ENDPOINT``
+    replaces the hub's address.
 
     Args:
         name: Name of the model.
@@ -163,9 +161,9 @@ def download_weights(name: str) -> Path:
 
 
 def _published_weights(name: str) -> Archive:
-    """Ask the hub for address, size and SHA-256 of the weights of a timm model.
+    """Fetch address, size and SHA-256 of the weights of a timm model from its hub.
 
-    Raises FczooError where it does not answer.
+    Raises FczooError if the hub does not answer.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
@@ -187,10 +185,7 @@ def _published_weights(name: str) -> Archive:
 
 
 def _missing_data(dataset: Dataset, root: Path | None) -> Missing | None:
-    """Return a data set that is missing below ``root``.
-
-    None where it exists or comes with a package.
-    """
+    """Return a data set if it is missing below ``root``; None if it exists or comes with a package."""
     from fczoo.data.fetch import download_bytes, fetch
 
     data_root = root or home() / "data"
@@ -202,7 +197,7 @@ def _missing_data(dataset: Dataset, root: Path | None) -> Missing | None:
         if not dataset.can_download:
             return Missing(dataset.name, str(error))
         parts = Path(dataset.folder).parts
-        if data_root.name == parts[-1]:  # the data set's own folder may be given, too
+        if data_root.name == parts[-1]:  # the user may give the data set's own folder
             data_root = data_root.parents[len(parts) - 1]
         return Missing(
             dataset.name,
@@ -214,7 +209,7 @@ def _missing_data(dataset: Dataset, root: Path | None) -> Missing | None:
 
 
 def _missing_weights(name: str, settings: Settings) -> Missing:
-    """Return the weights of a timm model that runs with these settings need."""
+    """Return the missing weights of a timm model, for runs with some settings."""
     from huggingface_hub import constants
 
     from fczoo.backbones.weights import download_megabytes
@@ -238,7 +233,7 @@ def _other_weights(name: str) -> str:
 
 
 def _sizes(missing: Sequence[Missing]) -> str:
-    """Return names with sizes, and the size of all where each is known."""
+    """Format names with sizes and, if all sizes are known, their sum."""
     sizes = [item.size() for item in missing]
     words = ", ".join(
         f"{item.name} ({_size(size)})" for item, size in zip(missing, sizes, strict=True)

@@ -1,7 +1,7 @@
-"""``fczoo list``, ``show`` and ``doctor``: lists of names, and pages about them.
+"""Commands ``fczoo list``, ``show`` and ``doctor``: lists of names, and pages about them.
 
-``show`` finds what a name means. Pages of parts and backbones are in ``fczoo.cli.show``, which
-imports torch; those of protocols, releases, settings and options are here.
+``show`` finds the meanings of a name. Pages of parts and backbones are in ``fczoo.cli.show``, which
+imports torch; pages of protocols, releases, settings and options are in this module.
 """
 
 import textwrap
@@ -35,11 +35,11 @@ OTHER_LISTS = {
     "settings": "fczoo show settings",
     "results": "fczoo report results",
 }
-"""Names that are not kinds -> the command that lists them."""
+"""Command that lists the names, for words that are not kinds."""
 
 
 class Kind(Name):
-    """A kind of names; the message on another word has the command that lists it, if any."""
+    """Type of a kind of names; errors point to the command that lists another word's names."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         other = match(str(value), OTHER_LISTS)
@@ -69,12 +69,12 @@ def list_command(kind: str | None) -> None:
     help="Data set whose values are shown  [default: digits; of a protocol or release, all]",
 )
 def show(names: tuple[str, ...], dataset: str | None) -> None:
-    """Show all about a method, data set, partitioner, aggregator, attack, local training, protocol,
-    release, backbone, setting or option. `show settings` has all settings of a run, `show result`
-    the fields of its result.
+    """Show a method, data set, partitioner, aggregator, attack, local training, protocol, release,
+    backbone, setting or option. `show settings` has all settings of a run, `show result` the fields
+    of its result.
 
-    `show protocol NAME` and `show release NAME` select one where several have the name. `show
-    backbone NAME` also takes a file of weights.
+    `show protocol NAME` and `show release NAME` select one if several have the name. `show
+    backbone NAME` also accepts a file of weights.
     """
     source_kinds = (*SOURCES, "backbone")
     kind = match(names[0], source_kinds) or names[0]
@@ -103,7 +103,7 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder that holds the data.  [default: "
+    help="Folder that contains the data.  [default: "
     "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
 )
 def doctor(data_root: Path | None) -> None:
@@ -116,13 +116,13 @@ def doctor(data_root: Path | None) -> None:
 
 
 def _depends_on_dataset(word: str) -> bool:
-    """Return whether the page of a name shows values that depend on the data set."""
+    """Return whether the page of a name depends on the data set."""
     is_method = METHODS.find(word) is not None
     return is_method or word in SOURCES or any(r.find(word) for r in SOURCES.values())
 
 
 def show_any(word: str, dataset: str | None) -> str:
-    """Return the page of a name; if it has several meanings, a list of them with their commands.
+    """Return the page of a name; if it has several meanings, a list of commands that show them.
 
     Args:
         word: Name in any spelling.
@@ -161,24 +161,24 @@ def show_any(word: str, dataset: str | None) -> str:
     is_known_part = any(fold(word) in fold(name) for name in known_names)
     if not is_known_part and (backbones := names_with(word)):
         raise FczooError(
-            f"nothing is called {word!r} alone; backbones have it in their names: fczoo show "
+            f"nothing is called {word!r}; backbones have it in their names: fczoo show "
             f"backbone {backbones[0]}, or {', '.join(backbones[1:]) or 'fczoo list backbones'}"
         )
     advice = nearest(word, known_names)
-    if advice.startswith("known:"):  # some of hundreds of names help nobody
-        advice = "see `fczoo list` and `fczoo show settings` for what there is"
+    if advice.startswith("known:"):  # a few of hundreds of names would not help
+        advice = "see `fczoo list` and `fczoo show settings` for all names"
     raise FczooError(f"nothing is called {word!r}; {advice}")
 
 
 def meanings(word: str, dataset: str | None) -> list[tuple[str, Callable[[], str]]]:
-    """Return the meanings of a name, except parts that ``fczoo show NAME`` has a page for.
+    """Return the meanings of a name as a protocol, release, backbone, setting or option.
 
     Args:
         word: Name in any spelling.
         dataset: Data set whose values a protocol or release shows. None: all.
 
     Returns:
-        Lines that describe a meaning and the command that shows it, each with its page.
+        Pairs of a line with the meaning and its command, and a function that returns the page.
     """
     matches: list[tuple[str, Callable[[], str]]] = []
     for kind, registry in SOURCES.items():
@@ -204,7 +204,7 @@ def meanings(word: str, dataset: str | None) -> list[tuple[str, Callable[[], str
 
 
 def _advice(word: str) -> str:
-    """Return what to type for a kind of names, an option of bench, or an option of another tool."""
+    """Return advice for a kind of names, an option of bench, or an option of another tool."""
     from fczoo.cli.bench import bench
 
     options = {param.name or "": param for param in bench.params}
@@ -236,7 +236,7 @@ def _setting_page(name: str) -> str:
 
 
 def _option_page(owners: Mapping[str, str]) -> str:
-    """Return the page of an option of methods, from its spelling by method."""
+    """Return the page of an option; ``owners`` has its spelling by method."""
     rows = []
     for owner, option in owners.items():
         declaration = METHODS.options(owner)[option]
@@ -256,8 +256,8 @@ DEFAULTS = {f.name: f.default for f in fields(Settings)}
 WIDTH = 120  # columns of running text
 
 PRINT = (
-    "In print: what the paper prints where the value follows something else; open: the paper does "
-    "not say."
+    "In print: the paper's value if another source is followed; open: the paper does not state the "
+    "value."
 )
 
 

@@ -1,7 +1,7 @@
 """Output of ``fczoo list``.
 
-Most kinds are read from source, and the facts about methods from a table, so that neither torch
-nor a method is imported.
+Most lists come from parsed source, and facts about methods from a table. Thus neither torch nor a
+method is imported.
 """
 
 import csv
@@ -71,7 +71,7 @@ PARTS = (
     *(METHODS, DATASETS, PARTITIONERS, AGGREGATORS, MERGES, ATTACKS),
     *(LOCAL_TRAINING, SERVER_OPTIMIZERS, COMPRESSIONS, AUGMENTATIONS),
 )
-"""Registries for which ``fczoo show NAME`` has pages, in the order in which a name is searched."""
+"""Registries whose entries have pages in ``fczoo show NAME``, in order of the search."""
 
 SOURCES = {"protocol": PROTOCOLS, "release": RELEASES}
 """Kinds of sources of settings, for ``fczoo show KIND NAME``."""
@@ -87,12 +87,12 @@ GROUPS = {
     "bounds": "Upper bounds, which keep all old images.",
     "plug-ins": "Installed plug-ins.",
 }
-"""Group -> its heading, in the order of the list."""
+"""Heading by group, in the order of the list."""
 
 NOTES = (
     "Sent: weights that are trained; counts, means, variances and second moments of classes.",
     "kB up: thousands of bytes that a client uploads in a round of the first task of digits.",
-    "fczoo show METHOD has all about one method.",
+    "fczoo show METHOD describes one method.",
 )
 
 HEAD = ("method", "year", "trained", "sent", "kB up", "description")
@@ -103,12 +103,12 @@ GAP = 2  # spaces between columns
 
 
 def kinds() -> str:
-    """Return the kinds that may be listed."""
+    """List the kinds of names."""
     return f"{plain_table(KINDS.items())}\n\nfczoo list KIND names all of one kind."
 
 
 def listing(kind: str) -> str:
-    """Return the names of one kind, each with a one-line description.
+    """List the names of one kind with one-line descriptions.
 
     Args:
         kind: A key of ``KINDS``.
@@ -132,7 +132,7 @@ def listing(kind: str) -> str:
 
 
 def _backbones() -> str:
-    """List the names of backbones with their pre-training data, and what is not supported."""
+    """List backbones with their pre-training data, and unsupported ones."""
     plugins = {name: BACKBONES.about(name) for name in BACKBONES.names()}
     names = backbone_names()
     table = plain_table([(name, plugins.get(name) or describe_pretraining(name)) for name in names])
@@ -148,10 +148,10 @@ def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
     Args:
         ctx: Context of the command with the names so far.
         param: The argument; not used.
-        incomplete: Beginning of the last word.
+        incomplete: Prefix of the last name.
 
     Returns:
-        Names that begin like this.
+        Names with this prefix.
     """
     if previous_names := ctx.params.get("names"):
         if previous_names[0] == "backbone":
@@ -168,7 +168,7 @@ def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def _quirks() -> str:
-    """Format options that follow released code, and all options in which a release differs."""
+    """List options that follow released code, and all options in which a release differs."""
     owners = {name: METHODS.options(name) for name in METHODS.names()} | {
         "bench": dataclass_options(Settings)
     }
@@ -192,7 +192,7 @@ def _quirks() -> str:
 
 
 def value_words(statement: Statement) -> str:
-    """Format the value of a statement, or the values of several betas side by side.
+    """Format the value of a statement, or its values for several betas.
 
     Args:
         statement: Statement of a protocol or release.
@@ -234,7 +234,7 @@ class Facts(NamedTuple):
 
 
 def list_methods() -> str:
-    """Return all methods by group; on a narrow terminal without the sentence about each."""
+    """List all methods by group; on a narrow terminal without descriptions."""
     facts_by_method = read_facts()
     facts = [
         facts_by_method.get(name) or _facts_without_measurement(name) for name in METHODS.names()
@@ -253,7 +253,7 @@ def list_methods() -> str:
         rows = [line for f in facts if f.group == group for line in _lines(cells[f.method], widths)]
         lines += [heading, *rows] if rows else []
     if any(fact not in facts_by_method.values() for fact in facts):
-        lines.append(f"{UNKNOWN}: not measured, as the method came later or from a plug-in.")
+        lines.append(f"{UNKNOWN}: not measured, because the method is newer or from a plug-in.")
     notes = [textwrap.fill(note, max(width, 40)) for note in NOTES]
     return "\n".join([*lines, *notes])
 
@@ -281,7 +281,7 @@ def _facts_without_measurement(name: str) -> Facts:
 
 
 def _cells(fact: Facts) -> tuple[str, ...]:
-    """Return the cells of a row: bytes in thousands, and the sentence about the method."""
+    """Return the cells of a row, with bytes in thousands and the method's description."""
     size = f"{int(fact.bytes) / 1000:,.1f}" if fact.bytes else UNKNOWN
     return (
         f"  {fact.method}",
@@ -294,7 +294,7 @@ def _cells(fact: Facts) -> tuple[str, ...]:
 
 
 def _lines(cells: tuple[str, ...], widths: list[int]) -> list[str]:
-    """Return a row in columns; a cell wider than its column is continued below."""
+    """Format a row in columns; a cell wider than its column is wrapped."""
     cell_widths = zip(cells, widths, strict=False)  # the last cell may be left out
     parts = [
         [cell] if len(cell) <= width else textwrap.wrap(cell, width) for cell, width in cell_widths

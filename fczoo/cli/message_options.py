@@ -1,4 +1,4 @@
-"""Options that choose what a command prints on stderr."""
+"""Options for the messages of a command on stderr."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def message_options() -> Callable[[Command], Command]:
     """Return the decorator that adds ``--quiet``, ``--verbose`` and ``--log-format``."""
 
     def message_option(name: str, field: str, chosen: Any = True, **more: Any) -> Any:
-        """Return an option that sets a field of ``MessageStyle`` if it has the chosen value."""
+        """Return an option that sets a field of ``MessageStyle`` if its value is ``chosen``."""
 
         def choose(ctx: click.Context, param: click.Parameter, value: Any) -> None:
             if value == chosen:
@@ -41,7 +41,7 @@ def message_options() -> Callable[[Command], Command]:
             "--verbose",
             "verbose",
             is_flag=True,
-            help="Print a line per round, too, of runs one after another",
+            help="Print also a line per round, for runs that execute one after another",
         ),
         message_option(
             "--log-format",

@@ -1,4 +1,4 @@
-"""``fczoo predict``, ``evaluate``, ``export`` and ``cite``: use of kept models."""
+"""Commands ``fczoo predict``, ``evaluate``, ``export`` and ``cite``: use of stored models."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -42,12 +42,12 @@ DEVICE = click.option(
     type=Name(["auto", "cpu", "cuda", "mps"]),
     default="auto",
     show_default=True,
-    help="Device to compute on; auto takes cuda, else mps, else cpu.",
+    help="Device to compute on; auto selects cuda, else mps, else cpu.",
 )
 
 
 def kept_models(folders: Iterable[Path]) -> str:
-    """Return a line on the models in run folders and their size; empty without any.
+    """Describe the number and size of the models in run folders; empty without any.
 
     Args:
         folders: Run folders.
@@ -82,10 +82,10 @@ def predict(
     backbone: str | None,
     device: str,
 ) -> None:
-    """Classify IMAGES (files, folders, patterns) by the model in FOLDER.
+    """Classify IMAGES (files, folders, patterns) with the model in FOLDER.
 
-    FOLDER is METHOD/seedN of a run folder, or a run folder with one model. Files that cannot be
-    read are named on stderr; the others are classified, and the command ends with an error.
+    FOLDER is METHOD/seedN of a run folder, or a run folder with one model. Unreadable files are
+    listed on stderr; the others are classified, and the exit code is not zero.
     """
     from fczoo.models.predict import Prediction, find_images, predict_files
 
@@ -158,7 +158,7 @@ def _rows(rows: Sequence[Sequence[Any]], head: Sequence[str], style: str, number
     "--dataset",
     metavar="NAME",
     shell_complete=complete(DATASETS),
-    help="Data set whose test images are taken; see `fczoo list datasets`.  [default: that of the "
+    help="Data set whose test images are used; see `fczoo list datasets`.  [default: that of the "
     "run]",
 )
 @HF_COLUMNS
@@ -176,8 +176,8 @@ def evaluate(
 ) -> None:
     """Evaluate the model in FOLDER.
 
-    Without other options it repeats the last evaluation of the run. --data-root or --dataset name
-    other images, whose classes must have the names of the model's.
+    Without other options it repeats the last evaluation of the run. --data-root or --dataset give
+    other images, whose class names must be classes of the model.
     """
     if hf_columns is not None and dataset is None:
         raise FczooError("--hf-columns is for --dataset hf:PLACE; add it, or leave the columns out")
@@ -189,8 +189,8 @@ def evaluate(
     )
     if data_root is not None and is_bundled:
         raise FczooError(
-            f"{dataset} comes with its package, so --data-root {data_root} has nothing to name; "
-            "leave out one of the two"
+            f"{dataset} comes with its package, so --data-root {data_root} has no effect; leave "
+            "one of them out"
         )
     if data_root is None and dataset is None:
         click.echo(_own_evaluation(folder, model, style, backbone, device), nl=style != "csv")
@@ -223,7 +223,7 @@ def evaluate(
 def own_benchmark(
     folder: Path, model: "Classifier", backbone: str | None = None, device: str = "auto"
 ) -> "Benchmark":
-    """Return the benchmark of a model's run, with the run's own data and test selection.
+    """Open the benchmark of a model's run, with its data and test images.
 
     Args:
         folder: Folder of the model, or a folder above it.
@@ -239,7 +239,7 @@ def own_benchmark(
     from fczoo.federation.stream import open_stream
 
     def open_quietly(settings: Settings) -> "tuple[Stream, Partition]":
-        with quiet():  # the run itself has given the warnings on its data and partition
+        with quiet():  # the run has printed the warnings of its data and partition
             return open_stream(settings)
 
     values = {**settings_at_hand(find_model(folder), model.record), "device": device}
@@ -250,7 +250,7 @@ def own_benchmark(
 def _own_evaluation(
     folder: Path, model: "Classifier", style: str, backbone: str | None, device: str
 ) -> str:
-    """Repeat the last evaluation of a run on its own data and test selection."""
+    """Repeat the last evaluation of a run on its data and test images."""
     from fczoo.models.predict import own_accuracy
 
     accuracy, row = own_accuracy(model, own_benchmark(folder, model, backbone, device))
@@ -275,8 +275,8 @@ def _own_evaluation(
     "style",
     type=Name(["timm", "torch", "onnx", "peft"]),
     required=True,
-    help="timm: weights with all that was trained merged into them, for timm.create_model. torch: "
-    "a program of torch.export, of every method. onnx: the same for ONNX Runtime. peft: "
+    help="timm: backbone weights with the trained tensors merged in, for timm.create_model. "
+    "torch: a program of torch.export, for every method. onnx: the same for ONNX Runtime. peft: "
     "LoRA pairs and head, in a folder.",
 )
 @click.option(
@@ -289,8 +289,8 @@ def _own_evaluation(
 def export(folder: Path, style: "ExportFormat", out: Path | None, backbone: str | None) -> None:
     """Export the model in FOLDER to a format of another library.
 
-    The export is compared with the model before it is written. A format that cannot express the
-    method is refused with the reason.
+    The logits of the export are compared with the model's before it is written. If a format cannot
+    express the method, the error gives the reason.
     """
     from fczoo.federation.model_record import find_model
     from fczoo.models.export import default_path, export_model
@@ -303,8 +303,8 @@ def export(folder: Path, style: "ExportFormat", out: Path | None, backbone: str 
     config = model.backbone.config
     click.echo(
         f"{path}: {model.method.name} on {model.record.dataset}, {len(model.classes)} classes\n\n"
-        f"{code}\n\nIt takes images [B, 3, {config.image_size}, {config.image_size}] with mean "
-        f"{config.mean} and std {config.std},\nand gives logits in the order of classes of its "
+        f"{code}\n\nInput: images [B, 3, {config.image_size}, {config.image_size}] with mean "
+        f"{config.mean} and std {config.std}.\nOutput: logits in the order of the classes in its "
         "metadata."
     )
 

@@ -1,4 +1,4 @@
-"""``fczoo new``: the template of a plug-in package."""
+"""Command ``fczoo new``: write a plug-in package from a template."""
 
 import keyword
 import re
@@ -33,7 +33,7 @@ KINDS = {
 }
 
 RESERVED = ("all", "auto", "backbone", "file", "result", "settings")
-"""Words that values of options have, such as ``--methods all``."""
+"""Words with a special meaning as values of options, such as ``--methods all``."""
 
 
 @click.command(cls=GroupedCommand)
@@ -104,7 +104,7 @@ def _article(kind: str) -> str:
 
 
 def _existing_name(kind: str, name: str) -> str | None:
-    """Return the registered or built-in part of this name; None if the name is free."""
+    """Return the registered or built-in name that equals a new one; None if there is none."""
     built_in: tuple[str, ...] = ()
     if kind == "backbone":
         built_in = spellings()
@@ -116,12 +116,12 @@ def _existing_name(kind: str, name: str) -> str | None:
 def _class_name(kind: str, name: str) -> str:
     """Convert the name to a class name.
 
-    Raises FczooError if the template uses it already.
+    Raises FczooError if it is a keyword or the template uses it already.
     """
     class_name = "".join(part.capitalize() for part in name.split("_"))
     if keyword.iskeyword(class_name) or re.search(rf"\b{class_name}\b", _template(f"{kind}.py")):
         raise FczooError(
-            f"{name!r} cannot name {_article(kind)}: {class_name} means something else; choose "
+            f"{name!r} cannot name {_article(kind)}: {class_name} has another meaning; choose "
             "another name"
         )
     return class_name

@@ -1,4 +1,4 @@
-"""Command-line options: those generated from ``Settings``; examples and headings of ``--help``."""
+"""Command-line options generated from ``Settings``, and examples and headings of ``--help``."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import Field, fields
@@ -24,7 +24,7 @@ COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "Tune and publish": ("tune", "suite", "leaderboard", "submit"),
     "Extend and deploy": ("new", "site"),
 }
-"""Heading -> commands below it, in the order of ``fczoo --help``."""
+"""Commands by heading, in the order of ``fczoo --help``."""
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "fczoo": (
@@ -49,7 +49,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fczoo plot results/run-1 --kind curves --out curves.pdf", "accuracy after each task"),
         (
             "fczoo plot results/run-1 --kind tsne --method hgp --out features.svg",
-            "features of test images under the kept model",
+            "features of test images from the stored model",
         ),
     ),
     "report": (
@@ -97,7 +97,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "site start": (("fczoo site start FOLDER --images DIR", "take part as the site of FOLDER"),),
     "site status": (("fczoo site status FOLDER", "the state of the server's run"),),
 }
-"""Command -> example commands, each with its effect."""
+"""Examples by command, each with its effect."""
 
 COMMON = frozenset(
     [
@@ -117,17 +117,17 @@ COMMON = frozenset(
         *("--out", "--resume", "--dry-run", "--jobs"),
     ]
 )
-"""Options of long commands that ``--help`` lists; ``--help-all`` lists the others as well."""
+"""Options of long commands that ``--help`` lists; ``--help-all`` lists all options."""
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 RUNS, OUTPUT = "runs", "output"  # headings of options that are not settings
-ALL_OPTIONS = "fczoo.all_options"  # key of a context: --help lists all options
+ALL_OPTIONS = "fczoo.all_options"  # key of a context in which --help lists all options
 
 
 def normalize_token(token: str) -> str:
-    """Return an option or a command in its registered spelling: ``batch_size`` -> ``batch-size``.
+    """Convert an option or command to its registered spelling: ``batch_size`` -> ``batch-size``.
 
     Args:
         token: Option or command as typed.
@@ -149,7 +149,7 @@ WORDS = {
     "std": "NUMBERS",
     "vary": "NAMES",
 }
-"""Setting -> the word for its value in ``--help``, where its type does not show it."""
+"""Placeholder of a setting's value in ``--help``, if its type does not determine it."""
 
 TYPES: dict[Any, str] = {
     type(click.INT): "NUMBER",
@@ -157,13 +157,13 @@ TYPES: dict[Any, str] = {
     click.Path: "FOLDER",
     type(click.STRING): "NAME",
 }
-"""Type of click -> its word in ``--help``; subclasses, such as ranges of numbers, are included."""
+"""Placeholder in ``--help`` by type of click, including subclasses such as ranges."""
 
 CONTEXT = {"token_normalize_func": normalize_token, "max_content_width": 120}
 
 
 class Name(click.Choice[str]):
-    """One of a few names, matched without regard to case, ``-`` and ``_``."""
+    """Type of a choice of names; case, ``-`` and ``_`` do not matter."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         choice: str = super().convert(match(str(value), self.choices) or value, param, ctx)
@@ -171,7 +171,7 @@ class Name(click.Choice[str]):
 
 
 class GroupedOption(click.Option):
-    """An option that ``--help`` lists below a heading."""
+    """Option that ``--help`` lists below a heading."""
 
     def __init__(self, *arguments: Any, group: str = "options", **more: Any):
         super().__init__(*arguments, **more)
@@ -179,7 +179,7 @@ class GroupedOption(click.Option):
 
 
 class WithExamples(click.Command):
-    """A command whose ``--help`` shows examples first, and types of values in words."""
+    """Command whose ``--help`` starts with examples and has placeholders of values."""
 
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
@@ -208,7 +208,7 @@ class WithExamples(click.Command):
 
 
 class ExampleGroup(WithExamples, click.Group):
-    """A group of commands whose ``--help`` shows examples first and whole sentences."""
+    """Group of commands whose ``--help`` starts with examples and does not cut sentences."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)
@@ -225,10 +225,10 @@ class ExampleGroup(WithExamples, click.Group):
 
 
 class GroupedCommand(WithExamples):
-    """A command whose ``--help`` lists options below headings, after its examples.
+    """Command whose ``--help`` lists options below headings, after its examples.
 
-    With ``common``, flags such as ``--rounds``, ``--help`` lists only these; ``--help-all`` lists
-    all.
+    With ``common``, names such as ``--rounds``, ``--help`` lists only these options, and
+    ``--help-all`` lists all.
     """
 
     def __init__(self, *arguments: Any, common: Collection[str] = (), **more: Any):
@@ -282,16 +282,16 @@ def _print_all_options(ctx: click.Context, param: click.Parameter, wanted: bool)
 
 
 def _sentence(command: click.Command) -> str:
-    """Return the first sentence of a command's help without a length limit."""
+    """Return the whole first sentence of a command's help."""
     return command.get_short_help_str(limit=1000)
 
 
 def grouped_option(group: str, *names: str, **more: Any) -> Callable[[Command], Command]:
-    """Return ``click.option`` below a heading.
+    """Return ``click.option`` for an option below a heading.
 
     Args:
         group: The heading.
-        names: Spellings of the option.
+        names: Names of the option.
         more: Other arguments of ``click.option``.
     """
     return click.option(*names, cls=GroupedOption, group=group, **more)
@@ -337,7 +337,7 @@ def _setting(field: Field[Any]) -> Callable[[Command], Command]:
 
 
 def _metavar(name: str, hint: Any) -> str:
-    """Return what ``--help`` shows for a value: a word in capitals, or the choices."""
+    """Return the placeholder of a value in ``--help``: a word in capitals, or the choices."""
     if name in WORDS:
         return WORDS[name]
     parts = [part for part in (get_args(hint) or (hint,)) if part is not type(None)]
@@ -363,11 +363,11 @@ def _choices(hint: Any) -> tuple[str, ...]:
 def complete(
     registry: Registry[Any] | None, words: tuple[str, ...] = ()
 ) -> Callable[..., list[str]]:
-    """Return shell completions of the last item in a comma-separated list, without imports.
+    """Return a callback that completes the last item of a comma-separated list, without imports.
 
     Args:
-        registry: Registry whose names are offered, if any.
-        words: Other words that are offered.
+        registry: Registry whose names are completions; None: no registry.
+        words: Other completions.
 
     Returns:
         Callback for ``shell_complete`` of click.

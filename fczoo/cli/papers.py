@@ -1,4 +1,4 @@
-"""``fczoo papers``, ``compare``, ``reproduce`` and ``claims``: what papers print, and our runs."""
+"""Commands ``fczoo papers``, ``compare``, ``reproduce`` and ``claims``: papers against runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ ROW = click.option(
     "--missing", is_flag=True, help="List printed systems that are not implemented here, and why."
 )
 def papers(paper: str | None, table: str | None, missing: bool) -> None:
-    """Print the papers' own tables: all of them, those of PAPER, or one TABLE."""
+    """Print tables of papers: a list of all, those of PAPER, or one TABLE."""
     from fczoo.papers import pages
 
     if missing and paper:
@@ -59,9 +59,7 @@ def papers(paper: str | None, table: str | None, missing: bool) -> None:
 def compare(
     folders: tuple[Path, ...], paper: str, tables: tuple[str, ...], rows: tuple[str, ...]
 ) -> None:
-    """Print our numbers next to a paper's, with every setting and option that differs from the
-    paper.
-    """
+    """Print results next to a paper's numbers, with every setting and option that differs."""
     from fczoo.cli.arguments import wrap_to_terminal
     from fczoo.papers.compare import compare as beside
     from fczoo.runner.cost import client_tensors
@@ -81,7 +79,7 @@ def compare(
 @click.option(
     "--results",
     type=click.Path(path_type=Path, exists=True),
-    help="Without CARD: folder or archive of the runs that are compared.  [default: results]",
+    help="Without CARD: folder or archive of the compared runs.  [default: results]",
 )
 @click.option("--paper", help="Without CARD: list only rows of this paper; see `fczoo papers`.")
 @TABLE
@@ -91,7 +89,7 @@ def compare(
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="With PAPER/TABLE or PAPER/FIGURE: run only cells whose name fits, such as "
+    help="With PAPER/TABLE or PAPER/FIGURE: run only cells whose name matches, such as "
     "'*dirichlet:0.05*'; repeat it for more.  [default: all]",
 )
 def reproduce(
@@ -105,13 +103,13 @@ def reproduce(
     rows: tuple[str, ...],
     patterns: tuple[str, ...],
 ) -> None:
-    """Run the command behind a paper's row, e.g. hgp/cifar100/dirichlet:0.05, and judge it.
+    """Run a printed row of a paper, e.g. hgp/cifar100/dirichlet:0.05, and judge the result.
 
     CARD names such a row. As CARD, PAPER lists its tables and figures, and PAPER/TABLE or
     PAPER/FIGURE runs all of its cells. Without CARD, all cards are listed with their status.
 
     EXTRA options are passed to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out
-    FOLDER. The cells of a table are written to a settings file first; --dry-run shows what they
+    FOLDER. The cells of a table are written to a settings file first; --dry-run estimates their
     cost.
     """
     from fczoo.cli.arguments import wrap_to_terminal
@@ -181,7 +179,7 @@ def reproduce(
 
 
 def _refuse_options(name: str, kind: str, options: Mapping[str, object]) -> None:
-    """Raise FczooError if an option is given that does not fit what a command reproduces."""
+    """Raise FczooError if an option is given that does not apply to ``kind``."""
     if chosen_options := [option for option, value in options.items() if value]:
         raise FczooError(f"{chosen_options[0]} does not go with {kind}; leave it or {name} out")
 
@@ -249,7 +247,7 @@ def _reproduce_figure(figure: "PaperFigure", extra: tuple[str, ...], dry_run: bo
 
 
 def _invert_uploads(figure: "PaperFigure", out: Path) -> "list[Figure]":
-    """Attack an upload of each method, print the errors, and return the pictures."""
+    """Invert an upload of each method, print the errors, and return the pictures."""
     from tabulate import tabulate
 
     from fczoo.cli.models import own_benchmark
@@ -280,7 +278,7 @@ def _print_costs(paper: "Paper", table: str, rows: tuple[str, ...]) -> None:
 
 
 def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
-    """Raise FczooError unless options of ``fczoo bench`` are one setting with a card's method."""
+    """Check that options of ``fczoo bench`` give one setting with the card's method."""
     from fczoo.cli.arguments import parse_methods, parse_specs
     from fczoo.cli.config import read_config
     from fczoo.cli.sweep import SETTINGS
@@ -333,7 +331,7 @@ def claims(
     jobs: str | None,
     results: Path | None,
 ) -> None:
-    """Show what papers claim and whether runs support it: all claims, or NAME with its numbers.
+    """Show claims of papers and whether runs support them: all claims, or NAME with its numbers.
 
     A claim compares two sides in pairs of rows of a table, one row per side. In the list, 2x
     means two such pairs.

@@ -1,4 +1,4 @@
-"""``fczoo plot``: one figure of runs for a paper."""
+"""Command ``fczoo plot``: one figure of runs for a paper."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,7 +25,7 @@ KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients",
     help=(
         "curves: accuracy after each task. rounds, bytes: accuracy over rounds, over bytes sent. "
         "cost: final accuracy against all bytes sent. heatmap: accuracy on each task after each "
-        "task. confusion: share of each class's test images taken for each class. clients: "
+        "task. confusion: share of each class's test images predicted as each class. clients: "
         "accuracy for each client. tsne: features of test images. sweep: final accuracy over "
         "the values of an option."
     ),
@@ -48,7 +48,7 @@ KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients",
     default=3.3,
     show_default=True,
     metavar="INCHES",
-    help="Width of the figure; 3.3 is a column of a paper in two columns.",
+    help="Width of the figure; 3.3 is one column of a two-column paper.",
 )
 def plot(
     folders: tuple[Path, ...],

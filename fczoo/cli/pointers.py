@@ -1,6 +1,6 @@
-"""Map options, commands and values of other tools to those of fczoo.
+"""Advice for users of other tools, whose options, commands and values have other names.
 
-All advice is data in this module: a new pointer is one row.
+All advice is data in this module; a new pointer is one row.
 """
 
 import itertools
@@ -99,7 +99,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "wandb": ("log", "give --log wandb"),
     "tensorboard": ("log", "give --log tensorboard"),
 }
-"""Option of another tool -> the parameter here that it represents, and what to type."""
+"""Our parameter and advice, by option of another tool."""
 
 COMMANDS: dict[str, str] = {
     "run": "fczoo bench",
@@ -129,7 +129,7 @@ COMMANDS: dict[str, str] = {
     "version": "fczoo --version",
     "env": "fczoo doctor",
 }
-"""Command of another tool -> what to type."""
+"""Our command, by command of another tool."""
 
 PARTITIONS: dict[str, str] = {
     "noniid": "dirichlet:0.1",
@@ -150,9 +150,9 @@ PARTITIONS: dict[str, str] = {
     "unbalanced": "dirichlet-size:0.5",
     "quantityskew": "dirichlet-size:0.5",
 }
-"""Name of a split in other tools -> the partition here."""
+"""Our partition, by name of a split in other tools."""
 
-FEW = 5  # names that a message lists
+FEW = 5  # most names in a message
 FIELDS: dict[str, str] = {
     "learning-rate": "lr",
     "lrate": "lr",
@@ -163,27 +163,25 @@ FIELDS: dict[str, str] = {
     "memory-size": "memory",
     "buffer-size": "memory",
 }
-"""Option of a method in other tools -> its name here."""
+"""Our option of a method, by name in other tools."""
 
 LISTS = {
     **dict.fromkeys(("methods", "dataset", "partition", "log", "vary"), "names"),
     **dict.fromkeys(("seeds", "tasks", "class-order", "mean", "std"), "numbers"),
 }
-"""Option that takes several words, separated by commas -> kind of the words."""
-MANY_SEEDS = 100  # a larger number after ``--seeds`` is not meant as a number of runs
+"""Kind of the entries, by option with a comma-separated list."""
+MANY_SEEDS = 100  # a larger value of ``--seeds`` is not meant as a number of runs
 
 
 def option_pointer(option: str, known: Collection[str]) -> str:
-    """Return what to type in place of an unknown option.
-
-    An option that methods have is given with ``--set``.
+    """Return advice for an unknown option.
 
     Args:
         option: The unknown option.
         known: Parameters of the command.
 
     Returns:
-        Advice; empty where ``known`` lacks the target.
+        What to type, ``--set`` for an option of methods; empty if the command lacks the parameter.
     """
     rows = {fold(name): row for name, row in OPTIONS.items()}
     target, advice = rows.get(fold(option.lstrip("-")), ("", ""))
@@ -199,7 +197,7 @@ def option_pointer(option: str, known: Collection[str]) -> str:
 
 
 def option_owners(word: str) -> dict[str, str]:
-    """Return the methods that have an option, each with its spelling of it.
+    """Return the methods that have an option, with the option's spelling.
 
     Args:
         word: Name of the option in any spelling.
@@ -212,7 +210,7 @@ def option_owners(word: str) -> dict[str, str]:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Return the first names in words, and how many more there are.
+    """Format the first names and the number of others.
 
     Args:
         names: All names.
@@ -222,7 +220,7 @@ def first_few(names: Sequence[str]) -> str:
 
 
 def command_pointer(command: str, kinds: Iterable[str]) -> str:
-    """Return what to type in place of an unknown command; empty if unknown.
+    """Return the command to use instead of an unknown one; empty without advice.
 
     Args:
         command: The unknown command.
@@ -236,7 +234,7 @@ def command_pointer(command: str, kinds: Iterable[str]) -> str:
 
 
 def check_methods(names: Iterable[str]) -> None:
-    """Raise FczooError for the name of a local rule, an aggregator or another part of a round.
+    """Check that names are not those of a local rule, an aggregator or another part of a round.
 
     Args:
         names: Names that should be methods.
@@ -254,7 +252,7 @@ def check_methods(names: Iterable[str]) -> None:
 
 
 def check_partitions(specs: Iterable[str]) -> None:
-    """Raise FczooError for other tools' names of partitions, and for numbers without a name.
+    """Check partitions for names of other tools, and for numbers without a name.
 
     Args:
         specs: Partitions with their options.
@@ -284,9 +282,7 @@ def check_partitions(specs: Iterable[str]) -> None:
 
 
 def check_fields(method: str, fields: Iterable[str], values: Iterable[str]) -> None:
-    """Raise FczooError for an option that the method has under another name.
-
-    An example is ``learning_rate``.
+    """Check options for names of other tools, such as ``learning_rate``.
 
     Args:
         method: Name of the method, for the message.
@@ -311,7 +307,7 @@ def check_fields(method: str, fields: Iterable[str], values: Iterable[str]) -> N
 
 
 def check_spaces(args: Sequence[str]) -> str:
-    """Return advice where words of a list are separated by spaces; empty where they are not.
+    """Return advice if entries of a list are separated by spaces; empty if not.
 
     Args:
         args: Arguments of the command.

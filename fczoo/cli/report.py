@@ -1,4 +1,4 @@
-"""``fczoo report``, ``leaderboard`` and ``submit``: tables and pages of runs, and their archive."""
+"""Commands ``fczoo report``, ``leaderboard`` and ``submit``: tables, pages and archives of runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ ARCHIVE = Path("results") / "results.csv"
     "--columns",
     metavar="SETTING,...",
     help=(
-        "Print one table over several data sets or settings, as papers have it, with these "
+        "Print one table over several data sets or settings, in the style of papers, with these "
         "settings in the header: data,partition.  [default metrics: A_N,Avg]"
     ),
 )
@@ -58,7 +58,7 @@ ARCHIVE = Path("results") / "results.csv"
     is_flag=True,
     help=(
         "Print accuracy over the options or settings in which runs of one method differ, with the "
-        "best row; --figures draws it.  [default metrics: A_N,Avg,FAA,forgetting]"
+        "best row; --figures plots it.  [default metrics: A_N,Avg,FAA,forgetting]"
     ),
 )
 @click.option(
@@ -78,8 +78,8 @@ ARCHIVE = Path("results") / "results.csv"
     type=Name(["class", "task"]),
     metavar="class|task",
     help=(
-        "Add t-SNE of the features of up to 500 test images under the kept model of each method "
-        "to --html, in colours of their class or task; reads the data set."
+        "Add to --html t-SNE of the features of up to 500 test images from the stored model of "
+        "each method, coloured by class or task; needs the data set."
     ),
 )
 @click.option(
@@ -192,7 +192,7 @@ def _report_sweep(
 def _paper_table(
     folders: Sequence[Path], style: str, columns: str, metrics: str, rows: str | None, group: bool
 ) -> str:
-    """Return one table over all experiments, as papers print it."""
+    """Format one table over all experiments in the style of papers."""
     from fczoo.cli.listing import group_of
     from fczoo.reports.paper_tables import make_paper_table, to_paper
     from fczoo.reports.runs import read_experiments
@@ -229,10 +229,10 @@ def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Po
     help="Folder of the pages: a new one, or an earlier site, which is updated.",
 )
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
-    """Build static web pages: methods ranked over all suites, and a page per suite.
+    """Build static web pages: a ranking of methods over all suites, and a page per suite.
 
-    PLACES are archives, run folders, or folders that hold them; with them the site has a page per
-    benchmark. [default: the suites of results/, or results/results.csv without any]
+    PLACES are archives, run folders, or folders that contain them; with PLACES the site has a page
+    per benchmark. [default: the suites of results/, or results/results.csv without any]
     """
     from fczoo.board.pages import INDEX, write_site
     from fczoo.board.suite_site import has_suites, write_suite_site
@@ -266,8 +266,8 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
 def submit(folder: Path, into: Path | None, suite: str | None, dry_run: bool) -> None:
     """Check a run folder and append its runs to an archive or a suite.
 
-    It must be complete and unchanged, and record its versions, code and test set. A row of a suite
-    needs the suite's settings, search and seeds.
+    The folder must be complete and unchanged, and record its versions, code and test set. A row of
+    a suite needs the suite's settings, search and seeds.
     """
     if suite is not None and into is not None:
         raise FczooError("--suite and --into each name an archive; give one of them")

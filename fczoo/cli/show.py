@@ -42,7 +42,7 @@ from fczoo.security.privacy import list_disclosures
 
 
 def part_page(name: str, dataset: str) -> str:
-    """Describe an entry of any registry, the ``settings``, or the fields of a ``result``.
+    """Describe an entry of a registry, the ``settings``, or the fields of a ``result``.
 
     Args:
         name: Name in any spelling.
@@ -109,7 +109,7 @@ def dataset_values(cls: type[Method]) -> list[str]:
 
 
 def exchange(method: Method, dataset: str) -> list[str]:
-    """Measure what a method trains, sends, stores and discloses on a data set.
+    """Describe which tensors a method trains, sends, stores and discloses on a data set.
 
     Args:
         method: The method.
@@ -119,15 +119,15 @@ def exchange(method: Method, dataset: str) -> list[str]:
         Paragraphs with tables.
     """
     training = method.training()
-    torch.set_num_threads(1)  # a step on few images is too small for several threads
+    torch.set_num_threads(1)  # faster for a step on few images
     measurement = measure(method, Settings.for_dataset(dataset))
     server_groups = ", ".join(p.rstrip(".") for p in method.server_only) or "nothing"
-    parts = [f"Averaged by: {training.averaging}. Kept on the server: {server_groups}."]
+    parts = [f"Averaged by: {training.averaging}. Never leaves the server: {server_groups}."]
     if training.own_models:
         parts = ["Every client keeps its own model: nothing is sent or averaged."]
     parts.append(
-        f"Measured in the first two tasks of {dataset} on {measurement.backbone}, a client with "
-        f"every class. Its uploads, MB:\n{_moments_table(measurement)}"
+        f"Measured in the first two tasks of {dataset} on {measurement.backbone}, for a client "
+        f"with every class. Its uploads, MB:\n{_moments_table(measurement)}"
     )
     tables = [("Trained", measurement.trained)]
     for phase, words in MOMENTS.items():
@@ -141,7 +141,7 @@ def exchange(method: Method, dataset: str) -> list[str]:
         ]
     tables.append(
         (
-            "Held by a client in the second task in addition to what it trains",
+            "Stored by a client in the second task in addition to trained tensors",
             measurement.stored_broadcast,
         )
     )
@@ -152,7 +152,7 @@ def exchange(method: Method, dataset: str) -> list[str]:
     ]
     if measurement.client_memory:
         parts.append(
-            "Remembered by a client from the first task: "
+            "Memory of a client after the first task: "
             f"{', '.join(dict.fromkeys(map(_group, measurement.client_memory)))}."
         )
     if training.own_models:
@@ -170,18 +170,18 @@ def exchange(method: Method, dataset: str) -> list[str]:
     parts.append("What a server could learn from an upload:\n" + "\n".join(lines))
     if training.per_client_statistics:
         parts.append(
-            "The server needs the sums of each client: secure aggregation, which shows it only "
+            "The server needs the sums of each client, so secure aggregation, which reveals only "
             "totals, cannot hide them."
         )
     parts.append(
         f"Sent down at the start of a task: {nbytes(measurement.received) / 1e6:.3f} MB; later "
-        "only what has changed."
+        "only changed tensors."
     )
     return parts
 
 
 def _moments_table(seen: MeasuredCost) -> str:
-    """Format the phases in which a client acts, and its upload in the first and second task."""
+    """Format the size of a client's upload by phase, in the first and the second task."""
 
     def size(uploads: Mapping[str, Payload], phase: str) -> str:
         upload = uploads.get(phase)
@@ -195,7 +195,7 @@ def _moments_table(seen: MeasuredCost) -> str:
         if phase in {**seen.sent, **seen.later}
     ]
     return tabulate(
-        rows, ["moment", "first task", "second task"], tablefmt="simple", disable_numparse=True
+        rows, ["phase", "first task", "second task"], tablefmt="simple", disable_numparse=True
     )
 
 
@@ -268,15 +268,12 @@ def _options_table(instance: Any, group: str = "") -> str:
 
 
 def _group(name: str) -> str:
-    """Return ``full.*`` for each weight of the network, and any other tensor's name unchanged."""
+    """Return the group of a tensor: ``full.*`` for weights of the network, else its name."""
     return re.sub(r"(.*full)\..*", r"\1.*", name)
 
 
 def _tree_table(tree: Tree) -> str:
-    """Format name, shape and scalars of tensors.
-
-    Many tensors of one group, such as all weights of the network, are one line.
-    """
+    """Format name, shape and number of scalars of tensors, with one line per group."""
     groups: dict[str, list[str]] = {}
     for name in tree:
         groups.setdefault(_group(name), []).append(name)
@@ -300,7 +297,7 @@ POOLS = {
 
 
 def backbone_page(spec: str) -> str:
-    """Describe a backbone: size, input, work per image, licence and pre-training.
+    """Describe a backbone: size, input, operations per image, licence and pre-training.
 
     Args:
         spec: Name, file, or both.
@@ -332,7 +329,7 @@ def backbone_page(spec: str) -> str:
     ]
     if facts.dropped:
         rows.append(("dropped", facts.dropped))
-    if facts.note and config.activation != "quick_gelu":  # timm's note asks for what it has
+    if facts.note and config.activation != "quick_gelu":  # timm's note asks for QuickGELU
         rows.append(("note", facts.note))
     rows.append(("use it", f"fczoo bench --backbone {spec}"))
     if split_spec(spec)[1] is None:
@@ -351,7 +348,7 @@ def _weights_location(spec: str) -> str:
 
 
 def _parts(config: ViTConfig) -> str:
-    """List the parts of the network that the first ViT lacks."""
+    """List the parts of the network that the original ViT lacks."""
     activations = {"gelu": "", "gelu_tanh": "GELU by tanh", "quick_gelu": "QuickGELU"}
     parts = (
         "SwiGLU" if config.swiglu else activations[config.activation],

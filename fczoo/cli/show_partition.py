@@ -19,7 +19,7 @@ def class_counts(partition: Partition, stream: Stream) -> np.ndarray:
 
     Args:
         partition: Images of each client.
-        stream: Stream that is split.
+        stream: Stream of the partition.
 
     Returns:
         int64 counts [tasks, clients, classes], with classes in order of arrival.
@@ -38,9 +38,8 @@ def describe_split(partition: Partition, stream: Stream, full: bool, protocol: s
     Args:
         partition: Images of each client.
         stream: Stream that is split.
-        full: Add the tables.
-        protocol: Name of the protocol, if any, which is shown since it may use a part of the
-            images.
+        full: Whether to add the tables.
+        protocol: Name of the protocol or None; it is shown because it may use only some images.
 
     Returns:
         The text to print.
@@ -81,9 +80,7 @@ def write_table(path: Path, partition: Partition, stream: Stream) -> None:
 
 
 def write_export(path: Path, partition: Partition, stream: Stream) -> None:
-    """Write JSON for other software: positions in the training part, by task and client.
-
-    Labels are the original ones.
+    """Write JSON for other software: positions and original labels, by task and client.
 
     Args:
         path: File to write.
@@ -124,7 +121,7 @@ def write_export(path: Path, partition: Partition, stream: Stream) -> None:
 def write_plot(
     path: Path, partition: Partition, stream: Stream, kind: PlotKind = "heatmap"
 ) -> None:
-    """Plot the images per client and class, all tasks in one picture.
+    """Plot the images per client and class, with all tasks in one picture.
 
     Args:
         path: File to write, which ``check_plot`` must accept.

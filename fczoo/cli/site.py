@@ -1,4 +1,4 @@
-"""``fczoo site``: runs between institutions that keep their images."""
+"""Command ``fczoo site``: runs between institutions that keep their images."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ PATIENCE_OPTION = click.option(
     type=Number(min=1),
     default=3600.0,
     show_default=True,
-    help="Seconds that the server waits for a site before the round continues without it, and a "
-    "site for a server that cannot be reached.",
+    help="Seconds that the server waits for a site before the round continues without it, and that "
+    "a site waits for an unreachable server.",
 )
 
 
@@ -41,8 +41,7 @@ def site() -> None:
 def init(out: Path, agreed: Path, address: str) -> None:
     """Write OUT: a folder for the server and one for each site, with keys and certificates.
 
-    Give each site its own folder, and never that of another site: it holds the key by which the
-    server knows the site.
+    Give each site only its own folder, which contains the key that identifies the site.
     """
     _need_cryptography()
     from fczoo.sites.credentials import host_and_port, write_federation
@@ -63,7 +62,7 @@ def init(out: Path, agreed: Path, address: str) -> None:
 @AGREEMENT_OPTION
 @PATIENCE_OPTION
 def job(out: Path, agreed: Path, patience: float) -> None:
-    """Write a job for institutions that run NVIDIA FLARE already; it replaces init and start."""
+    """Write a job for institutions that already run NVIDIA FLARE; it replaces init and start."""
     try:
         from fczoo.sites.flare import write_job
     except ImportError as error:
@@ -84,15 +83,15 @@ def job(out: Path, agreed: Path, patience: float) -> None:
 @click.option(
     "--epsilon-budget",
     type=Number(min=0, min_open=True),
-    help="Largest epsilon of all uploads of this institution, over all its runs; the site refuses "
-    "what would exceed it, and runs without noise.  [default: no limit]",
+    help="Largest total epsilon of this institution's uploads in all runs; the site refuses "
+    "uploads that would exceed it, and runs without noise.  [default: no limit]",
 )
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="File that counts the protected uploads of this institution.  [default: one per user, "
-    "which stays when folders are deleted]",
+    "outside the folders of runs]",
 )
 def start(
     folder: Path,
@@ -103,8 +102,8 @@ def start(
 ) -> None:
     """Run the server or the site of FOLDER until the run has ended.
 
-    The server writes result.json and the final model, and a site fetches the model. A run that
-    fails ends at all of them with the reason.
+    The server writes result.json and the final model; each site fetches the model. If the run
+    fails, the server and all sites end with the reason.
     """
     _need_cryptography()
     from fczoo.federation.result import read_result
@@ -130,7 +129,7 @@ def start(
 @site.command(cls=GroupedCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
 def status(folder: Path) -> None:
-    """Show the progress of the run whose server has this FOLDER."""
+    """Show the progress of a run; FOLDER is the folder of its server."""
     _need_cryptography()
     from fczoo.sites import node
 
@@ -144,7 +143,7 @@ def status(folder: Path) -> None:
 
 
 def _need_cryptography() -> None:
-    """Raise FczooError where the package of certificates is not installed."""
+    """Raise FczooError if the package cryptography is not installed."""
     try:
         import cryptography  # noqa: F401
     except ImportError:

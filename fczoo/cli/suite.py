@@ -1,4 +1,4 @@
-"""``fczoo suite``: run what a suite's file asks for, and show its state and its page."""
+"""Command ``fczoo suite``: run a suite, show its state, and write its page."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ PATHS = (
     click.option(
         "--data-root",
         metavar="FOLDER",
-        help="Folder that holds the data sets.  [default: "
+        help="Folder that contains the data sets.  [default: "
         "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
     ),
     click.option(
@@ -61,14 +61,15 @@ def _with_paths(command: Callable[..., None]) -> Callable[..., None]:
     metavar="auto|NUMBER",
     default="1",
     show_default=True,
-    help="Searches or runs at the same time; auto: one per GPU, or per core without a GPU.",
+    help="Number of searches or runs at the same time; auto: one per GPU, or per core without a "
+    "GPU.",
 )
 @click.option(
     "--executor",
     metavar="cores|slurm|ray",
     default="cores",
     show_default=True,
-    help="Where runs execute; searches are on this machine.",
+    help="Where runs execute; searches execute on this machine.",
 )
 @click.option(
     "--cluster",
@@ -80,7 +81,7 @@ def _with_paths(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--replicate",
     is_flag=True,
-    help="Run current rows again with their values, and enter them in NAME.replication.csv: the "
+    help="Run current rows again with their values, and enter them in NAME.replication.csv; the "
     "page shows the differences.",
 )
 @download_options()
@@ -96,10 +97,10 @@ def run(
     replicate: bool,
     download: bool | None,
 ) -> None:
-    """Search and run what is missing or stale of suite NAME; the same command resumes.
+    """Search and run the missing and stale rows of suite NAME; the same command resumes.
 
-    Each run is entered in results/NAME.csv as it ends, with all that identifies it: another
-    machine continues from only this file. Runs that another suite has already made are copied.
+    Each run is entered in results/NAME.csv as it ends. This file is enough to continue on another
+    machine. Runs that another suite has already are copied.
     """
     from fczoo.cli.arguments import parse_cluster, parse_executor, parse_jobs, parse_words
     from fczoo.cli.downloads import find_missing, provide
@@ -133,7 +134,7 @@ def run(
     if failures:
         raise FczooError(
             f"{plural(failures, 'run')} of {name} failed; failed.json below "
-            f"{results / RUNS / work} says why, and the same command tries again"
+            f"{results / RUNS / work} has the reasons, and the same command retries"
         )
 
 
@@ -144,14 +145,14 @@ def run(
     "--estimate/--no-estimate",
     default=True,
     show_default=True,
-    help="Estimate the time of rows that never ran, from the time of a step on this machine.",
+    help="Estimate the time of rows without runs, from the time of a step on this machine.",
 )
 def status(
     name: str, results: Path, data_root: str | None, backbone: str | None, estimate: bool
 ) -> None:
-    """List the rows of suite NAME: current, stale, missing or failed, and the time they take.
+    """List the rows of suite NAME: current, stale, missing or failed, with the remaining time.
 
-    Times are those of the rows' earlier runs, or estimates, and include the searches.
+    Times are taken from earlier runs of the rows, or estimated, and include searches.
     """
     from fczoo.reports.suites import RUNS, archived_runs, find_equal_runs, other_archives
     from fczoo.reports.text_format import word_table
@@ -162,7 +163,7 @@ def status(
     records, others = archived_runs(results / f"{name}.csv"), other_archives(results, name)
     states = _states(chosen_suite, cells, records)
     rows, remaining_seconds, unknown, total = [], 0.0, 0, Counter[str]()
-    settings_with_features: set[Any] = set()  # whose features a row before has counted
+    settings_with_features: set[Any] = set()  # features that an earlier row counted
     for cell, by_seed in zip(cells, states, strict=True):
         pending = [seed for seed, (state, _) in by_seed.items() if state != "current"]
         failures = failed_seeds(cell, chosen_suite, results / RUNS / name) if pending else set()
@@ -189,7 +190,7 @@ def status(
             time = duration_text(seconds) if seconds else time
         rows.append((cell.row.label, cell.row.role, cell.setting or "-", counts, time))
     click.echo(f"{name}: {chosen_suite.question}\n")
-    click.echo(word_table(rows, ["row", "role", "setting", "runs", "time of what is left"]))
+    click.echo(word_table(rows, ["row", "role", "setting", "runs", "remaining time"]))
     text = ", ".join(f"{n} {state_name}" for state_name, n in total.items())
     if remaining_seconds:
         text += f"; about {duration_text(remaining_seconds)} one after another, with searches"
@@ -237,11 +238,11 @@ def _read(
 def cells_of(
     chosen_suite: "Suite", row: Any, given: Mapping[str, Any], place: str
 ) -> "list[SuiteCell]":
-    """Return the cells of a row: one for each data set and partition.
+    """Return the cells of a row, one per data set and partition.
 
     Args:
         chosen_suite: The suite.
-        row: Its row.
+        row: Row of the suite.
         given: Settings of this machine: folder of the data, file of the backbone.
         place: File of the suite, for messages.
     """
@@ -286,7 +287,7 @@ def _states(
 def _pending(
     chosen_suite: "Suite", cells: "Sequence[SuiteCell]", archive: Path, replicate: bool
 ) -> "list[SuiteCell]":
-    """Return the cells to run, with their seeds and a current run whose values they take."""
+    """Return the cells to run, with their seeds and a current run whose values they reuse."""
     from fczoo.reports.suites import archived_runs
 
     records, pending = archived_runs(archive), []
@@ -302,7 +303,7 @@ def _pending(
 def _copy_equal_runs(
     chosen_suite: "Suite", pending: "list[SuiteCell]", name: str, results: Path
 ) -> "list[SuiteCell]":
-    """Copy the runs of cells that another suite has made; return the other cells."""
+    """Copy equal runs of other suites into the archive; return the cells that remain."""
     from fczoo.reports.suites import enter_runs, find_equal_runs, other_archives
 
     others, remaining = other_archives(results, name), []
@@ -319,10 +320,10 @@ def _copy_equal_runs(
 def _seconds_of_run(
     cell: "SuiteCell", records: "Mapping[str, RunRecord]", estimate: bool
 ) -> tuple[float, float]:
-    """Return the mean seconds of the cell's archived runs, stale ones too.
+    """Return the seconds of a run, and of features that rows share; (0, 0) if unknown.
 
-    Without any they are estimated on request: those of a run, and of features that rows share.
-    (0, 0): unknown.
+    The former is the mean of the cell's archived runs, including stale ones. Without runs both are
+    estimated, if ``estimate`` is true.
     """
     results = [
         record.result

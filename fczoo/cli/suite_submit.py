@@ -1,4 +1,4 @@
-"""``fczoo submit --suite``: check the runs of a run folder and enter them as rows of a suite."""
+"""Option ``fczoo submit --suite``: check runs of a folder and enter them as rows of a suite."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ ADVICE = "run it with the suite's settings, search and this version of fczoo"
 
 @dataclass
 class _Entries:
-    """Runs that fit a suite, by their names in its archive, with faults and new rows."""
+    """Runs that match a suite, by name in its archive, with faults and new rows."""
 
     runs_by_name: dict[str, Runs] = field(default_factory=dict)
     cells: dict[str, SuiteCell] = field(default_factory=dict)
@@ -38,9 +38,8 @@ def submit_to_suite(
 ) -> tuple[int, list[str]]:
     """Check the runs of a folder and enter them as rows of a suite.
 
-    A method that the suite does not have becomes a row of it, with its options searched. Another
-    row is entered if its settings, options, search and code are those that the suite asks for, with
-    every seed.
+    A new method becomes a row of the suite, with searched options. The runs of a row must have the
+    suite's settings, options, search and code, and all its seeds.
 
     Args:
         folder: Run folder, or folder that contains run folders.
@@ -49,10 +48,10 @@ def submit_to_suite(
         enter: Whether to write; False: only check.
 
     Returns:
-        Number of runs, and one line per fault; with a fault nothing is entered.
+        Number of runs, and one line per fault; if there is a fault, no run is entered.
 
     Raises:
-        FczooError: Nothing can be read, or a file is damaged.
+        FczooError: No run is found, or a file is damaged.
     """
     path, archive = results / SUITES / f"{name}.toml", results / f"{name}.csv"
     suite = read_suite(path)
@@ -73,7 +72,7 @@ def submit_to_suite(
 
 
 def _add(entries: _Entries, suite: Suite, path: Path, runs: Runs, record: RunRecord) -> None:
-    """Add a run under the name of the row and setting that it fits, or the reason why none fits."""
+    """Add a run under the name of its row and setting, or the reason why it matches none."""
     rows = [row for row in suite.rows if row.method == record.method]
     is_new = not rows
     reasons: list[str] = []
@@ -96,7 +95,7 @@ def _add(entries: _Entries, suite: Suite, path: Path, runs: Runs, record: RunRec
 
 
 def _missing_seeds(entries: _Entries, archive: Path) -> list[str]:
-    """Return a fault for each row that has some seeds of the suite and not all."""
+    """Return a fault for each row that lacks seeds of the suite."""
     names = {*entries.runs_by_name, *archived_runs(archive)}
     faults = []
     for cell in entries.cells.values():

@@ -28,7 +28,7 @@ def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -
     """Return the runs of a settings file, its cells and the command line.
 
     Args:
-        shared: Options of the file outside of cells.
+        shared: Options of the file outside cells.
         cells: Options of each cell.
         command: Options on the command line, which take precedence.
 
@@ -36,7 +36,7 @@ def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -
         Runs by folder, relative to the run folder.
 
     Raises:
-        FczooError: A name is unknown, or values do not fit.
+        FczooError: A name is unknown, or a value is invalid.
     """
     names = [cell.get("name") or _name(cell) for cell in cells]
     axes, rows = _read_axes(shared, command)
@@ -71,7 +71,7 @@ def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -
 
 
 def _read_axes(shared: Request, command: Request) -> tuple[list[Axis], list[Row]]:
-    """Return the axes of ``--sweep`` and their rows; those of the command line replace a file's."""
+    """Return the axes of ``--sweep`` and their rows; the command line overrides the file."""
     options = {**shared, **command}
     axes, zipped = parse_axes(options.get("sweep", ())), options.get("zip", False)
     if zipped and not axes:
@@ -86,7 +86,7 @@ def sweep_of_request(request: Request) -> Sweep:
         request: Options by name.
 
     Returns:
-        Runs by folder; one for each data set and partition, and with ``--vary`` for each seed.
+        Runs by folder; one folder per data set and partition, and with ``--vary`` per seed.
 
     Raises:
         FczooError: An option is invalid.
@@ -120,8 +120,8 @@ def sweep_of_request(request: Request) -> Sweep:
         for partition in partitions or (None,)
     ]
     sweep: dict[Path, Sequence[RunConfig]] = {}
-    for settings in dict.fromkeys(grid):  # two spellings of one partition are one setting
-        # the protocol, or the release without one
+    for settings in dict.fromkeys(grid):  # two spellings of one partition are the same setting
+        # the protocol; without one, the release
         source = next(iter(settings.sources.values()), None)
         default_methods = list(dict.fromkeys(record.method for record in models))
         default_methods = default_methods or list(source.proposes if source else ())
@@ -131,7 +131,7 @@ def sweep_of_request(request: Request) -> Sweep:
         default_seeds = sorted({record.seed for record in models})
         default_seeds = default_seeds or (source.seeds.value if source else [0])
         seeds = parse_seeds(request["seeds"]) if "seeds" in request else default_seeds
-        tuned_source = request.get("tuned")  # a file's name, or values of a run folder
+        tuned_source = request.get("tuned")  # name of a file, or values of a run folder
         tuned_values = (
             read_tuned_values(Path(tuned_source)) if isinstance(tuned_source, str) else tuned_source
         )
@@ -153,7 +153,7 @@ def sweep_of_request(request: Request) -> Sweep:
 
 
 def _sweep_advice(error: str, options: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what to type for several values, where an error is about a list in ``--set``."""
+    """Return advice to use ``--sweep`` if an error is about a list of values in ``--set``."""
     for method, values in options.items():
         for option, value in values.items():
             if (
@@ -176,7 +176,7 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
         Runs by subfolder.
 
     Raises:
-        FczooError: No run exists, or the command line makes several settings of one.
+        FczooError: No run is found, or the command line gives several settings per folder.
     """
     if "sweep" in command:
         raise FczooError(
@@ -202,7 +202,7 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
 
 
 def add_stored_keep(out: Path, options: Request) -> Request:
-    """Return the options of a command that resumes, with what the runs keep as they began.
+    """Add to the options of a command that resumes which models and state the runs store.
 
     Args:
         out: The run folder.
@@ -217,10 +217,7 @@ def add_stored_keep(out: Path, options: Request) -> Request:
 
 
 def _on_other_machines(request: Request) -> bool:
-    """Return whether runs execute on other machines.
-
-    They do with Slurm, and on a Ray cluster with an address.
-    """
+    """Return whether runs execute on other machines: with Slurm, or a Ray cluster's address."""
     executor = request.get("executor", "cores")
     cluster_options = dict(
         parse_cluster(parse_words(request.get("cluster"), "--cluster"), executor)
@@ -229,7 +226,7 @@ def _on_other_machines(request: Request) -> bool:
 
 
 def _check_varied_seeds(settings: Settings, seeds: Sequence[int], given: Mapping[str, Any]) -> None:
-    """Raise FczooError where a seed is set that ``--vary`` takes from ``--seeds``."""
+    """Raise FczooError if a seed is set that ``--vary`` takes from ``--seeds``."""
     for field in map(SEEDED_SETTINGS.get, settings.vary):
         if field in given and {getattr(settings, str(field))} != set(seeds):
             raise FczooError(
@@ -238,7 +235,7 @@ def _check_varied_seeds(settings: Settings, seeds: Sequence[int], given: Mapping
 
 
 def _name(cell: Mapping[str, Any]) -> str:
-    """Return the folder of a cell without a name, from its options."""
+    """Return the folder name of a cell without a name, from its options."""
     options = {k: v for k, v in cell.items() if k != "set"}
     options |= {
         f"{method}.{k}": v for method, values in cell["set"].items() for k, v in values.items()

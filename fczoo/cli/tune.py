@@ -1,4 +1,4 @@
-"""``fczoo tune``."""
+"""Command ``fczoo tune``."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -23,7 +23,7 @@ from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
 
 FIRST_TASKS = 3  # tasks of a trial
-HELD_OUT = 0.2  # share of the training images that scores a trial
+HELD_OUT = 0.2  # fraction of the training images on which a trial is scored
 # settings that --seed determines
 SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
 UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
@@ -57,13 +57,13 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
     RUNS,
     "--first-tasks",
     type=WholeNumber(1),
-    help="Number of tasks that a trial runs, from the first  [default: 3, or all if fewer]",
+    help="Number of first tasks that a trial runs  [default: 3, or all if fewer]",
 )
 @grouped_option(
     RUNS,
     "--held-out",
     type=Number(0.01, 0.9),
-    help="Share of the training images that is held out to score the trials  [default: 0.2]",
+    help="Fraction of the training images that is held out to score trials  [default: 0.2]",
 )
 @grouped_option(
     RUNS,
@@ -208,7 +208,7 @@ def tune(
 def _check_search(
     held_out: float | None, score_per_class: int | None, seed: int, out: Path
 ) -> None:
-    """Raise FczooError for options that exclude each other, a large seed, and a taken folder."""
+    """Raise FczooError for options that exclude each other, a large seed, or a folder in use."""
     from fczoo.core.errors import FczooError
     from fczoo.core.options import WIDEST
     from fczoo.reports.run_folder import ABOUT

@@ -1,4 +1,4 @@
-"""Checks of values on the command line that click leaves out, and types of numbers."""
+"""Checks of command-line values that click omits, and types of numbers."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from fczoo.core.errors import FczooError
 
 
 class Number(click.FloatRange):
-    """A finite number within limits; ``nan`` is in no range, but click accepts it."""
+    """Type of a finite number within limits; unlike click's, it rejects ``nan``."""
 
     name = "number"
 
@@ -25,13 +25,13 @@ class Number(click.FloatRange):
 
 
 class WholeNumber(click.IntRange):
-    """A whole number within limits."""
+    """Type of a whole number within limits."""
 
     name = "whole number"
 
 
 def check_given(command: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
-    """Raise an error for an empty value, which click takes for the current folder or for a name.
+    """Check that no value is empty, which click would accept as the current folder or as a name.
 
     Args:
         command: The command.
@@ -56,15 +56,15 @@ def _has_empty(values: Any) -> bool:
 
 
 def check_suffix(option: str, path: Path, suffixes: Sequence[str]) -> None:
-    """Raise FczooError for an output file whose name does not show its format.
+    """Check that an output file has one of the suffixes of its format.
 
     Args:
-        option: Name of the option in the message.
+        option: Name of the option, for messages.
         path: The file.
-        suffixes: Suffixes that are allowed.
+        suffixes: Allowed suffixes.
 
     Raises:
-        FczooError: The suffix is another one.
+        FczooError: The file has another suffix.
     """
     if path.suffix.lower() not in suffixes:
         raise FczooError(f"{option} {path} must end with {' or '.join(suffixes)}")

@@ -1,1 +1,1 @@
-"""Models that runs leave behind: saving, loading, predictions and evaluation."""
+"""Stored models of runs: saving, loading, prediction, evaluation and export."""

@@ -1,4 +1,4 @@
-"""Model card, the README.md in the folder of a kept model, and BibTeX of methods and fczoo."""
+"""Model card, the README.md in the folder of a stored model, and BibTeX of methods and fczoo."""
 
 import math
 import re
@@ -31,8 +31,8 @@ FCZOO = f"""@software{{fczoo,
 def bibtex(methods: Iterable[str]) -> str:
     """Return BibTeX entries of methods and of fczoo.
 
-    An entry has what the method states of its paper: authors, title, venue, year and number at
-    arXiv, as far as it names them; without a title, the whole statement as a note.
+    An entry is parsed from the method's ``paper``: authors, title, venue, year and arXiv number, as
+    far as it has them. Without a title, the whole text becomes a note.
 
     Args:
         methods: Registered names.
@@ -45,7 +45,7 @@ def bibtex(methods: Iterable[str]) -> str:
 
 
 def references(methods: Iterable[str]) -> str:
-    """Return one line per method and one for fczoo: what each states of its paper.
+    """Return the references of methods and of fczoo, one per line.
 
     Args:
         methods: Registered names.
@@ -59,7 +59,7 @@ def references(methods: Iterable[str]) -> str:
 
 
 def method_entries(method: type[Method]) -> list[str]:
-    """Return the BibTeX entries of one method, one for each source that has a year or a number.
+    """Return the BibTeX entries of one method, one per source with a year or an arXiv number.
 
     Args:
         method: Class of the method.
@@ -78,7 +78,7 @@ def _entry(method: type[Method], source: str, number: int) -> str:
         fields["author"] = authors[1].replace(" et al.", " and others")
     if title := TITLE.search(source):
         fields["title"] = f"{{{title[1]}}}"
-    outside_title = TITLE.sub("", source)  # a title may name a year
+    outside_title = TITLE.sub("", source)  # a title may contain a year
     venue, year, paper = (
         PLACE.search(outside_title),
         YEAR.search(outside_title),
@@ -95,7 +95,7 @@ def _entry(method: type[Method], source: str, number: int) -> str:
         fields["year"] = year[1]
     if paper:
         fields |= {"eprint": paper[1], "archiveprefix": "arXiv"}
-        fields.setdefault("year", f"20{paper[1][:2]}")  # a number begins with year and month
+        fields.setdefault("year", f"20{paper[1][:2]}")  # arXiv numbers start with year and month
     if not title:
         fields["note"] = source
     key = method.name if number == 1 else f"{method.name}-{number}"
@@ -104,18 +104,18 @@ def _entry(method: type[Method], source: str, number: int) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape characters that LaTeX would not print."""
+    """Escape special characters of LaTeX."""
     return re.sub(r"([&%#_])", r"\\\1", text)
 
 
 SETTINGS = ("clients", "rounds", "epochs", "batch_size", "augment", "protocol", "as_released")
-"""Settings of the run that a card lists; ``model.json`` has all."""
+"""Settings of the run on a card; ``model.json`` has all settings."""
 OF_TRAINING = ("rounds", "epochs", "batch_size", "augment")
-"""Those that a method which trains nothing does not read."""
+"""Settings that have no effect on a method without training."""
 
 
 def model_card(record: ModelRecord, method: type[Method]) -> str:
-    """Return the card of a model in Markdown: training, metrics, limits, use and citation.
+    """Format the card of a model in Markdown: training, metrics, limits, use and citation.
 
     Args:
         record: Description of the model.
@@ -154,7 +154,7 @@ def _training(record: ModelRecord, instance: Method) -> dict[str, Any]:
     }
     replaces_weights = any(name.startswith("full.") for name in record.tensors)
     place = (
-        "trained: this folder has the weights that replace its own, not the others"
+        "partly trained: this folder has the trained weights, not the others"
         if replaces_weights
         else "frozen, not in this folder"
     )
@@ -196,21 +196,21 @@ def _percent(value: float) -> str:
 
 def _limits(record: ModelRecord, method: Method) -> list[str]:
     lines = [
-        "It knows the classes above and answers one of them for any image, also for one of "
-        "something else.",
-        "The accuracy holds for images like the test images; measure on yours with "
+        "It predicts one of the classes above for any image, even if the image shows something "
+        "else.",
+        "The accuracy is valid for images like the test images; measure it on your images with "
         "`fczoo evaluate FOLDER --data-root DIR`.",
     ]
     if not method.training().gives_logits:
         lines.append(
-            "Its outputs are scores that order the classes, not logits: they have no probabilities."
+            "Its outputs are scores that rank the classes, not logits: they give no probabilities."
         )
     names = zip(record.classes, record.has_images, strict=True)
     if missing := [name for name, has_images in names if not has_images]:
         lines.append(f"No client had images of {', '.join(missing)}: these are never predicted.")
     if not record.settings.get("dp_noise"):
         lines.append(
-            "Training had no differential privacy: the tensors may reveal something of the "
+            "Training had no differential privacy: the tensors may reveal information about the "
             "clients' images."
         )
     return lines

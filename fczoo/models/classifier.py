@@ -1,4 +1,4 @@
-"""Kept models as PyTorch modules: the view of an image, the forward, and the tensors it reads."""
+"""Stored models as PyTorch modules: image transform, forward, and the tensors that it reads."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ from fczoo.federation.model_record import ModelRecord
 
 @dataclass(frozen=True)
 class EvaluationTransform:
-    """Transform of an image of PIL to the input of the backbone, as the run's evaluation took it."""
+    """Transform of a PIL image to the input of the backbone, as in the run's evaluation."""
 
-    stored_size: int  # side in pixels of the stored square
+    stored_size: int  # side of the stored square in pixels
     image_size: int  # side of the input in pixels
-    test_crop: float  # part of each side that the view shows
+    test_crop: float  # fraction of each side that the central crop keeps
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    resize: Resize = "crop"  # part of an image that the stored square shows
+    resize: Resize = "crop"  # how an image becomes the stored square
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Make an image square and resize it as data sets of files do, and normalise it.
+        """Make an image square, resize it as data sets of image files do, and normalise it.
 
-        An orientation tag turns the image first, as in a data set of users.
+        An EXIF orientation is applied first, as in data sets of users.
 
         Args:
             image: Image of any mode and size.
@@ -45,17 +45,17 @@ class EvaluationTransform:
             Input of the backbone, float32 [3, image_size, image_size].
 
         Raises:
-            FczooError: The argument is not an image of PIL, or has more than 8 bits per channel.
+            FczooError: The argument is not a PIL image, or has more than 8 bits per channel.
         """
         if not isinstance(image, Image.Image):
             raise FczooError(
-                f"the transform got {type(image).__name__}; give an image of PIL: Image.open(FILE)"
+                f"the transform got {type(image).__name__}; give a PIL image: Image.open(FILE)"
             )
         square = np.array(to_square(image, self.stored_size, upright=True, resize=self.resize))
         return self.normalise(torch.from_numpy(square).permute(2, 0, 1))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Resize the middle of a stored square and normalise it.
+        """Resize the central crop of a stored square and normalise it.
 
         Args:
             pixels: uint8 [3, S, S].
@@ -69,7 +69,7 @@ class EvaluationTransform:
 
 
 def prediction_batch(inputs: Collection[str], backbone: Backbone, images: Tensor) -> Batch:
-    """Return a batch of images with the inputs that a method declares.
+    """Create a batch of images with the inputs that a method declares.
 
     Args:
         inputs: Declared inputs of the method, ``Training.inputs``.
@@ -78,7 +78,7 @@ def prediction_batch(inputs: Collection[str], backbone: Backbone, images: Tensor
     """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     nothing, none = images.new_empty(len(images), 0), images.new_empty(0)
-    # torch.export of torch 2.6 cannot read tensors that are defaults of fields, so all are given
+    # all fields are given: torch.export of torch 2.6 cannot handle tensors as defaults of fields
     return Batch(
         x=images if "images" in inputs else nothing,
         y=labels,
@@ -96,8 +96,8 @@ def prediction_batch(inputs: Collection[str], backbone: Backbone, images: Tensor
 def prediction_tensors(method: Method, backbone: Backbone, state: Tree, task: Task) -> Tree:
     """Return the tensors of a state that ``predict`` and ``features`` read.
 
-    Both run once on a blank image. A tensor is read if an operation of torch, its shape or its
-    length uses it. A declaration by each method could be forgotten; this cannot.
+    Both run once on a blank image. A tensor counts as read if a torch operation uses it, its shape
+    or its length. Unlike a declaration by each method, this cannot be forgotten.
 
     Args:
         method: Method of the state.
@@ -106,12 +106,12 @@ def prediction_tensors(method: Method, backbone: Backbone, state: Tree, task: Ta
         task: Last learned task.
 
     Returns:
-        A part of the state, in the same order.
+        The tensors that are read, in the order of the state.
     """
     size = backbone.config.image_size
     image = torch.zeros(1, 3, size, size, dtype=backbone.dtype, device=backbone.device)
     label = torch.zeros(1, dtype=torch.int64, device=image.device)
-    # any numbers will do: the query of an image does not depend on the state, and takes a forward
+    # any values suffice: the query does not depend on the state, and ones avoid a forward pass
     query = image.new_ones(1, backbone.dim) if "query" in method.training().inputs else None
     batch = whole_batch(image, label, query)
     with torch.no_grad(), _ReadRecorder() as recorder:
@@ -121,7 +121,7 @@ def prediction_tensors(method: Method, backbone: Backbone, state: Tree, task: Ta
 
 
 class _ReadRecorder(TorchFunctionMode):
-    """Recorder of the identities of all tensors that functions of torch get."""
+    """Mode that records the identities of all tensors that torch functions receive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,13 +149,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class Classifier(nn.Module):
-    """The global model of a run, for inference: images -> logits over the classes seen.
+    """Global model of a run, for inference: it maps images to logits over the classes seen.
 
     Attributes:
         classes: Names of the classes, in the order of the logits.
-        transform: Transform of an image of PIL to a tensor [3, S, S], with the pixels of the
-            run's evaluation.
-        method: Method that was trained.
+        transform: Transform of a PIL image to a tensor [3, S, S], as in the run's evaluation.
+        method: Method of the run.
         task: Last learned task.
         record: Content of ``model.json``.
         has_images: Whether clients had images of each class, bool [classes].
@@ -178,14 +177,14 @@ class Classifier(nn.Module):
         super().train(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits, or scores of methods without logits.
+        """Compute logits, or scores for methods without logits.
 
         Args:
-            images: Images [B, 3, S, S], each as ``transform`` returns it.
+            images: Images [B, 3, S, S] from ``transform``.
 
         Returns:
-            Logits [B, classes]. They are minus infinity for a class of which no client had images:
-            as in the run's evaluation it is never predicted.
+            Logits [B, classes]. Classes without images at any client have minus infinity: as in the
+            run's evaluation, they are never predicted.
 
         Raises:
             FczooError: The images have another shape or type.
@@ -195,10 +194,10 @@ class Classifier(nn.Module):
         return logits.masked_fill(~self.has_images, -torch.inf)
 
     def features(self, images: Tensor) -> Tensor:
-        """Compute the features [B, D] that the classifier reads.
+        """Compute the features [B, D] from which the method predicts.
 
         Args:
-            images: Images [B, 3, S, S], each as ``transform`` returns it.
+            images: Images [B, 3, S, S] from ``transform``.
 
         Raises:
             FczooError: The images have another shape or type.
@@ -213,7 +212,7 @@ class Classifier(nn.Module):
 
     @property
     def state(self) -> Tree:
-        """Return the tensors of the method, by the names that it gives them."""
+        """Return the tensors of the method by name."""
         return dict(self._state)
 
     def train(self, mode: bool = True) -> "Classifier":
@@ -227,7 +226,7 @@ class Classifier(nn.Module):
         """
         if mode:
             raise FczooError(
-                f"a kept model is for inference only; train {self.method.name} with `fczoo bench`"
+                f"a stored model is for inference only; train {self.method.name} with `fczoo bench`"
             )
         return super().train(False)
 
@@ -258,7 +257,7 @@ class Classifier(nn.Module):
         return images.to(self._backbone.device, self._backbone.dtype)
 
     def extra_repr(self) -> str:
-        """Return one line about the model."""
+        """Describe the model in one line."""
         return (
             f"{self.method.name} on {self.record.dataset}, {len(self.classes)} classes, "
             f"{self._config.name}"

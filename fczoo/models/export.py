@@ -1,4 +1,4 @@
-"""Export of kept models: all formats, and the programs of ``torch.export`` and ONNX."""
+"""Export of stored models: all formats, and the programs of ``torch.export`` and ONNX."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ from fczoo.models.export_checks import (
 from fczoo.models.export_peft import export_peft
 from fczoo.models.export_timm import export_timm
 
-LARGEST_BATCH = 2**31 - 1  # torch 2.6 refuses a number of images without a limit
+LARGEST_BATCH = 2**31 - 1  # torch 2.6 requires an upper limit
 
 
 def export_torch(model: Classifier, path: Path) -> str:
@@ -55,7 +55,7 @@ def export_onnx(model: Classifier, path: Path) -> str:
 
     Args:
         model: Kept model on the CPU.
-        path: File of ONNX.
+        path: ONNX file to write.
 
     Returns:
         Python code that loads the file.
@@ -95,7 +95,7 @@ def export_onnx(model: Classifier, path: Path) -> str:
 
 
 def traced_program(model: Classifier, style: ExportFormat) -> ExportedProgram:
-    """Return the forward of a model as a program whose number of images is free.
+    """Convert the forward of a model to a program for any batch size.
 
     Args:
         model: Kept model on the CPU.
@@ -106,10 +106,10 @@ def traced_program(model: Classifier, style: ExportFormat) -> ExportedProgram:
     """
     images = check_images(model)
     batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
-    torch.compiler.reset()  # traces of other models in this process would be compared with this
+    torch.compiler.reset()  # else torch compares the trace with those of other models
     try:
         with torch.no_grad(), _without_notes():
-            # strict, because len() of images is a constant where Python runs the forward
+            # strict, because in the other mode len() of images becomes a constant
             program = torch.export.export(
                 model, (images,), dynamic_shapes=({0: batch},), strict=True
             )
@@ -121,7 +121,7 @@ def traced_program(model: Classifier, style: ExportFormat) -> ExportedProgram:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first line of the error at the start of a chain; the others are advice."""
+    """Return the first line of the error that started a chain; later errors are advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error)
@@ -129,7 +129,7 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _without_notes() -> Iterator[None]:
-    """Hide what torch and ONNX log and warn about the steps of a trace."""
+    """Suppress log messages and warnings of torch and ONNX inside a ``with`` block."""
     loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -149,11 +149,11 @@ EXPORTERS = {
     "onnx": export_onnx,
     "peft": export_peft,
 }
-"""Format -> function of a model and a path; it returns Python code that loads the export."""
+"""Export functions by format; they return Python code that loads the export."""
 
 
 def default_path(folder: Path, style: ExportFormat) -> Path:
-    """Return the file of an export in the folder of its model.
+    """Return the default path of an export, in the folder of its model.
 
     Args:
         folder: Folder of the model.
@@ -163,10 +163,10 @@ def default_path(folder: Path, style: ExportFormat) -> Path:
 
 
 def export_model(model: Classifier, style: ExportFormat, path: Path) -> str:
-    """Export a model, and compare the logits of the export with its own.
+    """Export a model and check that the export gives the same logits.
 
     Args:
-        model: Kept model.
+        model: Stored model.
         style: Format.
         path: File to write, which must not exist.
 

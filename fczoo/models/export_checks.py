@@ -1,4 +1,4 @@
-"""Formats of exports, and the checks that all of them share."""
+"""Formats of exports, and their common checks."""
 
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -19,13 +19,13 @@ SUFFIXES: dict[ExportFormat, str] = {
     "onnx": ".onnx",
     "peft": "",
 }
-"""Format -> suffix of its file, by which programs recognise it; that of peft is a folder."""
-TOLERANCE = 1e-4  # difference of logits, absolute and relative
-IMAGES = 3  # random images on which an export is compared with the model
+"""Suffix of the exported file by format, by which programs recognise it; peft has a folder."""
+TOLERANCE = 1e-4  # largest absolute and relative difference of logits
+IMAGES = 3  # number of random images on which an export is compared with the model
 
 
 def check_path(path: Path, style: ExportFormat) -> None:
-    """Check that an export would overwrite nothing, and that others will recognise its file.
+    """Check that an export overwrites nothing and that its file has the format's suffix.
 
     Args:
         path: File of the export.
@@ -44,22 +44,22 @@ def check_path(path: Path, style: ExportFormat) -> None:
 
 
 def refuse_export(model: Classifier, style: ExportFormat, reason: str) -> NoReturn:
-    """Raise the error of a method that a format cannot express.
+    """Raise an error because a format cannot express the method.
 
     Args:
-        model: Kept model.
+        model: Stored model.
         style: Format.
-        reason: Main clause about the method.
+        reason: Reason, a clause about the method.
 
     Raises:
         FczooError: Always.
     """
-    advice = "" if style == "torch" else "; take --format torch"
+    advice = "" if style == "torch" else "; use --format torch"
     raise FczooError(f"{model.method.name} cannot be exported to {style}: {reason}{advice}")
 
 
 def facts(model: Classifier) -> dict[str, str]:
-    """Return what a user of an export must know, as names and texts for its file.
+    """Return the metadata of an export: classes, input, method, data set and version.
 
     Args:
         model: Kept model.
@@ -106,7 +106,7 @@ def check_logits(model: Classifier, style: ExportFormat, logits: Tensor, expecte
 
 
 def float_model(model: Classifier) -> Classifier:
-    """Return a model on the same backbone in float32, whose logits an export in float32 must have.
+    """Return the model with a float32 backbone, as reference for the logits of a float32 export.
 
     Args:
         model: Kept model.

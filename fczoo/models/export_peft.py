@@ -1,4 +1,4 @@
-"""Export of LoRA pairs in the layout of peft."""
+"""Export of LoRA pairs in the format of peft."""
 
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from fczoo.models.export_checks import (
 )
 from fczoo.models.export_timm import LinearForm, TimmArguments, timm_form
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # names that peft gives
-PREFIX = "base_model.model."  # of all tensors in an adapter of peft
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # file names of peft
+PREFIX = "base_model.model."  # prefix of all tensors in a peft adapter
 
 
 def export_peft(model: Classifier, path: Path) -> str:
-    """Export LoRA pairs and head as an adapter of timm's model.
+    """Export LoRA pairs and head as a peft adapter of timm's model.
 
     Args:
         model: Kept model on the CPU.
@@ -38,7 +38,7 @@ def export_peft(model: Classifier, path: Path) -> str:
         Python code that loads the adapter.
 
     Raises:
-        FczooError: The method trains other weights, or the backbone has no such layers in timm.
+        FczooError: The method has other plugs or no LoRA pairs, or timm's model has other layers.
     """
     from timm.models.vision_transformer import VisionTransformer
 
@@ -54,7 +54,7 @@ def export_peft(model: Classifier, path: Path) -> str:
     names = [name for name in network.state_dict() if not name.startswith("head.")]
     weights = timm_names({k: v.float() for k, v in model.backbone.weights.items()}, names)
     if not _is_hub(model) and weights.keys() != model.backbone.weights.keys():
-        refuse_export(model, "peft", f"timm's {arguments.name} names some weights otherwise")
+        refuse_export(model, "peft", f"timm's {arguments.name} has other names for some weights")
     head = {"head.weight": form.weight.float(), "head.bias": form.bias.float()}
     updates = {f"{layer}.weight": up @ down for layer, (down, up) in pairs.items()}
     network.load_state_dict(
@@ -74,14 +74,14 @@ def export_peft(model: Classifier, path: Path) -> str:
 
 
 def layer_pairs(form: LinearForm, width: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return layer -> A [r, in] and B [out, r] of one rank r, with q, k and v as one layer.
+    """Return LoRA pairs A [r, in] and B [out, r] of one rank r by layer, with q, k, v as one layer.
 
-    The pairs of q, k and v become one: their A are stacked, and each B has rows and columns of its
-    own. Pairs of a lower rank are filled up with zeros.
+    The pairs of q, k and v become one pair: their A are stacked, and each B has its own rows and
+    columns. Pairs of a lower rank are padded with zeros.
 
     Args:
-        form: Plugs of a model.
-        width: Rows D of each of q, k and v.
+        form: Plain form of a model.
+        width: Number of rows D of q, k and v each.
     """
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for (block, part), (down, up) in form.lora_pairs().items():
@@ -104,7 +104,7 @@ def layer_pairs(form: LinearForm, width: int) -> dict[str, tuple[Tensor, Tensor]
 
 
 def _config(model: Classifier, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Return the content of peft's configuration; alpha = r, so that an update is B A."""
+    """Return peft's configuration; with alpha = r the update is B A."""
     rank = len(next(iter(pairs.values()))[0])
     return {
         "peft_type": "LORA",
@@ -123,7 +123,7 @@ def _config(model: Classifier, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[
 
 
 def _is_hub(model: Classifier) -> bool:
-    """Return whether the weights of the backbone are those that timm loads by name."""
+    """Return whether timm can load the backbone's weights by name."""
     name, path = split_spec(str(model.record.settings.get("backbone")))
     return path is None and name != BUNDLED_NAME and registered_backbone(name) is None
 

@@ -1,4 +1,4 @@
-"""Export of kept models to timm: a vision transformer with a linear head as timm loads it."""
+"""Export of stored models to timm: a vision transformer with a linear head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,22 +30,22 @@ PLUG_KINDS = {
     "deep": "it puts trained prompts between the image's tokens",
     "adapter": "it trains adapters next to the MLPs",
 }
-"""Kind of a plug that is not part of a weight -> what a method does with it."""
+"""Use of a plug by a method, for kinds of plugs that cannot be merged into weights."""
 
-ROWS = 64  # features of one prediction
+ROWS = 64  # feature vectors per prediction
 
 
 class NotLinearError(Exception):
-    """The reason why a model has no plain form."""
+    """Error with the reason why a model has no plain form."""
 
 
 @dataclass(frozen=True)
 class LinearForm:
-    """Plugs of the backbone, and the head: logits = features W^T + b."""
+    """Plain form of a model: plugs of the backbone, and a head with logits = features W^T + b."""
 
     plugs: Tree  # ``full.{weight}`` and ``lora.{block}.{part}`` pairs, float64
     weight: Tensor  # W [C, D], float64
-    bias: Tensor  # b [C], float64; minus infinity for a class that is never predicted
+    bias: Tensor  # b [C], float64; minus infinity for classes that are never predicted
 
     def merged_weights(self, backbone: Backbone) -> Tree:
         """Return the weights of the backbone, in float32, with all plugs merged into them.
@@ -67,7 +67,7 @@ class LinearForm:
         return {name: value.float() for name, value in weights.items()}
 
     def lora_pairs(self) -> dict[tuple[int, str], tuple[Tensor, Tensor]]:
-        """Return (block, part) -> A [r, in] and B [out, r], in the order of blocks."""
+        """Return the LoRA pairs A [r, in] and B [out, r] by block and part, in order of blocks."""
         layers = sorted({tuple(name.split(".")[1:3]) for name in self.plugs if name[0] == "l"})
         return {
             (int(block), part): (
@@ -79,7 +79,7 @@ class LinearForm:
 
 
 class _FeatureProbe(Backbone):
-    """A backbone that answers with given features and records the plugs of each call."""
+    """Backbone that returns given features and records the plugs of each call."""
 
     def __init__(self, backbone: Backbone, features: Tensor):
         super().__init__(backbone.config, backbone.weights, backbone.sha256, copy=False)
@@ -101,16 +101,15 @@ class _FeatureProbe(Backbone):
 def linear_form(model: Classifier) -> LinearForm:
     """Return the plain form of a model.
 
-    Its method predicts on features that this function chooses: zero, the unit vectors, and random
-    ones. They give the bias, the weights, and a check. So every method whose prediction is linear
-    in the features has a plain form, and none is declared.
+    The method predicts from chosen features: zero gives the bias, unit vectors the weights, and
+    random features check linearity. Thus methods with a linear prediction need no declaration.
 
     Args:
-        model: Kept model on the CPU.
+        model: Stored model on the CPU.
 
     Raises:
-        NotLinearError: The method feeds the backbone more than images, or its prediction is not
-            linear in the features.
+        NotLinearError: The method uses plugs that are not parts of weights, or its prediction is
+            not linear in the features.
     """
     dim = model.backbone.dim
     random = torch.randn(4, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -140,7 +139,10 @@ def linear_form(model: Classifier) -> LinearForm:
 
 
 def _weight_plugs(calls: list[Tree]) -> Tree:
-    """Return the plugs of all calls of the backbone, which must be parts of weights."""
+    """Return the plugs of all calls of the backbone.
+
+    Raises NotLinearError for a plug that cannot be merged into weights.
+    """
     plugs: Tree = {}
     for call in calls:
         plugs |= call
@@ -153,7 +155,7 @@ def _weight_plugs(calls: list[Tree]) -> Tree:
     return plugs
 
 
-PLAIN = "vit_tiny_patch16_224"  # architecture whose sizes are arguments of backbones without name
+PLAIN = "vit_tiny_patch16_224"  # timm's architecture for backbones that timm does not have
 
 
 @dataclass(frozen=True)
@@ -161,17 +163,17 @@ class TimmArguments:
     """Arguments of ``timm.create_model`` for a backbone with a classification head."""
 
     name: str
-    values: dict[str, Any]  # beside the name
+    values: dict[str, Any]  # all arguments except the name
 
     def create(self) -> nn.Module:
-        """Return the model with random weights, in evaluation mode."""
+        """Create the model with random weights, in evaluation mode."""
         import timm
 
         model: nn.Module = timm.create_model(self.name, **self.values)
         return model.eval()
 
     def code(self, **more: Any) -> str:
-        """Return the call in Python.
+        """Return the call as Python code.
 
         Args:
             **more: Further arguments.
@@ -181,7 +183,7 @@ class TimmArguments:
 
 
 def timm_arguments(config: ViTConfig, classes: int) -> TimmArguments | None:
-    """Return the arguments that make timm create a backbone with a head; None if it cannot.
+    """Return the arguments with which timm creates a backbone with a head; None if it cannot.
 
     Args:
         config: Configuration of the backbone.
@@ -222,14 +224,14 @@ def timm_arguments(config: ViTConfig, classes: int) -> TimmArguments | None:
 
 
 def timm_form(model: Classifier, style: ExportFormat) -> tuple[TimmArguments, LinearForm]:
-    """Return a model as arguments of timm, plugs and head.
+    """Return timm's arguments and the plain form of a model.
 
     Args:
-        model: Kept model on the CPU.
+        model: Stored model on the CPU.
         style: Format, for errors.
 
     Raises:
-        FczooError: The method has no such form, or timm no such architecture.
+        FczooError: The model has no plain form, or timm does not have the architecture.
     """
     try:
         form = linear_form(model)
@@ -253,7 +255,7 @@ def export_timm(model: Classifier, path: Path) -> str:
         Python code that loads the file.
 
     Raises:
-        FczooError: The method has no such form, or timm no such architecture.
+        FczooError: The model has no plain form, or timm does not have the architecture.
     """
     arguments, form = timm_form(model, "timm")
     network = arguments.create()

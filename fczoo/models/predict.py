@@ -1,4 +1,4 @@
-"""Predictions of a kept model on image files, and its evaluation on labelled images."""
+"""Predictions of a stored model on image files, and its evaluation on labelled images."""
 
 import glob
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,12 +34,12 @@ from fczoo.federation.device import plan_of, reproducible
 from fczoo.federation.evaluate import accuracy_row, calibration_error
 from fczoo.models.classifier import Classifier
 
-BATCH = 64  # images of one forward
+BATCH = 64  # images per forward
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Best classes of one image, the best first."""
+    """Most likely classes of one image, best first."""
 
     file: str
     classes: tuple[str, ...]
@@ -47,24 +47,24 @@ class Prediction:
 
 
 def find_images(words: Iterable[str]) -> list[Path]:
-    """Return the image files that words name, in their order.
+    """Find the image files that arguments name, in order.
 
     Args:
-        words: Files, folders (all images below them) and patterns such as ``scans/*.png``, of
-            files or folders.
+        words: Files, folders (all images below them), and patterns of files or folders such as
+            ``scans/*.png``.
 
     Raises:
-        FczooError: A word names nothing, or a folder without images.
+        FczooError: An argument is empty, a pattern without files or a folder without images.
     """
     files: list[Path] = []
     for word in words:
         if not word:
-            raise FczooError("an empty word names no image; give files, folders or patterns")
+            raise FczooError("an argument is empty; give files, folders or patterns of images")
         path = Path(word)
         if path.is_dir():
             images = _images_of(path)
         elif path.exists() or not glob.has_magic(word):
-            images = [path]  # reading it says whether it is an image
+            images = [path]  # checked when it is read
         else:
             matches = map(Path, sorted(glob.glob(word, recursive=True)))
             # ** matches a folder and the files in it
@@ -84,10 +84,10 @@ def _images_of(path: Path) -> list[Path]:
 def predict_files(
     model: Classifier, files: Sequence[Path], top: int
 ) -> Iterator[Prediction | UnreadableImage]:
-    """Yield the best classes of each image, or the error of a file that cannot be read.
+    """Yield the best classes of each image, or the error of an unreadable file.
 
     Args:
-        model: Kept model.
+        model: Stored model.
         files: Image files.
         top: Number of classes per image.
 
@@ -106,7 +106,7 @@ def predict_files(
 
 
 def _square(path: Path, model: Classifier) -> np.ndarray | UnreadableImage:
-    """Return the pixels of a file for a model, or the error that it gives."""
+    """Return the pixels of a file as a stored square, or the error of an unreadable file."""
     try:
         return prepare(path, model.record.stored_size, True, model.record.resize)
     except UnreadableImage as error:
@@ -151,15 +151,15 @@ def class_values(model: Classifier, logits: Tensor) -> Tensor:
     return logits.double().softmax(1) if model.method.training().gives_logits else logits.double()
 
 
-SHOWN = 5  # unknown classes that a message names
+SHOWN = 5  # most unknown classes in a message
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy of a kept model on labelled images."""
+    """Accuracy of a stored model on labelled images."""
 
     classes: tuple[str, ...]  # classes of the model
-    confusion: np.ndarray  # int64 [C, C]: images of a class (row) by predicted class (column)
+    confusion: np.ndarray  # int64 [C, C]: images by true class (row) and predicted class (column)
     ece: float | None  # expected calibration error in percent; None for scores
 
     @property
@@ -196,10 +196,10 @@ class Evaluation:
 
 
 def own_accuracy(model: Classifier, bench: Benchmark) -> tuple[float, list[float]]:
-    """Evaluate a model again as its run did.
+    """Evaluate a model again as in the last evaluation of its run.
 
     Args:
-        model: Kept model.
+        model: Stored model.
         bench: Benchmark of the run: the same images, partition and settings.
 
     Returns:
@@ -217,13 +217,13 @@ def own_accuracy(model: Classifier, bench: Benchmark) -> tuple[float, list[float
 def labelled_images(
     model: Classifier, dataset: str | None, root: Path | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return test images of a data set, or all images of class folders, by the model's labels.
+    """Load labelled images of a data set or of class folders, with the model's labels.
 
     Args:
-        model: Kept model, whose classes they must have.
-        dataset: Name of a data set; None for class folders.
-        root: Data root of the data set, or the folder with class folders: its test part, or all
-            images without parts.
+        model: Stored model, which must know all their classes.
+        dataset: Name of a data set, whose test images are loaded; None: class folders.
+        root: Data root of the data set, or folder with class folders. If the folder has parts, the
+            test part is loaded.
 
     Returns:
         Pixels uint8 [N, S, S, 3] with the stored side of the model, and labels [N].

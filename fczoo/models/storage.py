@@ -1,4 +1,4 @@
-"""Storage of models: saving during and after runs, size on disk, loading."""
+"""Storage of models: saving, loading and size on disk."""
 
 import hashlib
 import logging
@@ -41,29 +41,28 @@ from fczoo.models.classifier import Classifier, prediction_tensors
 
 
 def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True) -> Path:
-    """Save the model of a run as it is after the last evaluated task.
+    """Save the model of a run after its latest evaluated task.
 
-    ``model.safetensors`` holds the tensors that prediction reads, ``server_state.safetensors``
-    (only its owner can read it) the rest of the server's state with its control variates,
-    ``model.json`` all else, and ``README.md`` describes them.
-    What clients keep is never saved, and neither are the weights of the backbone.
+    ``model.safetensors`` contains the tensors that prediction reads. ``server_state.safetensors``,
+    which only its owner can read, contains the rest of the server's state, with control variates
+    and moments of the server optimizer. ``model.json`` describes the model, and ``README.md`` is
+    its card. Client memory and the weights of the backbone are never saved.
 
     Args:
-        folder: Folder of the model; it is created.
+        folder: Folder of the model; it is created if needed.
         run: Run with at least one evaluated task, such as ``Benchmark.start`` returns.
-        server_state: Whether to save the rest of the server's state, from which learning could
-            continue.
+        server_state: Whether to save the rest of the server's state, for continued learning.
 
     Returns:
         The folder.
 
     Raises:
-        FczooError: The method has a model at each client, and none of the server.
+        FczooError: The method has models of clients and no global one.
         OSError: Writing fails.
     """
     if run.method.training().own_models:
         raise FczooError(
-            f"{run.method.name} has a model at each client and no global one that could be kept"
+            f"{run.method.name} has models of clients, but no global model that could be saved"
         )
     folder, result, world = Path(folder), run.result, run.world
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +72,7 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     other_tensors = {name: value for name, value in run.state.items() if name not in tensors}
     other_tensors |= run.server.controls.broadcast
     other_tensors |= {f"{MOMENTS}{name}": value for name, value in run.server.moments.items()}
-    (folder / RECORD).unlink(missing_ok=True)  # until the new one is written, there is no model
+    (folder / RECORD).unlink(missing_ok=True)  # a folder without this file has no model
     files = {TENSORS: _write(folder / TENSORS, tensors)}
     (folder / SERVER_STATE).unlink(missing_ok=True)
     if server_state and other_tensors:
@@ -120,7 +119,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], mode: int = 0o666) -
 
 
 def store_weights_path(spec: str, sha256: str) -> None:
-    """Store where a weight file is on this machine; a model names it by its last name only.
+    """Store the path of a weight file on this machine, since a model records only its file name.
 
     Args:
         spec: Backbone of the run, ``NAME:FILE`` or a file.
@@ -137,23 +136,23 @@ def store_weights_path(spec: str, sha256: str) -> None:
 log = logging.getLogger("fczoo")
 
 KeepModel = Literal["final", "tasks", "none"]
-"""Models that a run keeps: the final one, one after each task, or none."""
+"""Models that a run stores: the final one, one after each task, or none."""
 
 
 def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: bool) -> None:
-    """Keep the model of the task that a run has just evaluated, if it is asked for.
+    """Save the model of the latest task of a run, if ``keep`` includes it.
 
-    The final model is in the run's folder, and that of an earlier task t in ``task{t}`` below it.
-    A run whose model cannot be saved, as on a full disk, continues with a warning.
+    The final model is in the run's folder, that of an earlier task t in its subfolder ``task{t}``.
+    If a model cannot be saved, as on a full disk, the run continues with a warning.
 
     Args:
         folder: Folder of the run.
         run: The run.
-        keep: Models that are kept.
-        server_state: Whether to keep the rest of the server's state as well.
+        keep: Models to save.
+        server_state: Whether to save the rest of the server's state as well.
     """
     is_final = run.result.is_finished
-    has_none = run.method.training().own_models  # which the note under its tables says
+    has_none = run.method.training().own_models  # a note below the tables explains it
     if keep == "none" or has_none or not (is_final or keep == "tasks"):
         return
     model_folder = folder if is_final else folder / f"task{len(run.result.accuracy)}"
@@ -163,7 +162,7 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
         raise
     except (OSError, FczooError) as error:
         log.warning(
-            "the model of %s is not kept: %s: %s",
+            "the model of %s is not stored: %s: %s",
             run.method.name,
             type(error).__name__,
             first_line(error),
@@ -171,7 +170,7 @@ def keep_model(folder: Path, run: FederatedRun, keep: KeepModel, server_state: b
 
 
 def models_in(folders: Iterable[Path]) -> tuple[list[Path], int]:
-    """Return the folders of the models below some folders, and their size on disk in bytes.
+    """Find the models at or below some folders; return their folders and total size in bytes.
 
     Args:
         folders: Folders, such as run folders.
@@ -192,7 +191,7 @@ def load_model(
     backbone: str | Backbone | None = None,
     device: str | torch.device | None = None,
 ) -> Classifier:
-    """Load the model that a run has kept.
+    """Load the stored model of a run.
 
     Example: ``model = fczoo.load_model("results/run-1/hgp/seed0")``, then
     ``model(model.transform(image)[None])``.
@@ -204,12 +203,12 @@ def load_model(
         device: Device of the model. Default: the CPU.
 
     Returns:
-        A ``torch.nn.Module``: images [B, 3, S, S] -> logits [B, classes], as in the run's last
-        evaluation.
+        A ``torch.nn.Module`` that maps images [B, 3, S, S] to logits [B, classes], as in the run's
+        last evaluation.
 
     Raises:
-        FczooError: A file is missing, damaged or of a newer format, the weights of the backbone
-            are others, or the method is not installed.
+        FczooError: A file is missing, damaged or of a newer format, the backbone has other weights,
+            or the method is not installed.
     """
     model_folder = find_model(folder)
     record = read_model_record(model_folder)
@@ -244,7 +243,7 @@ def _tensors(model_folder: Path, record: ModelRecord) -> Tree:
 
 
 def _backbone(model_folder: Path, record: ModelRecord, choice: str | Backbone | None) -> Backbone:
-    """Load the backbone and compare it with that of the run."""
+    """Load the backbone and check that its weights are those of the run."""
     if isinstance(choice, Backbone):
         backbone = choice
     else:

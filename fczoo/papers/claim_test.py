@@ -1,4 +1,4 @@
-"""A claim that the first of two methods or rows is better, and its verdict from runs."""
+"""Claims that one of two methods or rows is better, and their verdicts from runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from fczoo.reports.tables import Column, entry_of
 
 Verdict = Literal["holds", "does not hold", "no significant difference", "not tested"]
 STRONG = 0.2
-"""Dirichlet's beta below which the papers speak of strong skew (they print 0.1 and 0.05)."""
+"""Dirichlet's beta below which skew counts as strong; the papers print 0.1 and 0.05."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Side:
 
     method: str
     options: Mapping[str, Any]
-    # values of these options in the paper's own text
+    # values of these options in the paper's text
     printed: Mapping[str, Any] = field(default_factory=dict)
-    # options with the method's own values, which depend on the data set
+    # options with the method's default values, which depend on the data set
     usual: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Claim(ABC):
-    """Claim that the first of two sides is better in one figure."""
+    """Claim that the first of two sides is better in one metric."""
 
     name: str
     says: str
@@ -51,46 +51,45 @@ class Claim(ABC):
     @property
     @abstractmethod
     def column(self) -> Column:
-        """Return the column of the claimed figure."""
+        """Return the column of the claimed metric."""
 
     @property
     @abstractmethod
     def small(self) -> str | None:
-        """Partition of the run in minutes, on digits; None: the data set's own."""
+        """Return the partition of the short run on digits; None: the data set's default."""
 
     @property
     @abstractmethod
     def at_scale(self) -> list[str]:
-        """Return the command for either side at the scale of a paper's tables."""
+        """Return the commands for both sides at the scale of a paper's tables."""
 
     @property
     @abstractmethod
     def regime(self) -> str:
         """Return the kind of partition to which the claim applies.
 
-        ``any``: a kind that no other paper has, such as overlap; a run on any split is taken for
-        it.
+        ``any``: a rare kind, such as overlap; runs on every split count.
         """
 
     @property
     def small_runs(self) -> dict[str, tuple[Side, Mapping[str, Any]]]:
-        """Return the runs on digits: name of the folder -> side and settings."""
+        """Return side and settings of the short runs on digits, by name of the folder."""
         settings = {"partition": self.small}
         return {n: (s, settings) for n, s in zip(("better", "worse"), self.sides, strict=True)}
 
     @property
     def runnable(self) -> bool:
-        """Return whether both systems are implemented."""
+        """Return whether the methods of all sides are implemented."""
         return all(side.method in METHODS.names() for side in self.sides)
 
     def verdicts(self, experiments: Sequence[Experiment]) -> list[tuple[Verdict, str]]:
         """Judge the claim in every experiment with both rows, by paired differences over seeds.
 
-        Of two methods each enters with the rows that have fewest options other than its own, as it
-        does in ranks: a variant of it next to these is a control.
+        If the sides are two methods, each has its rows with the fewest changed options, as in
+        rankings; other variants count as controls.
 
         Args:
-            experiments: Experiments to look through; those of another regime are skipped.
+            experiments: Experiments to search; those of another regime are skipped.
 
         Returns:
             A verdict with its explanation for each pair of rows.
@@ -109,9 +108,10 @@ class Claim(ABC):
         return judgements
 
     def matches(self, line: Line, side: Side) -> bool:
-        """Return whether a row is the side: its method, with its options or those of the paper.
+        """Return whether a row has the method of a side, with its options or those of the paper.
 
-        Rates are tuned and may differ; one of 0 switches something off, which a side has to state.
+        Learning rates are tuned and may differ, but a rate of 0, which turns a part off, must be
+        among the side's options.
 
         Args:
             line: Row of a table.
@@ -124,7 +124,7 @@ class Claim(ABC):
         method = usual_method(side.method, result.settings["dataset"])
         side_options = {**side.options, **{name: getattr(method, name) for name in side.usual}}
         alternatives = side_options, {**side_options, **side.printed}
-        # a run from before an option existed did what its default does
+        # a run from before an option existed counts as one with its default
         defaults = through_json({k: v.default for k, v in METHODS.options(side.method).items()})
         recorded = {**defaults, **result.options}
         return any(has_options(recorded, options) for options in alternatives)
@@ -145,10 +145,9 @@ class Claim(ABC):
         return verdict_of_gain(gain, first, second, origin)
 
     def _comparable(self, ours: Line, theirs: Line) -> bool:
-        """Return whether options outside of the claim are the same, for sides of one method.
+        """Return whether rows of one method have equal options outside the claim.
 
-        Rates may differ where ``fczoo tune`` found the values of both: each side was searched
-        separately.
+        Learning rates may differ if ``fczoo tune`` found them separately for both rows.
         """
         first, second = ours.results[0], theirs.results[0]
         if first.method != second.method:
@@ -160,7 +159,7 @@ class Claim(ABC):
         return all(second.options.get(k) == v for k, v in first.options.items() if k not in free)
 
     def gain_of(self, difference: float) -> float:
-        """Return the advantage of the first of two values in this claim's figure.
+        """Return the advantage of the first of two values in this claim's metric.
 
         Args:
             difference: First value minus the second.
@@ -198,7 +197,7 @@ def _seed_words(seeds: Sequence[int]) -> str:
 
 
 def _cost_verdict(gain: Entry) -> Verdict:
-    """Return the verdict of a cost, which is counted and has one value for all seeds."""
+    """Return the verdict of a cost, which is counted instead of tested."""
     if all(less > 0 for less in gain.by_seed.values()):
         return "holds"
     worse = all(less < 0 for less in gain.by_seed.values())
@@ -206,7 +205,7 @@ def _cost_verdict(gain: Entry) -> Verdict:
 
 
 def usual_method(name: str, dataset: str) -> Method:
-    """Create a method with its values for a data set, or its defaults for an unknown one.
+    """Create a method with its values for a data set; for an unknown one, with its defaults.
 
     Args:
         name: Name of the method.
@@ -220,15 +219,14 @@ def fewest_changes(lines: Sequence[Line], side: Side) -> list[Line]:
 
     Args:
         lines: Rows that match the side.
-        side: Its stated options do not count as changes.
+        side: The side; its options do not count as changes.
     """
     counts = [count_changes(line, side.options.keys() | side.printed.keys()) for line in lines]
     return [line for line, count in zip(lines, counts, strict=True) if count == min(counts)]
 
 
 def regime(spec: str) -> str:
-    """Return the kind of a partition: ``few classes`` per client, ``strong skew``, ``mild`` skew,
-    none; else ``any``.
+    """Return the kind of a partition: ``few classes``, ``strong skew``, ``mild`` or ``any``.
 
     Args:
         spec: Partition as ``--partition`` takes it.

@@ -26,23 +26,21 @@ from fczoo.reports.tables import COLUMNS, Column
 from fczoo.reports.text_format import option_word, word_table
 
 TUNE_OPTION = "tune"
-"""Option that states how much of the network is trained, in every method that has it."""
+"""Option that selects the trained part of the network, in every method that has it."""
 COMMAND_PROTOCOL = "hgp"
-"""Paper whose protocol the commands of plain claims follow: it has most of their methods."""
+"""Protocol of the commands of plain claims; its paper has most of their methods."""
 SMALL = {
     "alpha=6": "quantity:2",
     "alpha=2": "quantity:1",
     "beta=0.05": "dirichlet:0.05",
     "GLFC-60%": "overlap:0.6",
 }
-"""Printed split -> split of the run on digits, whose tasks have two classes. Other splits use the
-data set's own.
-"""
+"""Partition on digits, whose tasks have two classes, by printed split; others use the default."""
 
 
 @dataclass(frozen=True)
 class PlainClaim(Claim):
-    """Claim of a paper about its method and a simpler one that no printed table has."""
+    """Claim of a paper about its method and a simpler one, without a printed table."""
 
     by: str  # the paper
     figure: str
@@ -91,9 +89,8 @@ class PlainClaim(Claim):
     def matches(self, line: Line, side: Side) -> bool:
         """Return whether a row is the side and not an ablation.
 
-        Except for tuned options, it needs the method's values for the data set.
-
-        An option that the run does not know came later, as another name or for something new.
+        Except for tuned options, the row must have the method's values for the data set. Options
+        that did not exist at the time of the run are ignored.
 
         Args:
             line: Row of a table.
@@ -115,7 +112,7 @@ class PlainClaim(Claim):
 
 @dataclass(frozen=True)
 class PrintedClaim(Claim):
-    """A paper prints the row ``better`` of a table above ``worse``."""
+    """Claim from a paper's table: its row ``better`` has the better number than ``worse``."""
 
     paper: str
     table: str
@@ -158,7 +155,7 @@ class PrintedClaim(Claim):
 
     @property
     def gain(self) -> float:
-        """Return the printed advantage of the first row in points, or for costs the reduction."""
+        """Return the printed advantage of the first row, in points or in the unit of a cost."""
         first, second = (number.value for number in self.numbers)
         return self.gain_of(first - second)
 
@@ -210,9 +207,8 @@ class PrintedClaim(Claim):
     def _usual(self, method: str, stated: Collection[str]) -> dict[str, Any]:
         """Return the method's default values of options that ablations change.
 
-        Ablations are those of the claim's paper and of the method's own, which has its name; to
-        train less of the network, as a probe of its features does, is one of any method. Rates may
-        differ.
+        Ablations are rows of the claim's paper and of the method's own paper. Training less of the
+        network counts as an ablation of any method. Learning rates are left out.
         """
         sources = [self.source, *(paper for paper in papers().values() if paper.key == method)]
         rows = [r for paper in sources for r in paper.methods.values() if r.method == method]
@@ -259,11 +255,11 @@ def get_claim(name: str) -> Claim:
 
 
 def listing(results: Path, paper: str | None = None) -> str:
-    """Format one line per claim: statement, printed numbers, and how often runs confirm it.
+    """Format one line per claim: source, printed advantage, verdicts of runs, and statement.
 
     Args:
-        results: Folder with suites, else with run folders and archives, or an archive.
-        paper: Key of a paper to list only its claims; None: all claims.
+        results: Folder with suites, or one with run folders and archives, or an archive.
+        paper: Key of a paper, for only its claims; None: all claims.
 
     Returns:
         Table with a summary below it.
@@ -312,7 +308,7 @@ def listing(results: Path, paper: str | None = None) -> str:
 
 
 def _experiments(results: Path) -> list[Experiment]:
-    """Return the runs that judge claims: those of a folder's suites, or all of one without any."""
+    """Return the experiments of a folder's suites; without suites, all experiments below it."""
     of_suites = experiments_of_suites(results)
     return experiments_below(results) if of_suites is None else of_suites
 
@@ -370,9 +366,7 @@ def _count_words(found: Sequence[Verdict]) -> str:
 
 
 def _summary(verdicts: Sequence[Sequence[Verdict]]) -> str:
-    """Count the claims that hold: runs with a significant difference count first, untested ones
-    last.
-    """
+    """Count claims by their combined verdict; significant differences outweigh other verdicts."""
     counts = Counter(_kind(set(claim_verdicts)) for claim_verdicts in verdicts)
     order = [
         "hold",

@@ -1,4 +1,4 @@
-"""Claims over two settings: how much a method loses from the first to the second."""
+"""Claims over two settings: the loss of a method from the first setting to the second."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,13 +27,14 @@ class AcrossClaim(Claim):
     start: Settings
     end: Settings
     better: Mapping[str, Any]  # method, and options
-    drops: list[float]  # points lost in print: of ``better``, then of ``worse``
+    drops: list[float]  # printed losses in points: of ``better``, then of ``worse``
     worse: Mapping[str, Any] | None = None
     most: float | None = None  # without ``worse``: points that ``better`` may lose
-    shared: Settings = field(default_factory=dict)  # of both runs, other than the protocol's
-    rates: Mapping[str, float] = field(default_factory=dict)  # the same of options, METHOD.OPTION
-    small_start: Settings = field(default_factory=dict)  # of runs on digits; empty: ``start``
-    small_end: Settings = field(default_factory=dict)
+    # settings of both runs, and options METHOD.OPTION, that differ from the protocol
+    shared: Settings = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    small_start: Settings = field(default_factory=dict)  # on digits; empty: ``start``
+    small_end: Settings = field(default_factory=dict)  # on digits; empty: ``end``
 
     @property
     def citation(self) -> str:
@@ -52,7 +53,7 @@ class AcrossClaim(Claim):
 
     @property
     def printed_losses(self) -> str:
-        """Return source, settings and printed losses as a sentence."""
+        """Describe source, settings and printed losses in one sentence."""
         start, end = (
             ", ".join(f"{name} {option_word(value)}" for name, value in settings.items())
             for settings in (self.start, self.end)
@@ -104,16 +105,16 @@ class AcrossClaim(Claim):
         return ["At the paper's scale:", *commands]
 
     def _full_split(self, split: str) -> str:
-        """Return the protocol's form of a split, with the arguments of its partitioner."""
+        """Return the protocol's spec of a split, with all arguments of its partitioner."""
         paper: Paper = get_paper(self.paper)
         forms = paper.protocol.partitions.get(self.dataset, ())
         return next((form for form in forms if plain_split(form) == split), split)
 
     def verdicts(self, experiments: Sequence[Experiment]) -> list[tuple[Verdict, str]]:
-        """Judge the claim in every pair of experiments that differ in its settings only.
+        """Judge the claim in every pair of experiments that differ only in its settings.
 
         Args:
-            experiments: Experiments to look through.
+            experiments: Experiments to search.
 
         Returns:
             A verdict with its explanation for each pair with all rows.
@@ -131,12 +132,12 @@ class AcrossClaim(Claim):
         return judgements
 
     def _settings(self, dataset: str, place: int) -> Settings:
-        """Return the settings at the start (0) or at the end (1); digits may have their own."""
+        """Return the settings at the start (0) or at the end (1); digits may have other ones."""
         small = (self.small_start, self.small_end)[place] if dataset == "digits" else {}
         return small or (self.start, self.end)[place]
 
     def _group(self, experiment: Experiment) -> tuple[str, ...]:
-        """Return what two experiments of the claim have in common."""
+        """Return a key that is equal for two experiments that the claim compares."""
         varied = set(self._settings(experiment.settings["dataset"], 0))
         if "tasks" in varied:  # papers divide their rounds by the tasks
             varied.add("rounds")
@@ -144,7 +145,7 @@ class AcrossClaim(Claim):
         return key if "partition" in varied else (*key, experiment.about.partition["spec"])
 
     def _pairs(self, start: Experiment, end: Experiment, side: Side) -> list[tuple[Line, Line]]:
-        """Return a side's rows in both experiments; rates may differ, as each is tuned."""
+        """Return pairs of a side's rows in both experiments; learning rates may differ."""
         rows = [
             fewest_changes([x for x in e.lines if self.matches(x, side)], side)
             for e in (start, end)
@@ -164,7 +165,7 @@ class AcrossClaim(Claim):
         return verdict_of_gain(gain, first, second, origin)
 
     def _losses(self, start: Line, end: Line) -> dict[int, float]:
-        """Return by seed the points lost from one setting to the other."""
+        """Return the loss in points from one setting to the other, by seed."""
         values = [
             entry.by_seed if (entry := entry_of(line, self.column)) else {} for line in (start, end)
         ]
@@ -173,7 +174,7 @@ class AcrossClaim(Claim):
 
 
 def _has(experiment: Experiment, settings: Settings) -> bool:
-    """Return whether runs have all of some settings; splits are compared as papers print them."""
+    """Return whether runs have some settings; splits are compared in the papers' short form."""
     ours = {**experiment.settings, "tasks": experiment.task_count}
     ours["partition"] = plain_split(experiment.about.partition["spec"])
     return all(ours[name] == value for name, value in settings.items())

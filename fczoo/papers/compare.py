@@ -1,4 +1,4 @@
-"""Our numbers next to a paper's, with all settings and options that differ from the print."""
+"""Comparison of results with a paper's, with all settings and options that differ."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from fczoo.reports.tables import COLUMNS, Column, entry_of, percent
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure of one line next to one printed number."""
+    """Comparison of a row's result with a printed number."""
 
     line: Line
     number: Number
     ours: Entry
-    # names of the readings of the number: the print, and the released code
+    # names of the number's readings: the print, and the released code
     readings: tuple[str, ...]
-    # differences of the run from each reading: ``rounds 2 (paper: 5)``
+    # differences of the run from each reading, such as ``rounds 2 (paper: 5)``
     differences: tuple[tuple[str, ...], ...]
-    # settings that the paper does not state and in which the run differs from the protocol
+    # settings that the paper does not state, if the run differs from the protocol
     open: tuple[str, ...] = ()
 
     @property
@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def matching_reading(self) -> str:
-        """Return the variant that the run follows; empty for none."""
+        """Return the reading that the run follows; empty if there is none."""
         return next((n for n, d in zip(self.readings, self.differences, strict=True) if not d), "")
 
     @property
@@ -57,20 +57,20 @@ def compare(
     rows: Sequence[str] = (),
     measure: Measure | None = None,
 ) -> str:
-    """Write tables of our numbers next to a paper's.
+    """Format tables of results next to a paper's numbers.
 
     Args:
         places: Run folders, archives, or folders that contain them.
         key: Key of the paper.
         tables: Tables to use; empty: all.
         rows: Rows to use; empty: all.
-        measure: Function that returns a client's tensors; None: costs are left out.
+        measure: Function that returns a client's tensors; None: no costs.
 
     Returns:
-        For each experiment its description, table, differences and spread; then costs.
+        For each experiment its description, table, differences and spread; then costs and caveats.
 
     Raises:
-        FczooError: The paper has no number for any of the runs, or a name is unknown.
+        FczooError: The paper has no number for any run, or a name is unknown.
     """
     paper = get_paper(key)
     chosen = choose_numbers(paper.numbers, tables, rows)
@@ -138,9 +138,9 @@ def _nothing(paper: Paper, chosen: Sequence[Number], limited: bool) -> str:
 def matching_numbers(
     experiment: Experiment, line: Line, paper: Paper, numbers: Sequence[Number]
 ) -> list[Number]:
-    """Return the numbers of a line's method and data set.
+    """Return the numbers of a row's method and data set.
 
-    Those of the same split and number of tasks, if there are any; else all.
+    If some of them have the row's split and number of tasks, only these are returned.
 
     Args:
         experiment: Experiment of the line.
@@ -162,7 +162,7 @@ def matching_numbers(
 
 
 def not_implemented(paper: Paper, numbers: Iterable[Number]) -> list[Number]:
-    """Return the accuracies among some numbers that no run can follow, each once.
+    """Return the distinct accuracies among some numbers that no run can follow.
 
     Args:
         paper: Paper that printed the numbers.
@@ -172,11 +172,11 @@ def not_implemented(paper: Paper, numbers: Iterable[Number]) -> list[Number]:
 
 
 def absent_reasons(paper: Paper, numbers: Iterable[Number]) -> list[str]:
-    """Name the rows among some numbers that no run can follow, with one line for each reason.
+    """List the printed rows that no run can follow, one line per reason.
 
     Args:
         paper: Paper that printed the numbers.
-        numbers: Numbers to look through.
+        numbers: Numbers of the rows.
     """
     tables: dict[str, dict[str, dict[str, None]]] = {}  # reason -> row -> tables
     for n in not_implemented(paper, numbers):
@@ -190,15 +190,15 @@ def absent_reasons(paper: Paper, numbers: Iterable[Number]) -> list[str]:
 
 
 def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Comparison]:
-    """Compare a line with the paper's numbers for its method and data set.
+    """Compare a row with the paper's numbers for its method and data set.
 
     Args:
-        experiment: Experiment of the line.
+        experiment: Experiment of the row.
         line: Row of a table.
         paper: Paper to compare with.
 
     Returns:
-        One comparison per printed number that the runs have a figure for and can follow.
+        One comparison per printed number that a run can follow and whose metric the row has.
     """
     return compare_numbers(
         experiment, line, paper, matching_numbers(experiment, line, paper, paper.numbers)
@@ -208,7 +208,7 @@ def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Compar
 def compare_numbers(
     experiment: Experiment, line: Line, paper: Paper, numbers: Sequence[Number]
 ) -> list[Comparison]:
-    """Compare a line with those of the numbers that its runs have a figure for and can follow.
+    """Compare a row with printed numbers that a run can follow and whose metric the row has.
 
     Args:
         experiment: Experiment of the line.
@@ -250,7 +250,7 @@ def column_of(number: Number) -> Column | None:
 
 
 def _accuracy_at(result: Result, classes: int) -> float | None:
-    """Return the accuracy when this number of classes was seen; None if no task ends there."""
+    """Return the accuracy after this number of classes; None if no task ends there."""
     class_counts = list(accumulate(result.task_sizes))
     if classes not in class_counts:
         return None
@@ -258,7 +258,7 @@ def _accuracy_at(result: Result, classes: int) -> float | None:
 
 
 def spread(experiment: Experiment, paper: Paper) -> str:
-    """Describe the spread of the paper's ± and of ours.
+    """Describe the meaning of the paper's ± and of ours.
 
     Args:
         experiment: Experiment of our runs.
@@ -308,7 +308,7 @@ def _value(n: Number) -> str:
 
 
 def _differences(paper: Paper, found: Sequence[Comparison], absent: Sequence[Number]) -> list[str]:
-    """Describe differences common to all rows, then per row, then why rows are not implemented."""
+    """Describe differences: of all rows, then per row, then reasons for missing rows."""
     print_differences, open_differences = (
         _common(c.from_print for c in found),
         _common(c.open for c in found),
@@ -332,7 +332,7 @@ def _differences(paper: Paper, found: Sequence[Comparison], absent: Sequence[Num
 
 
 def _of_line(label: str, rows: Sequence[Comparison], said: set[str]) -> list[str]:
-    """Describe a line's other differences: from all its rows, then from single rows."""
+    """Describe other differences of a row: from all its printed rows, then from single ones."""
     print_differences = [d for d in _common(c.from_print for c in rows) if d not in said]
     open_differences = [o for o in dict.fromkeys(o for c in rows for o in c.open) if o not in said]
     single: dict[tuple[str, ...], dict[str, None]] = {}
@@ -354,6 +354,6 @@ def _of_line(label: str, rows: Sequence[Comparison], said: set[str]) -> list[str
 
 
 def _common(lists: Iterable[Sequence[str]]) -> list[str]:
-    """Return what all lists hold, in the order of the first."""
+    """Return the items that all lists contain, in the order of the first."""
     first, *others = [*lists] or [()]
     return [item for item in first if all(item in items for items in others)]

@@ -1,4 +1,4 @@
-"""Costs that papers print: counts of numbers, which follow from shapes without any run."""
+"""Printed costs: counts of numbers, which follow from shapes without a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from fczoo.papers.tables import Number, Paper
 from fczoo.papers.variants import readings
 
 Measure = Callable[[Method, Settings], Mapping[str, Tree]]
-"""Function that returns a client's tensors: what it trains, what it sends by moment, the state."""
+"""Function that returns tensors of a client: trained ones, uploads by phase, and the state."""
 HEAD = "head."
 
 
 @dataclass(frozen=True)
 class Count:
-    """A printed cost, and ours from the same settings."""
+    """A printed cost, and our count with the same settings."""
 
     number: Number
     ours: int
-    head: int  # how many of ours are the classifier's
-    boundary: int  # what is sent once per task in addition; 0 for costs that are not sent
+    head: int  # part of ours that belongs to the classifier
+    boundary: int  # numbers sent once per task in addition; 0 for costs that are not sent
 
     @property
     def agreement(self) -> str:
-        """Return whether ours rounds to the print, which has two decimals of a million."""
+        """Return whether our count rounds to the printed one, in millions with two decimals."""
         printed = f"{self.number.value / 1e6:.2f}"
         if f"{self.ours / 1e6:.2f}" == printed:
             return "yes"
@@ -37,7 +37,7 @@ class Count:
 
 
 def count_costs(paper: Paper, numbers: Sequence[Number], measure: Measure) -> list[Count]:
-    """Count what the printed costs among some numbers count, at the settings of their rows.
+    """Count the printed costs among some numbers, with the settings of their rows.
 
     Args:
         paper: Paper that printed the numbers.
@@ -64,12 +64,12 @@ def count_costs(paper: Paper, numbers: Sequence[Number], measure: Measure) -> li
 
 
 def _size(tree: Tree) -> int:
-    """Count numbers; labels and indices, which are integers, do not count."""
+    """Count floating-point numbers; integers, such as labels and indices, do not count."""
     return sum(tensor.numel() for tensor in tree.values() if tensor.is_floating_point())
 
 
 def cost_table(counts: Sequence[Count]) -> str:
-    """Format counts next to the print, with and without the classifier.
+    """Format counts next to the printed costs, with and without the classifier.
 
     Args:
         counts: Costs in the order of the table.

@@ -1,4 +1,4 @@
-"""Lists of the papers' figures with their commands, and hyper-parameter analyses as sweeps."""
+"""Lists of the papers' figures with commands, and hyper-parameter analyses as sweeps."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from fczoo.reports.text_format import sweep_word
 def list_figures(paper: str) -> str:
     """List the figures of a paper with their commands; empty if it has none.
 
-    Hyper-parameter analyses follow as sweeps, whose values a reader may change.
+    Hyper-parameter analyses follow as commands of sweeps, with values that users can change.
 
     Args:
         paper: Key of the paper.
@@ -31,10 +31,10 @@ def list_figures(paper: str) -> str:
 
 
 def list_analyses(paper: str | None = None) -> str:
-    """List the hyper-parameter analyses in figures of all papers, or of one, with their commands.
+    """List the hyper-parameter analyses in the papers' figures, with their commands.
 
     Args:
-        paper: Key of the paper.
+        paper: Key of a paper; None: all papers.
     """
     rows = [
         (figure.key, figure.shows, f"fczoo reproduce {figure.key}")
@@ -45,7 +45,7 @@ def list_analyses(paper: str | None = None) -> str:
 
 
 def sweep_commands(figure: PaperFigure) -> list[list[str]]:
-    """Return commands that sweep the axes of a figure as ``fczoo bench --sweep`` does.
+    """Return commands of ``fczoo bench --sweep`` for the axes of a figure.
 
     Args:
         figure: Figure to reproduce.

@@ -1,4 +1,4 @@
-"""Output of ``fczoo papers``: the papers' tables, and systems that are missing here."""
+"""Output of ``fczoo papers``: the papers' tables, and systems that fczoo lacks."""
 
 from tabulate import tabulate
 
@@ -11,7 +11,7 @@ from fczoo.reports.text_format import word_table
 
 
 def overview() -> str:
-    """List papers and their tables with the count of numbers."""
+    """List papers and their tables, with the number of printed values."""
     rows = []
     for paper in papers().values():
         for table in dict.fromkeys(n.table for n in paper.numbers):
@@ -97,10 +97,10 @@ def _grid(numbers: list[Number]) -> str:
 
 
 def missing() -> str:
-    """List what is missing of the papers' tables.
+    """List the parts of papers' tables that fczoo cannot reproduce.
 
-    Printed systems without a registered method, rows that no run can follow, costs, and papers of
-    which no table is here.
+    These are printed systems without a registered method, rows that no run can follow, costs, and
+    papers without a table in fczoo.
     """
     absent: dict[tuple[str, ...], list[Number]] = {}
     beyond: dict[tuple[str, ...], list[Number]] = {}

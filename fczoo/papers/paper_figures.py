@@ -1,4 +1,4 @@
-"""Figures of the papers: a grid of runs as a settings file, and the picture of its results."""
+"""Figures of papers: their runs as a settings file, and pictures of the results."""
 
 import dataclasses
 import itertools
@@ -39,26 +39,26 @@ Draw = Literal[
     "weights",
 ]
 Operations = Callable[[Method, Settings], float]
-"""Function that returns the operations of one test image's answer."""
+"""Function that returns the operations of predicting one test image."""
 Changes = dict[str, Any]
-"""Setting, or METHOD.OPTION -> its value in a cell."""
+"""Values of a cell by setting or METHOD.OPTION."""
 OF_DIAGNOSTICS = {"lora cosines": "why lora", "weights": "why reweight"}
-"""Kind of picture -> start of the name of a report's figure that shows it."""
+"""Prefix of the name of a report's figure with the same content, by kind of picture."""
 
 
 class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure of a paper: its cells, and how their results are drawn."""
+    """Figure of a paper: its cells, and the picture of their results."""
 
     shows: str
     draw: Draw
     table: str
     cells: list[str]  # patterns of card names of the table
     key: str = ""  # PAPER/FIGURE
-    settings: dict[str, Any] = {}  # other than the cells'
-    options: dict[str, Any] = {}  # METHOD.OPTION -> value
-    axes: dict[str, list[Any]] = {}  # setting, or METHOD.OPTION -> values, one changed at a time
-    combine: bool = False  # all combinations of the axes instead; the first one is that of x
-    metric: str = "A_N"  # of traffic and sweeps
+    settings: dict[str, Any] = {}  # changes of the cells' settings
+    options: dict[str, Any] = {}  # values by METHOD.OPTION
+    axes: dict[str, list[Any]] = {}  # values by setting or METHOD.OPTION, varied one at a time
+    combine: bool = False  # run all combinations of the axes instead; the first axis is x
+    metric: str = "A_N"  # for traffic and sweeps
     assumed: str = ""
 
     @property
@@ -71,7 +71,7 @@ class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def changes(self) -> list[Changes]:
-        """Return the changes of a card that are its cells; none without axes."""
+        """Return the changes of a card, one per cell; empty without axes."""
         if self.combine:
             rows = itertools.product(*self.axes.values())
             return [dict(zip(self.axes, row, strict=True)) for row in rows]
@@ -79,7 +79,7 @@ class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def cards(self) -> list[Target]:
-        """Return the cells of a printed table that the figure shows, or starts from."""
+        """Return the cards of a printed table that the figure shows or changes."""
         return choose_cells(get_paper(self.paper), self.table, (), self.cells)
 
 
@@ -96,7 +96,7 @@ def paper_figures() -> dict[str, PaperFigure]:
 
 
 def find_figure(name: str) -> PaperFigure | None:
-    """Return the figure of ``PAPER/FIGURE``; None if it names none.
+    """Return the figure with a name ``PAPER/FIGURE``; None if there is none.
 
     Args:
         name: Name of a figure, a table or a card; case does not matter.
@@ -106,7 +106,7 @@ def find_figure(name: str) -> PaperFigure | None:
 
 
 def limit_cells(figure: PaperFigure, patterns: Sequence[str]) -> PaperFigure:
-    """Return a figure of some of its cells.
+    """Limit a figure to some of its cells.
 
     Args:
         figure: Figure to reproduce.
@@ -126,7 +126,7 @@ def limit_cells(figure: PaperFigure, patterns: Sequence[str]) -> PaperFigure:
 
 
 def grid(figure: PaperFigure) -> dict[str, Cell]:
-    """Return the cells of a figure: name of the run folder -> options of ``fczoo bench``.
+    """Return the cells of a figure as options of ``fczoo bench``, by name of the run folder.
 
     Args:
         figure: Figure to reproduce.
@@ -141,7 +141,7 @@ def grid(figure: PaperFigure) -> dict[str, Cell]:
 
 
 def _cell_name(figure: PaperFigure, card: Target, changes: Changes) -> str:
-    """Return the name of a cell; the values that all axes start from are one cell."""
+    """Return the name of a cell; axes share the cell of their common starting values."""
     start = {**figure.settings, **figure.options}
     if all(start.get(axis) == value for axis, value in changes.items()):
         return f"{card.row.method}-centre"
@@ -150,12 +150,12 @@ def _cell_name(figure: PaperFigure, card: Target, changes: Changes) -> str:
 
 
 def changed_cell(figure: PaperFigure, card: Target, changes: Changes) -> Cell:
-    """Return the cell of a card with a figure's settings and options, and one value per axis.
+    """Return the cell of a card, changed by a figure's settings and options and by axes.
 
     Args:
         figure: Figure with the settings and options.
-        card: Target that the cell starts from.
-        changes: Value of each axis.
+        card: Card to change.
+        changes: Values of axes.
     """
     cell = card.cell()
     options = dict(word.split("=", 1) for word in cell["set"])
@@ -183,14 +183,14 @@ def grid_file(figure: PaperFigure) -> str:
 
 
 def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
-    """Return the pictures of a figure from its runs.
+    """Create the pictures of a figure from its runs.
 
     Args:
         figure: Figure whose cells were run.
         out: Folder of the runs.
 
     Raises:
-        FczooError: A cell has no finished run, or one without diagnostics that are needed.
+        FczooError: A cell has no finished run, or lacks required diagnostics.
     """
     by_cell = _first_lines(figure, out)
     if figure.draw == "sweep":
@@ -227,13 +227,13 @@ def lines_by_label(figure: PaperFigure, out: Path) -> dict[str, Line]:
 
 
 def _label(card: Target) -> str:
-    """Return the method of a card, with what its name adds."""
+    """Return the method of a card, with an addition from the card's name."""
     method, addition = card.row.method or "", card.row.card
     return f"{method} ({addition})" if addition not in ("", method) else method
 
 
 def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Line]) -> Curves:
-    """Return the curves over one axis: one per card and combination of the other axes."""
+    """Plot one axis, with one curve per card and combination of the other axes."""
     values = figure.axes[axis]
     others = {k: v for k, v in figure.axes.items() if k != axis} if figure.combine else {}
     curves = {}
@@ -282,7 +282,7 @@ def _traffic(figure: PaperFigure, lines: Mapping[str, Line]) -> Points:
 
 
 def _of_report(figure: PaperFigure, label: str, line: Line) -> Figure:
-    """Return the figure of a report that shows the same, under the paper figure's name."""
+    """Return the report's figure of the same diagnostics, under the paper figure's name."""
     for picture in insights(line):
         if picture.name.startswith(OF_DIAGNOSTICS[figure.draw]):
             return dataclasses.replace(picture, name=f"{figure.folder} {label}")
@@ -331,11 +331,11 @@ def _distances(figure: PaperFigure, records: Mapping[str, Sequence[Mapping[str, 
 
 
 def inference_costs(figure: PaperFigure, operations: Operations) -> Bars:
-    """Return the operations of a test image's answer by method, which need no run.
+    """Plot the operations of predicting one test image by method, which needs no run.
 
     Args:
         figure: Figure with the cards of the methods.
-        operations: Function that counts them.
+        operations: Function that counts operations.
     """
     configs = [card.readings[0].config for card in figure.cards]
     counts = [operations(c.create_method(), c.settings) / 1e9 for c in configs]

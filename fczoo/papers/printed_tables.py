@@ -1,4 +1,4 @@
-"""Runs of whole printed tables: their list, one settings file with all cells, and the verdicts."""
+"""Reproduction of whole printed tables: lists, settings files with all cells, and verdicts."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -36,7 +36,7 @@ def list_tables(name: str) -> str:
 
 
 def find_table(name: str) -> tuple[Paper, str] | None:
-    """Return the paper and the table of ``PAPER/TABLE``; None if it names no table.
+    """Return the paper and the table with a name ``PAPER/TABLE``; None if there is none.
 
     Args:
         name: Name of a table or of a card.
@@ -53,7 +53,7 @@ def find_table(name: str) -> tuple[Paper, str] | None:
 def choose_cells(
     paper: Paper, table: str, rows: Sequence[str] = (), patterns: Sequence[str] = ()
 ) -> list[Target]:
-    """Return the cards of a table that a run can follow.
+    """Choose cards of a table that a run can follow.
 
     Args:
         paper: Paper of the table.
@@ -62,7 +62,7 @@ def choose_cells(
         patterns: Patterns of card names, such as ``*dirichlet:0.05*``; empty: all.
 
     Raises:
-        FczooError: A row is unknown, a pattern fits no card, or neither card nor cost is left.
+        FczooError: A row is unknown, a pattern matches no card, or no card and no cost is left.
     """
     numbers = choose_numbers(paper.numbers, [table], rows)
     table_cards = _cards_of(numbers, paper, cards())
@@ -94,10 +94,10 @@ def settings_file(name: str, chosen: Sequence[Target], reading: str) -> str:
     Args:
         name: Name of the table, ``PAPER/TABLE``.
         chosen: Cells of the table.
-        reading: Variant of the numbers: ``print`` or ``released``.
+        reading: Reading of the numbers: ``print`` or ``released``.
 
     Raises:
-        FczooError: The variant is ``released`` and a cell has none.
+        FczooError: The reading is ``released`` and a cell does not have it.
     """
     lines = [f"# {plural(len(chosen), 'cell')} of {name}, by `fczoo reproduce {name}`."]
     for card in chosen:
@@ -108,7 +108,7 @@ def settings_file(name: str, chosen: Sequence[Target], reading: str) -> str:
 
 
 def judge_cells(chosen: Sequence[Target], out: Path) -> str:
-    """Return one line per cell: reproduced, or not and why.
+    """Return one line per cell with its verdict: reproduced, or the reason why not.
 
     Args:
         chosen: Cells of a table.

@@ -1,4 +1,4 @@
-"""Reproduction of printed numbers: verdict on a run, and status of all targets."""
+"""Reproduction of printed numbers: cards, verdicts on runs, and the status of all cards."""
 
 import math
 import shlex
@@ -22,13 +22,13 @@ from fczoo.reports.suites import all_experiments
 from fczoo.reports.text_format import option_word
 
 Cell = dict[str, str | list[str]]  # options of ``fczoo bench`` by name
-FEW = 8  # cards of a paper that a message names
+FEW = 8  # most cards in a message
 READINGS = ("print", "released")
 
 
 @dataclass(frozen=True)
 class Target:
-    """One printed row: a method on a data set, a split and a number of tasks."""
+    """Card: a printed row, that is, a method on a data set, a split and a number of tasks."""
 
     name: str
     paper: Paper
@@ -40,19 +40,17 @@ class Target:
 
     @cached_property
     def readings(self) -> list[Reading]:
-        """Return the print's variant and, where the code is public and has the method, that of the
-        code.
-        """
+        """Return the reading of the print and, if released code has the method, of the code."""
         return readings(self.paper, self.numbers[0])
 
     def cell(self, reading: str = "print") -> Cell:
-        """Return the options of ``fczoo bench``, as words, by name.
+        """Return the options of ``fczoo bench`` as text, by name.
 
         Args:
-            reading: Variant of the number: ``print`` or ``released``.
+            reading: Reading of the number: ``print`` or ``released``.
 
         Raises:
-            FczooError: The variant is ``released`` and no code is released.
+            FczooError: The reading is ``released`` and no released code has the method.
         """
         if READINGS.index(reading) >= len(self.readings):
             raise FczooError(
@@ -72,7 +70,7 @@ class Target:
         """Return the name of the run folder.
 
         Args:
-            reading: Variant of the number: ``print`` or ``released``.
+            reading: Reading of the number: ``print`` or ``released``.
         """
         folder = self.name.replace("/", "-").replace(":", "_")
         return folder if reading == "print" else f"{folder}-released"
@@ -82,10 +80,10 @@ class Target:
 
         Args:
             extra: Arguments to append.
-            reading: Variant of the number: ``print`` or ``released``.
+            reading: Reading of the number: ``print`` or ``released``.
 
         Raises:
-            FczooError: The variant is ``released`` and no code is released.
+            FczooError: The reading is ``released`` and no released code has the method.
         """
         words = ["bench", *cell_words(self.cell(reading))]
         return [*words, "--out", f"results/{self.folder(reading)}", *extra]
@@ -95,7 +93,7 @@ def cell_words(cell: Cell) -> list[str]:
     """Return the options of a cell as arguments of a command.
 
     Args:
-        cell: Words by option; a list repeats the option.
+        cell: Values by option; a list repeats the option.
     """
     return [
         word
@@ -106,16 +104,15 @@ def cell_words(cell: Cell) -> list[str]:
 
 
 def cards() -> dict[str, Target]:
-    """Return all targets by name: printed rows of registered methods that a run can follow.
+    """Return all cards by name: printed rows of registered methods that a run can follow.
 
-    A row that a table prints again, such as an ablation's last one, adds its figures to the same
-    card.
+    A row that a paper prints twice, such as the last one of an ablation, is one card.
     """
     return _cards(implemented=True)
 
 
 def not_implemented() -> dict[str, Target]:
-    """Return rows that no run can follow, by the name that a target would have."""
+    """Return rows that no run can follow, by the name that a card would have."""
     return _cards(implemented=False)
 
 
@@ -145,8 +142,8 @@ def get_card(name: str) -> Target:
         name: Name in any spelling that ``match`` accepts.
 
     Raises:
-        FczooError: The name is unknown (the message gives the nearest cards), or is that of a row
-            that is not implemented, or of several cards.
+        FczooError: The name is unknown, names a row that is not implemented, or is the prefix of
+            several cards; the message gives the reason or the nearest names.
     """
     all_cards = cards()
     full_name = match(name, all_cards)
@@ -165,7 +162,7 @@ def get_card(name: str) -> Target:
                 f"{name} has {len(cards_below)} cards; name one of them: {few}{remainder}"
             )
         advice = nearest(name, list(all_cards))
-        if advice.startswith("known:"):  # some of hundreds of names help nobody
+        if advice.startswith("known:"):  # a few of hundreds of names would not help
             paper = name.partition("/")[0].casefold()
             advice = f"see fczoo reproduce{f' {paper}' if paper in papers() else ''}"
         raise FczooError(f"no card is called {name!r}; {advice}")
@@ -173,8 +170,7 @@ def get_card(name: str) -> Target:
 
 
 def card_name(paper: Paper, row: Row, number: Number) -> str:
-    """Return ``PAPER/DATASET/SPLIT``, with tasks and system where they differ from the paper's
-    usual ones.
+    """Return the name of a card: ``PAPER/DATASET/SPLIT``, with unusual tasks and systems.
 
     Args:
         paper: Paper of the row.
@@ -196,10 +192,10 @@ TOLERANCE = 1.0  # points of difference that versions and machines may cause
 
 
 def verdict(card: Target, experiment: Experiment, line: Line) -> str:
-    """Return ``reproduced within ...`` or ``not reproduced: ...`` for a line of a target's run.
+    """Return the verdict on a row: ``reproduced with ...`` or ``not reproduced ...``.
 
     Args:
-        card: Target with its printed numbers.
+        card: Card with its printed numbers.
         experiment: Experiment of the line.
         line: Row of a table.
     """
@@ -240,7 +236,7 @@ def verdict(card: Target, experiment: Experiment, line: Line) -> str:
 def tolerance(paper: Paper, comparison: Comparison) -> float:
     """Return the accepted deviation in points.
 
-    One, or twice the standard deviation of the difference if that is more, both of samples.
+    It is 1, or twice the root of the sum of both sample variances if that is larger.
 
     Args:
         paper: Paper that printed the number.
@@ -251,10 +247,10 @@ def tolerance(paper: Paper, comparison: Comparison) -> float:
 
 
 def concerns(card: Target, experiment: Experiment, line: Line) -> bool:
-    """Return whether a line has a target's method, options, data set, partition and tasks.
+    """Return whether a row has a card's method, options, data set, partition and tasks.
 
     Args:
-        card: Target to compare with.
+        card: Card to compare with.
         experiment: Experiment of the line.
         line: Row of a table.
     """
@@ -270,11 +266,11 @@ def concerns(card: Target, experiment: Experiment, line: Line) -> bool:
 
 
 def status(card: Target, experiments: Sequence[Experiment]) -> list[str]:
-    """Return one line per run of the target in result files; ``never run`` without one.
+    """Return one line per row that runs a card; ``never run`` without one.
 
     Args:
-        card: Target to look for.
-        experiments: Experiments to look through.
+        card: Card to search.
+        experiments: Experiments to search.
     """
     lines = [
         f"run on {_when_and_where(line)}: {verdict(card, experiment, line)} [{_run_folder(line)}]"
@@ -289,7 +285,7 @@ def has_conditions(card: Target, experiment: Experiment) -> bool:
     """Return whether a run has the special conditions of its row, such as 100 clients.
 
     Args:
-        card: Target with the row.
+        card: Card of the row.
         experiment: Experiment of the run.
     """
     return all(experiment.settings[k] == v for k, v in card.row.settings.items())
@@ -305,20 +301,18 @@ def _when_and_where(line: Line) -> str:
 
 
 def _run_folder(line: Line) -> Path:
-    """Return the place of a line's runs."""
+    """Return the folder of a row's runs."""
     return Path(line.records[0].place).parent
 
 
 def listing(
     results: Path, paper: str | None = None, tables: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> str:
-    """List every card with the status of its runs in a folder of results.
-
-    Rows that are not implemented follow.
+    """List cards with the status of their runs, then rows that are not implemented.
 
     Args:
         results: Folder with suites, run folders and archives.
-        paper: Key of a paper to list only its cards; None: all papers.
+        paper: Key of a paper, for only its cards; None: all papers.
         tables: Tables to list; empty: all.
         rows: Rows to list; empty: all.
 

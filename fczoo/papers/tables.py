@@ -1,4 +1,4 @@
-"""The papers' tables: every printed number with its table, its protocol and its caveats."""
+"""Tables of papers: every printed number with its table, conditions and caveats."""
 
 import csv
 import io
@@ -41,9 +41,9 @@ METRICS = {
     "Fbar": "forgetting",
 }
 PAPER_METRICS = {("FCILPT", "Avg"): "Abar"}
-"""Metrics that one paper defines differently: FCILPT averages over tasks, not over images."""
+"""Metrics with another definition in one paper: FCILPT averages over tasks, not over images."""
 COSTS = {"COMM_params_per_round": "MB up", "COMM": "MB up", "PARAM": "trained"}
-"""Costs of a client's upload in a round: the papers count parameters, fczoo bytes."""
+"""Our columns by printed cost; papers count parameters of an upload, fczoo bytes."""
 
 Entry = TypeVar("Entry")
 
@@ -64,7 +64,7 @@ class Number:
 
     @property
     def spec(self) -> str:
-        """Return the partition as ``--partition`` takes it, or as printed if it names none."""
+        """Return the partition in the form of ``--partition``; if there is none, as printed."""
         name, sign, value = self.partition.partition("=")
         partitioners = {
             "beta": "dirichlet",
@@ -82,7 +82,7 @@ class Number:
 
     @property
     def classes(self) -> int | None:
-        """Return the classes seen at an accuracy in the middle of a run; None for other figures."""
+        """Return the classes seen, for an accuracy within a run; None for other metrics."""
         metric_match = re.fullmatch(r"acc@(\d+)classes", self.metric)
         return int(metric_match[1]) if metric_match else None
 
@@ -105,40 +105,41 @@ class Row:
 
     dataset: str
     split: str | None  # None: the same for every split
-    method: str | None  # None: printed words that mean nothing here
+    method: str | None  # None: not a method of fczoo
     options: Mapping[str, Any]
     settings: Mapping[str, Any]  # only those that differ from the paper's other rows
-    card: str  # the last part of its card's name; empty for the paper's own method
-    why: str  # why no run can follow it; empty where one can
+    card: str  # last part of its card's name; empty for the paper's own method
+    why: str  # reason why no run can follow it; empty if one can
 
 
 class PrintedMethod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A printed name in fczoo's names, with what is unusual about its rows."""
+    """Method of a printed name, with the unusual conditions of its rows."""
 
-    method: str | None = None  # None: printed words that mean nothing here
+    method: str | None = None  # None: not a method of fczoo
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     card: str | None = None  # None: the method, unless it is the paper's own
-    why: str = ""  # why no run can follow it
+    why: str = ""  # reason why no run can follow it
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a printed data set or split means in fczoo's names."""
+    """Conditions of a printed data set or split, in fczoo's names."""
 
     dataset: str = ""
     split: str = ""
     any_split: bool = False  # whether the number is the same for every split
     settings: dict[str, Any] = {}
-    tuned: dict[str, dict[str, Any]] = {}  # method -> options
+    tuned: dict[str, dict[str, Any]] = {}  # options by method
     card: str = ""
 
 
 class PrintedCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Definition of a printed count of numbers."""
 
-    of: Literal["round", "trained", "state"]  # upload of a round, trained, as the last task begins
+    # upload of a round, trained tensors, or the server's state at the start of the last task
+    of: Literal["round", "trained", "state"]
     head: bool = True  # whether the classifier counts
-    tensors: dict[str, list[str]] = {}  # method -> prefixes that count; others: everything
+    tensors: dict[str, list[str]] = {}  # prefixes that count by method; others: all tensors
 
 
 NO_CONDITIONS = Conditions()
@@ -147,20 +148,18 @@ NO_CONDITIONS = Conditions()
 class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One paper: its printed rows and their conditions.
 
-    The protocol of the same name states how it ran its experiments.
+    The protocol of the same name describes its experiments.
     """
 
-    key: str = ""  # the name of its table in the file
+    key: str = ""  # name of its table in the file
     name: str
     citation: str
-    spread: str  # what its standard deviations are
-    population: bool = False  # whether they divide by the number of runs, not by one less
-    # printed name -> method here, and the unusual conditions of its row
-    methods: dict[str, PrintedMethod]
-    # printed data set or split -> further conditions
-    conditions: dict[str, Conditions] = {}
-    costs: dict[str, PrintedCost] = {}  # printed name -> what it counts
-    caveats: dict[str, list[str]]  # table, or "" for all -> its caveats
+    spread: str  # meaning of its standard deviations
+    population: bool = False  # whether they divide by n runs instead of n - 1
+    methods: dict[str, PrintedMethod]  # methods by printed name
+    conditions: dict[str, Conditions] = {}  # conditions by printed data set or split
+    costs: dict[str, PrintedCost] = {}  # definitions by printed name
+    caveats: dict[str, list[str]]  # caveats by table; "": of all tables
 
     @property
     def protocol(self) -> Source:
@@ -168,7 +167,7 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def release(self) -> str:
-        """Return the name of its release; empty where no code is public."""
+        """Return the name of its release; empty if no code is public."""
         return self.protocol.release
 
     @property
@@ -209,7 +208,7 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
         Args:
             number: Number of this paper.
-            **changes: Field of ``Settings`` -> value; conditions of the number's row override them.
+            **changes: Fields of ``Settings``; conditions of the number's row override them.
 
         Raises:
             FczooError: The protocol has no such data set or split.
@@ -236,7 +235,7 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             number: Number of this paper.
 
         Returns:
-            Standard deviation in points; None where none is printed.
+            Standard deviation in points; None if none is printed.
         """
         runs = len(self.protocol.seeds.value_for(number.tasks))
         if number.std is None or not self.population or runs < 2:
@@ -245,7 +244,7 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class PaperLeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A paper of a method here, none of whose tables is here."""
+    """Paper of a method in fczoo without a table in fczoo."""
 
     citation: str
     why: str
@@ -254,7 +253,7 @@ class PaperLeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def choose_numbers(
     numbers: Sequence[Number], tables: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> list[Number]:
-    """Keep the numbers of the named tables and rows; no name keeps all.
+    """Choose the numbers of some tables and rows; without names, all numbers.
 
     Args:
         numbers: Numbers to choose from.
@@ -298,7 +297,7 @@ def plain_split(spec: str) -> str:
     """Convert ``dirichlet:1.0,draw=sample`` to ``dirichlet:1``, as papers print it.
 
     Args:
-        spec: Partition as ``--partition`` takes it.
+        spec: Partition in the form of ``--partition``.
     """
     name, _, value = spec.partition(",")[0].partition(":")
     value = value.partition("=")[2] or value
@@ -335,7 +334,7 @@ def papers() -> dict[str, Paper]:
 
 @cache
 def papers_left_out() -> dict[str, PaperLeftOut]:
-    """Return the papers whose tables are not here, by method."""
+    """Return the papers without a table in fczoo, by method."""
     path = files("fczoo.assets") / "papers_left_out.toml"
     return read_toml(path, "list of papers", dict[str, PaperLeftOut])
 

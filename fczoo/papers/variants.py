@@ -18,13 +18,13 @@ from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line, with_defaults
 from fczoo.reports.text_format import option_word, setting_word
 
 EXCLUDED_SETTINGS = (*WITHOUT_EFFECT, "partition_seed")
-"""Settings that cannot change the compared numbers, or that no paper states."""
+"""Settings that do not affect results, or that no paper states."""
 NORMALISATION = ("mean", "std", "norm_by_dataset")
-"""Three settings that together define the normalisation of the input."""
+"""Settings that together define the normalisation of the input."""
 UNSTATED_SETTINGS = ("precision", "deterministic", "vary")
 """Settings that papers do not state, in addition to those that protocols mark as open."""
 ROUGH_SETTINGS = ("backbone", "partition", "class_order_seed", "train_per_class")
-"""Settings that are compared roughly even where they are open."""
+"""Settings that are compared roughly if they are open, instead of not at all."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class Reading:
     """One reading of the settings behind a printed number."""
 
     name: str
-    who: str  # source that a text about a difference names: paper or code
+    who: str  # source in texts about differences: paper or code
     config: RunConfig  # its options are empty if the method is not installed
-    # settings other than the protocol's, as the command line takes them
+    # settings that differ from the protocol, as for the command line
     given: Mapping[str, Any]
-    set: Mapping[str, Any]  # options other than the protocol's
-    open: frozenset[str]  # settings, and options as ``.name``, with which any run agrees
+    set: Mapping[str, Any]  # options that differ from the protocol
+    open: frozenset[str]  # settings, and options as ``.name``, that the source leaves open
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return all options of the method, as a result file has them."""
+        """Return all options of the method as plain values."""
         options: dict[str, Any] = through_json(dict(self.config.options))
         return options
 
 
 def readings(paper: Paper, number: Number) -> list[Reading]:
-    """Return the print's variant, then that of the released code if it has the method.
+    """Return the reading of the print and, if released code has the method, of the code.
 
     Args:
         paper: Paper that printed the number.
@@ -128,7 +128,7 @@ def _reading(
 
 
 def _print_values(stated: Mapping[str, Statement], beta: float | None = None) -> dict[str, Any]:
-    """Return printed values where the protocol follows another source."""
+    """Return the printed values that the protocol replaces by another source's."""
     printed = {name: value.printed for name, value in stated.items() if value.printed is not ...}
     return {
         name: value.at(beta) if isinstance(value, ByBeta) else value
@@ -137,7 +137,7 @@ def _print_values(stated: Mapping[str, Statement], beta: float | None = None) ->
 
 
 def _unstated_options(method: str, stated: Mapping[str, Statement]) -> set[str]:
-    """Return options that a comparing paper does not state, without deviations of code."""
+    """Return options that a comparing paper does not state, without quirks of released code."""
     if method not in METHODS.names():
         return set()
     options = METHODS.options(method)
@@ -145,13 +145,13 @@ def _unstated_options(method: str, stated: Mapping[str, Statement]) -> set[str]:
 
 
 def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int) -> list[str]:
-    """List settings and options in which a line's runs differ from a variant.
+    """List settings and options in which a row's runs differ from a reading.
 
     Args:
-        experiment: Experiment of the line.
+        experiment: Experiment of the row.
         line: Row of a table.
-        reading: Variant to compare with.
-        seeds: Number of runs of the variant.
+        reading: Reading to compare with.
+        seeds: Number of runs in the paper.
 
     Returns:
         One text per difference, such as ``rounds 2 (paper: 5)``.
@@ -166,7 +166,7 @@ def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int
         entries.append(("normalisation", _normalisation_word(ours), _normalisation_word(theirs)))
     if len(line.seeds) < seeds:
         entries.append(("seeds", str(len(line.seeds)), str(seeds)))
-    # a run from before an option existed did what its default does
+    # a run from before an option existed counts as one with its default
     defaults = {k: v.default for k, v in METHODS.options(reading.config.method).items()}
     recorded = line.results[0].options
     earlier = {name: defaults[name] for name in reading.set if name not in recorded}
@@ -181,12 +181,12 @@ def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int
 
 
 def left_open(experiment: Experiment, line: Line, reading: Reading) -> list[str]:
-    """List settings that the paper does not state and in which runs differ from the protocol.
+    """List open settings and options in which a row's runs differ from the protocol.
 
     Args:
-        experiment: Experiment of the line.
+        experiment: Experiment of the row.
         line: Row of a table.
-        reading: Variant with the open settings and options.
+        reading: Reading with the open settings and options.
 
     Returns:
         One text per setting or option, with its value in the runs.

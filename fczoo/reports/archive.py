@@ -1,4 +1,4 @@
-"""Finished runs of many run folders in one CSV file: one row per run, with all data for tables."""
+"""Archives: CSV files of finished runs, one row per run, with all data for tables."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ SETTING = "settings."  # prefix of the columns of settings
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One run, as text or JSON; metrics and settings have their own columns."""
+    """Row of one run; cells are text or JSON, and metrics and settings have extra columns."""
 
     format: str
     folder: str
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, kw_only=True):
     accuracy: list[list[float]]
     test_counts: list[Count]
     task_sizes: list[Count]
-    class_order: str  # natural, or original labels in order of arrival
+    class_order: str  # "natural", or original labels in order of arrival
     trained_scalars: Count
     bytes_up: Count
     bytes_down: Count
@@ -62,7 +62,7 @@ class Row(msgspec.Struct, kw_only=True):
     backbone: str  # its name
     backbone_sha256: str
     backbone_shape: dict[str, Any]
-    partition: str  # as --partition takes it
+    partition: str  # spec, as for --partition
     partition_seed: Count
     partition_sha256: str
     train_images: Count
@@ -73,16 +73,16 @@ class Row(msgspec.Struct, kw_only=True):
     hardware: dict[str, Any]
     versions: dict[str, str]
     started: str
-    command: str  # as a shell takes it
+    command: str  # quoted for a shell
     earlier_commands: list[str]
     tuned: dict[str, Any] = {}  # older archives lack it
     far: dict[str, Count] = {}  # uploads with far statistics by client; older archives lack it
-    warnings: list[str] = []  # of its folder
+    warnings: list[str] = []  # of the run folder
     curve: list[list[Any]] = []  # older archives lack it
     curve_seconds: list[Number] = []  # older archives lack it
     virtual_seconds: Number = 0.0
     start: dict[str, Any] = {}  # older archives lack it
-    pretraining: str = ""  # how the backbone met the classes in training; reports derive it again
+    pretraining: str = ""  # overlap of pre-training data and classes; not read, but derived again
 
 
 CONVERTED_COLUMNS = {
@@ -93,20 +93,20 @@ CONVERTED_COLUMNS = {
     "command",
     "earlier_commands",
 }
-"""Columns with names of fields of ``Result`` or ``About`` but in another form."""
+"""Columns named like fields of ``Result`` or ``About``, but with another format."""
 _COLUMNS = [
     field.name for field in msgspec.structs.fields(Row) if field.name not in CONVERTED_COLUMNS
 ]
 RESULT_COLUMNS = [name for name in _COLUMNS if name in Result.__dataclass_fields__]
-"""Columns that hold a field of ``Result`` as it is."""
+"""Columns that contain an unchanged field of ``Result``."""
 ABOUT_COLUMNS = [name for name in _COLUMNS if name in About.__struct_fields__]
-"""Columns that hold a field of ``About`` as it is."""
+"""Columns that contain an unchanged field of ``About``."""
 METRIC_COLUMNS = (*METRICS, *MORE_METRICS, *EVALUATION_METRICS)
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
 ADVICE = "`fczoo report FOLDER --archive FILE` makes one of run folders"
-REPEATED = re.compile(r"as row ([1-9]\d{0,8})")  # as spreadsheets count: the header is row 1
-LONGEST_REPEATED = 20  # longer cells are written once per column
-NEVER_REPEATED = {"folder", "method", "remark"}  # texts of the user, which could look the same
+REPEATED = re.compile(r"as row ([1-9]\d{0,8})")  # the header is row 1, as in spreadsheets
+LONGEST_REPEATED = 20  # characters up to which a repeated cell is written in full
+NEVER_REPEATED = {"folder", "method", "remark"}  # free texts, which could look like a reference
 FOLDER_COLUMNS = (
     "backbone_shape",
     "train_counts",
@@ -116,21 +116,21 @@ FOLDER_COLUMNS = (
     "earlier_commands",
     "warnings",
 )
-"""Columns that only the first row of a folder has in archives of the old format."""
+"""Columns that are filled only in the first row of a folder in archives of the old format."""
 
 
 def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
     """Write every finished run to a CSV file.
 
-    Runs share long values, such as class order, split and options. A cell with more than
-    ``LONGEST_REPEATED`` characters that an earlier row has in the same column is ``as row N``.
+    Runs share long values, such as class order, split and options. If an earlier row N has the same
+    text of more than ``LONGEST_REPEATED`` characters in the column, the cell is ``as row N``.
 
     Args:
-        found: Run folders.
+        found: Runs by run folder.
         path: File to write.
 
     Returns:
-        Number of runs written and number of runs left out.
+        Number of runs written, and number of unfinished runs.
 
     Raises:
         FczooError: Two run folders have the same name.
@@ -138,9 +138,7 @@ def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
     rows, names = [], set()
     for runs in found:
         if runs.name in names:
-            raise FczooError(
-                f"two run folders are called {runs.name}; give a folder that holds both"
-            )
+            raise FczooError(f"two run folders are called {runs.name}; give their parent folder")
         names.add(runs.name)
         finished_runs = [
             (record, record.result) for record in runs.records if record.result is not None
@@ -158,7 +156,7 @@ def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
 
 
 def _shorten(column: str, cell: str, number: int, first_rows: dict[tuple[str, str], int]) -> str:
-    """Return a cell, or the reference to the first row with the same text in its column."""
+    """Return a cell, or a reference to the first row with the same text in its column."""
     if len(cell) <= LONGEST_REPEATED or column in NEVER_REPEATED:
         return cell
     first = first_rows.setdefault((column, cell), number)
@@ -198,7 +196,7 @@ def _cells(runs: Runs, record: RunRecord, result: Result) -> dict[str, str]:
 
 
 def read_archive(path: Path) -> list[Runs]:
-    """Read the runs of an archive, by run folder.
+    """Read the runs of an archive, grouped by run folder.
 
     Args:
         path: CSV file that ``write_archive`` wrote.
@@ -255,7 +253,7 @@ def _restore(column: str, cell: str, rows: Sequence[Mapping[str, str]]) -> str:
         return cell
     index = int(reference[1]) - 2
     if not 0 <= index < len(rows):
-        raise ValueError(f"line {len(rows) + 2}: {column} is {cell!r}, which is no earlier row")
+        raise ValueError(f"line {len(rows) + 2}: {column} is {cell!r}, not an earlier row")
     return rows[index][column]
 
 
@@ -286,7 +284,7 @@ def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
 def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
     """Return the run of one row.
 
-    Raises ValueError if the row contradicts itself.
+    Raises ValueError if the row is inconsistent.
     """
     names = [name for name in cells if name.startswith(SETTING)]
     about = check_about(
@@ -319,7 +317,7 @@ def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
 
 
 def _runs(path: Path, row: Row, records: Sequence[RunRecord]) -> Runs:
-    """Return the runs of one folder's rows, with one description for all."""
+    """Combine the runs of one folder's rows under one description."""
     methods: dict[str, dict[str, Any]] = {}
     for record in records:
         methods |= record.about.methods

@@ -1,4 +1,4 @@
-"""Captions of an experiment's tables: the heading and the notes below."""
+"""Captions of an experiment's tables: the heading above and the notes below."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,8 +17,7 @@ from fczoo.security.privacy import has_class_counts
 
 
 def describe(experiment: Experiment) -> str:
-    """Describe data and split, backbone and schedule, and attack, defence and privacy where any is
-    on.
+    """Describe data, split, backbone, schedule, and any attack, defence or privacy.
 
     Args:
         experiment: Experiment of a table.
@@ -80,7 +79,7 @@ def _data(experiment: Experiment) -> str:
 
 
 def _only_surveys(experiment: Experiment) -> bool:
-    """Return whether no row of the table trains, so that the schedule has no effect on it."""
+    """Return whether no method of the table trains, so that the schedule has no effect."""
     results = [result for line in experiment.lines for result in line.results]
     return all(
         r.client_rounds and not r.trained_scalars and "training" not in r.phases for r in results
@@ -118,7 +117,7 @@ def schedule_sources(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _seed_sources(experiment: Experiment) -> str:
-    """Describe what the seeds vary, which is the source of the spread."""
+    """Describe what the seeds vary."""
     if len(experiment.seeds) == 1:
         return ""
     words = [name.replace("-", " ") for name in experiment.settings["vary"]]
@@ -127,9 +126,9 @@ def _seed_sources(experiment: Experiment) -> str:
 
 
 def conditions(experiment: Experiment) -> list[str]:
-    """Describe attack, defence, dropout and privacy, if they are on.
+    """Describe the attack, defence, dropout and privacy of the runs.
 
-    Numbers with and without them do not compare.
+    Results under different conditions are not comparable.
 
     Args:
         experiment: Experiment of a table.
@@ -174,7 +173,7 @@ def conditions(experiment: Experiment) -> list[str]:
 
 
 def _withholds_classes(experiment: Experiment) -> bool:
-    """Return whether a method of the table uploads class counts; an unknown method may."""
+    """Return whether a method of the table may upload class counts."""
     for runs in experiment.runs:
         for name, options in runs.about.methods.items():
             try:
@@ -187,7 +186,7 @@ def _withholds_classes(experiment: Experiment) -> bool:
 
 
 def _epsilon(experiment: Experiment) -> str:
-    """Describe the privacy that the runs recorded."""
+    """Describe the epsilon that the runs recorded."""
     privacy = [
         r.privacy for line in experiment.lines for r in line.results if "epsilon" in r.privacy
     ]
@@ -199,7 +198,7 @@ def _epsilon(experiment: Experiment) -> str:
 
 
 def notes(experiment: Experiment) -> list[str]:
-    """Return notes on data and methods, warnings, and one line for each unfinished run.
+    """Return notes on data and methods, warnings, and one line per unfinished run.
 
     Args:
         experiment: Experiment of a table.
@@ -232,7 +231,7 @@ def notes(experiment: Experiment) -> list[str]:
 
 
 def warnings_of(experiment: Experiment) -> list[str]:
-    """Return the warnings of all run folders of an experiment, each once.
+    """Return the distinct warnings of all run folders of an experiment.
 
     Args:
         experiment: Experiment of a table.
@@ -241,7 +240,7 @@ def warnings_of(experiment: Experiment) -> list[str]:
 
 
 def _search_note(about: About) -> str:
-    """Describe the search for the options of some methods and its effort."""
+    """Describe the search that found the options of some methods, and its effort."""
     search = about.tuned
     each = f"{search['trials']} trials of {search['image_steps']} image-steps each"
     tasks = early_tasks(search["tasks"])
@@ -258,7 +257,7 @@ def _search_note(about: About) -> str:
 
 
 def _changed_options(experiment: Experiment, line: Line) -> list[str]:
-    """List options that are not defaults: from the user, the protocol and the data set."""
+    """List options that are not defaults, by origin: user, protocol or data set."""
     config = recorded_config(line.records[0])
     texts = (
         (BY_USER, "other than by default"),
@@ -274,7 +273,7 @@ def _option_list(options: Mapping[str, Any]) -> str:
 
 
 def _rejections(line: Line) -> str:
-    """Count rejected and lost uploads, with the three most frequent reasons."""
+    """Describe the number of rejected and lost uploads and the three most frequent reasons."""
     reasons = Counter(r["reason"] for result in line.results for r in result.rejected)
     if not reasons:
         return ""
@@ -286,7 +285,7 @@ def _rejections(line: Line) -> str:
 
 
 def _outlier_note(line: Line) -> str:
-    """Describe clients whose class statistics were distant and still used."""
+    """Describe clients whose class statistics were far from the others' but used."""
     counts = sum((Counter(result.far) for result in line.results), Counter[str]())
     if not counts:
         return ""

@@ -1,4 +1,4 @@
-"""Figures of details: heat maps of classes, clients and confusion, and the diagnostics of a run."""
+"""Detailed figures: heat maps of classes, clients and confusion, and a run's diagnostics."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,19 +12,19 @@ from fczoo.federation.result import Result
 from fczoo.reports.figure import Colours, Curves, Figure, Heat, Points, number_labels
 from fczoo.reports.runs import Experiment, Line
 
-MOST_COLUMNS = 50  # of a heat map that a reader can take in
-MOST_CLASSES = 20  # of a confusion matrix
+MOST_COLUMNS = 50  # columns of a readable heat map
+MOST_CLASSES = 20  # classes of a readable confusion matrix
 
 
 def class_map(experiment: Experiment) -> Heat | None:
-    """Return the accuracy on each class after the last task.
+    """Plot the accuracy on each class after the last task.
 
     Args:
         experiment: Experiment to show.
 
     Returns:
-        Heat map [lines, classes] in percent, mean over seeds; None where no run recorded it, or
-        with more than ``MOST_COLUMNS`` classes.
+        Heat map [lines, classes] in percent, mean over seeds; None if no run recorded it, or with
+        more than ``MOST_COLUMNS`` classes.
     """
     return _map_of(
         experiment,
@@ -37,14 +37,14 @@ def class_map(experiment: Experiment) -> Heat | None:
 
 
 def client_map(experiment: Experiment) -> Heat | None:
-    """Return the accuracy of the global model for each client after the last task.
+    """Plot the accuracy of the global model for each client after the last task.
 
     Args:
         experiment: Experiment to show.
 
     Returns:
-        Heat map [lines, clients] in percent, mean over seeds; None where no run recorded it, or
-        with more than ``MOST_COLUMNS`` clients.
+        Heat map [lines, clients] in percent, mean over seeds; None if no run recorded it, or with
+        more than ``MOST_COLUMNS`` clients.
     """
     return _map_of(
         experiment,
@@ -60,13 +60,13 @@ def client_map(experiment: Experiment) -> Heat | None:
 
 
 def personal_map(experiment: Experiment) -> Heat | None:
-    """Return the accuracy of each client's own model, with ``--personal-epochs``.
+    """Plot the accuracy of each client's own model, with ``--personal-epochs``.
 
     Args:
         experiment: Experiment to show.
 
     Returns:
-        Heat map as that of ``client_map``.
+        Heat map as from ``client_map``.
     """
     return _map_of(
         experiment,
@@ -90,7 +90,7 @@ def _map_of(
     x: str,
     first: int,
 ) -> Heat | None:
-    """Return a heat map of one list of percentages per run, over the lines that have it."""
+    """Return a heat map of one list of percentages per run; lines without it are left out."""
     rows = {}
     for line in experiment.lines:
         runs = [accuracies for r in line.results if (accuracies := values_of(r))]
@@ -114,7 +114,7 @@ def _map_of(
 
 
 def confusion_maps(line: Line) -> Iterator[Heat]:
-    """Yield the confusion between tasks and that between classes, where a line has them.
+    """Yield the confusion matrices of tasks and of classes, if a line has them.
 
     Args:
         line: Row of a table.
@@ -123,14 +123,14 @@ def confusion_maps(line: Line) -> Iterator[Heat]:
 
 
 def confusion_map(line: Line) -> Heat | None:
-    """Return the share of each task's test images that are taken for a class of each task.
+    """Plot which share of each task's test images is predicted as a class of each task.
 
     Args:
         line: Row of a table.
 
     Returns:
-        Heat map [tasks, tasks] in percent after the last task, mean over seeds; None where no run
-        recorded it, or where tasks share classes.
+        Heat map [tasks, tasks] in percent after the last task, mean over seeds; None if no run
+        recorded it, if tasks share classes, or with more than ``MOST_COLUMNS`` tasks.
     """
     sizes = line.results[0].task_sizes
     runs = [r for r in line.results if r.confusion and sum(sizes) == len(r.class_accuracy[-1])]
@@ -156,14 +156,14 @@ def confusion_map(line: Line) -> Heat | None:
 
 
 def class_confusion_map(line: Line) -> Heat | None:
-    """Return the share of each class's test images that are taken for each class.
+    """Plot which share of each class's test images is predicted as each class.
 
     Args:
         line: Row of a table.
 
     Returns:
-        Heat map [classes, classes] in percent after the last task, mean over seeds; None where no
-        run recorded it, or with more than ``MOST_CLASSES`` classes.
+        Heat map [classes, classes] in percent after the last task, mean over seeds; None if no run
+        recorded it, or with more than ``MOST_CLASSES`` classes.
     """
     runs = [r for r in line.results if r.confusion]
     count = len(line.results[0].class_order)
@@ -189,7 +189,7 @@ def class_confusion_map(line: Line) -> Heat | None:
     )
 
 
-Records = dict[str, list[dict[str, Any]]]  # kind -> its records, by task
+Records = dict[str, list[dict[str, Any]]]  # records by kind, one per task
 
 
 def insights(line: Line) -> Iterator[Figure]:
@@ -202,7 +202,7 @@ def insights(line: Line) -> Iterator[Figure]:
         FczooError: The records are invalid.
     """
     folder = line.records[0].folder
-    if folder is None:  # an archive keeps no diagnostics
+    if folder is None:  # an archive has no diagnostics
         return
     try:
         yield from _insights(line, read(folder))

@@ -1,4 +1,4 @@
-"""Figures drawn with matplotlib (extra ``plot``): for papers, slides and notebooks."""
+"""Drawing of figures with matplotlib (extra ``plot``), for papers, slides and notebooks."""
 
 import io
 import re
@@ -14,8 +14,7 @@ from fczoo.reports.figure import Bars, Curves, Figure, Heat, ImageGrid, Points
 from fczoo.reports.figures import colour_order, figures
 from fczoo.reports.runs import Experiment, read_experiments
 
-# Okabe and Ito's hues for the colour-blind, darkened for thin lines; the page's --c0 to --c5 are
-# the same
+# Okabe and Ito's colour-blind palette, darkened for thin lines; same as --c0 to --c5 of the page
 COLOURS = ("#0072b2", "#d55e00", "#00875f", "#b3478c", "#8a6d00", "#6a5acd")
 STROKES = (
     "-",
@@ -28,7 +27,7 @@ STROKES = (
     (0, (8, 2, 2, 2)),
 )
 MARKERS = "o^sDvXP*"
-MIN_LABEL_SHARE = 0.08  # smallest share of a bar that is labelled with its option
+MIN_LABEL_SHARE = 0.08  # smallest share of a bar that has a label
 MAPS = {
     "green": "Greens",
     "blue": "Blues",
@@ -38,9 +37,9 @@ MAPS = {
     "purple to orange": "PuOr_r",
 }
 WITHOUT_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-"""Suffix -> metadata of a file that is the same whenever it is written."""
+"""Metadata by suffix that omit the date, so that equal figures give equal files."""
 STYLE: Any = {
-    "text.parse_math": False,  # names come from folders and may hold any sign
+    "text.parse_math": False,  # names come from folders and may contain any character
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -49,7 +48,7 @@ STYLE: Any = {
 
 
 def import_matplotlib() -> Any:
-    """Return the package matplotlib.
+    """Import and return matplotlib.
 
     Raises:
         FczooError: The package is not installed.
@@ -62,7 +61,7 @@ def import_matplotlib() -> Any:
 
 
 def picture_class() -> Any:
-    """Return matplotlib's figure as a class that notebooks show by itself.
+    """Return a subclass of matplotlib's figure that notebooks display without pyplot.
 
     Raises:
         FczooError: matplotlib is not installed.
@@ -72,7 +71,7 @@ def picture_class() -> Any:
     from matplotlib.figure import Figure as Drawn
 
     class Picture(Drawn):
-        """A figure that belongs to no window and is shown as PNG."""
+        """Figure without a window, which notebooks display as PNG."""
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
@@ -89,7 +88,7 @@ def picture_class() -> Any:
 def write_all_figures(
     places: Sequence[Path], folder: Path, more: Sequence[Sequence[Figure]] = ()
 ) -> None:
-    """Write the figures of all experiments of some places; several get numbered folders.
+    """Write the figures of all experiments; several experiments get numbered folders.
 
     Args:
         places: Run folders, archives, or folders that contain them.
@@ -117,7 +116,7 @@ def write_figures(
     Args:
         experiment: Experiment to draw.
         folder: Folder of the figures; it is created if needed.
-        order: Row label -> number of its colour in a whole report; None: that of this experiment.
+        order: Colour number by row label, for a whole report; None: for this experiment.
         more: Further figures.
 
     Returns:
@@ -134,12 +133,12 @@ def write_figures(
 def save_figures(
     some: Sequence[Figure], folder: Path, order: Mapping[str, int] | None = None
 ) -> list[Path]:
-    """Write figures as PNG and PDF, named after them.
+    """Write figures as PNG and PDF, with file names from their names.
 
     Args:
         some: Figures to draw.
         folder: Existing folder.
-        order: Row label -> number of its colour; None: rows are numbered in their order.
+        order: Colour number by row label; None: rows are numbered in their order.
 
     Returns:
         Files that were written.
@@ -162,7 +161,7 @@ def draw(figure: Figure, order: Mapping[str, int] | None = None) -> Any:
 
     Args:
         figure: Figure to draw.
-        order: Row label -> number of its colour; None: rows are numbered in their order.
+        order: Colour number by row label; None: rows are numbered in their order.
 
     Returns:
         Figure of matplotlib.
@@ -180,7 +179,7 @@ def _new_picture(figsize: tuple[float, float]) -> Any:
 
 
 def _start_at_zero(axes: Any) -> None:
-    """Let the y axis of values that are not negative start at 0, with a margin above them."""
+    """Start the y axis at 0 if no value is negative, with a margin above the values."""
     if axes.dataLim.y0 < 0:
         return
     axes.update_datalim([(axes.dataLim.x0, 0.0)])
@@ -239,7 +238,7 @@ def _points(figure: Points, order: Mapping[str, int]) -> Any:
 
 
 def _logarithmic(axes: Any) -> None:
-    """Label a logarithmic axis with plain powers of ten; on a short axis also three times them."""
+    """Make the x axis logarithmic, labelled at powers of ten, on a short axis also at 3 x 10^n."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set(xscale="log")
@@ -305,16 +304,14 @@ def _image_grid(figure: ImageGrid, order: Mapping[str, int]) -> Any:
 def _with_colours(
     by_label: Mapping[str, np.ndarray], order: Mapping[str, int]
 ) -> Iterator[tuple[str, np.ndarray, str, int]]:
-    """Yield each label's values with its colour, and how often that colour came before in the
-    order.
-    """
+    """Yield each label with its values, its colour, and the number of earlier uses of it."""
     for i, (label, values) in enumerate(by_label.items()):
         turn, colour = divmod(order.get(label, i), len(COLOURS))
         yield label, values, COLOURS[colour], turn % len(STROKES)
 
 
 def _with_legend(figure: Any, axes: Any) -> Any:
-    """Add a legend below the figure if needed; a long one increases the height."""
+    """Add a legend below the figure if it has labels; a long legend increases the height."""
     labels = axes.get_legend_handles_labels()[1]
     if labels:
         columns = _columns(labels)
@@ -331,7 +328,7 @@ def add_legend(figure: Any, axes: Any, columns: int, font_size: float, **distanc
         axes: Its axes, whose labels the legend shows.
         columns: Number of columns.
         font_size: Size of the letters in points.
-        **distances: Distances in the size of a letter, as matplotlib's legend takes them.
+        **distances: Distances in units of the font size, arguments of matplotlib's legend.
     """
     place = {"loc": "outside lower center", "ncols": columns, "frameon": False}
     handles, labels = axes.get_legend_handles_labels()
@@ -343,11 +340,11 @@ def _columns(labels: Sequence[str]) -> int:
 
 
 def check_plot(path: Path, option: str = "--plot") -> None:
-    """Raise FczooError unless a figure can be written to ``path``.
+    """Check that a figure can be written to ``path``.
 
     Args:
         path: File of the figure.
-        option: Option that names it, for messages.
+        option: Option that gives the path, for messages.
 
     Raises:
         FczooError: matplotlib is not installed, the folder does not exist, or the suffix is not a
@@ -358,8 +355,7 @@ def check_plot(path: Path, option: str = "--plot") -> None:
     kinds = sorted(picture_class()().canvas.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in kinds:
         raise FczooError(
-            f"{option} {path} names no kind of picture; its suffix must be one of "
-            f".{', .'.join(kinds)}"
+            f"{option} {path} has no suffix of a picture; it must be one of .{', .'.join(kinds)}"
         )
 
 
@@ -371,7 +367,7 @@ def write_importance(path: Path, importance: Mapping[str, Mapping[str, float]]) 
         importance: Shares of options from 0 to 1 by method.
 
     Raises:
-        FczooError: No method has shares: too few options, or trials that all score the same.
+        FczooError: No method has shares, because of too few options or equal scores.
     """
     shares = {method: options for method, options in importance.items() if options}
     if not shares:

@@ -1,4 +1,4 @@
-"""Figures as data, drawn by matplotlib for a paper or by a page in a browser."""
+"""Figures as data, which matplotlib draws for papers and the leaderboard draws in a browser."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,37 +7,34 @@ from typing import Literal
 import numpy as np
 
 Colours = Literal["green", "blue", "orange", "purple", "blue to red", "purple to orange"]
-"""Colours of a heat map: from nothing to one colour, or from a colour for negative values to
-another for positive ones.
-"""
+"""Colour scale of a heat map: from white to one colour, or between two colours around white."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """Common fields of every kind of figure."""
 
-    name: str  # also of its file
+    name: str  # also the name of its file
     caption: str
-    x: str  # what the axis shows, with its unit
+    x: str  # label of the axis, with its unit
     y: str
-    of_methods: bool = True  # its labels are those of an experiment's lines
+    of_methods: bool = True  # whether its labels are those of an experiment's lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves(Figure):
     """Curves over 1, 2, ...: the mean of several runs, with a band of one standard deviation."""
 
-    curves: Mapping[str, np.ndarray]  # label -> [runs, x]; NaN where nothing was measured
-    positions: Mapping[str, np.ndarray] = field(
-        default_factory=dict
-    )  # label -> [x], other than 1, 2, ...
-    log: bool = False  # the values' axis
-    marks: bool = True  # each value has its own mark
-    ticks: Sequence[str] = ()  # names of 1, 2, ... on the axis of x
-    background: Sequence[str] = ()  # labels of curves that a picture draws in grey, unnamed
+    curves: Mapping[str, np.ndarray]  # values [runs, x] by label; NaN: not measured
+    # positions [x] by label, if they are not 1, 2, ...
+    positions: Mapping[str, np.ndarray] = field(default_factory=dict)
+    log: bool = False  # logarithmic y axis
+    marks: bool = True  # draw a marker at each value
+    ticks: Sequence[str] = ()  # labels of 1, 2, ... on the x axis
+    background: Sequence[str] = ()  # labels of curves that are drawn in grey, without names
 
     def x_of(self, label: str) -> np.ndarray:
-        """Return the place of each value of a curve on the axis.
+        """Return the position of each value of a curve on the x axis.
 
         Args:
             label: Label of the curve.
@@ -50,24 +47,24 @@ class Curves(Figure):
 class Points(Figure):
     """One point per run."""
 
-    points: Mapping[str, np.ndarray]  # label -> [runs, 2], x before y
-    # labels that no other beats in x (less) and y (more) at once, by means
+    points: Mapping[str, np.ndarray]  # points [runs, 2], x and y, by label
+    # labels on the Pareto front of their means: low x, high y
     front: Sequence[str] = ()
-    log: bool = False  # the axis of x
-    diagonal: bool = False  # with the line y = x
+    log: bool = False  # logarithmic x axis
+    diagonal: bool = False  # draw the line y = x
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heat(Figure):
-    """Coloured cells with their numbers, first row on top; NaN stays empty."""
+    """Heat map: coloured cells with their numbers, first row on top; cells of NaN are empty."""
 
     values: np.ndarray  # [rows, columns]
     rows: Sequence[str]
     columns: Sequence[str]
     colours: Colours
-    show: str = "{:.0f}"
-    low: float | None = None  # None: the least and the largest value
-    high: float | None = None
+    show: str = "{:.0f}"  # format of the numbers
+    low: float | None = None  # None: the smallest value
+    high: float | None = None  # None: the largest value
 
     def cell(self, value: float) -> str:
         """Format the number in a cell, without -0.
@@ -85,7 +82,7 @@ class Heat(Figure):
             value: Value of a cell.
 
         Returns:
-            Number from 0 to 1; 0 where the lowest and the highest value are the same.
+            Number from 0 to 1; 0 if the lowest and the highest value are equal.
         """
         low = float(np.nanmin(self.values)) if self.low is None else self.low
         high = float(np.nanmax(self.values)) if self.high is None else self.high
@@ -94,10 +91,10 @@ class Heat(Figure):
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Figure):
-    """One bar per label, made of parts."""
+    """One stacked bar per label."""
 
     labels: Sequence[str]
-    # part -> its length in each bar
+    # lengths of a part in each bar, by part
     parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
@@ -115,6 +112,6 @@ def number_labels(number: int, first: int = 1) -> list[str]:
 
     Args:
         number: Number of labels.
-        first: First of them.
+        first: First number.
     """
     return [str(first + i) for i in range(number)]

@@ -1,4 +1,4 @@
-"""The figures of an experiment."""
+"""Figures of an experiment."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,20 +27,20 @@ from fczoo.reports.runs import Experiment, Line
 
 
 def colour_order(experiments: Iterable[Experiment]) -> dict[str, int]:
-    """Number the rows of a report; this number gives a row's colour in every figure.
+    """Number the rows of a report; the number determines a row's colour in every figure.
 
     Args:
         experiments: All experiments of the report.
 
     Returns:
-        Row label -> number from 0.
+        Numbers from 0 by row label.
     """
     labels = (line.label for e in experiments for line in (*e.lines, *e.recoded))
     return {label: i for i, label in enumerate(dict.fromkeys(labels))}
 
 
 def figures(experiment: Experiment) -> Iterator[Figure]:
-    """Yield all figures: of the experiment, then each line's accuracy matrix and diagnostics.
+    """Yield all figures: the overview, each line's accuracy and confusion matrices, diagnostics.
 
     Args:
         experiment: Experiment to show.
@@ -54,7 +54,7 @@ def figures(experiment: Experiment) -> Iterator[Figure]:
 
 
 def overview(experiment: Experiment) -> Iterator[Figure]:
-    """Yield the figures that compare all lines, and the partition's.
+    """Yield the figures that compare all lines, and the figure of the partition.
 
     Args:
         experiment: Experiment to show.
@@ -72,16 +72,16 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
     yield from filter(None, maps)
     yield accuracy_against_bytes(experiment)
     yield accuracy_against_seconds(experiment)
-    # an archive keeps no rounds
+    # archives have no losses per round
     if any(record.folder for line in experiment.lines for record in line.records):
         yield loss_curves(experiment)
     yield time_bars(experiment)
-    if experiment.split.counts:  # a file of one result has none
+    if experiment.split.counts:  # a saved result has no counts
         yield partition_map(experiment)
 
 
 def accuracy_curves(experiment: Experiment) -> Curves:
-    """Return the accuracy over all seen classes after each task.
+    """Plot the accuracy over all seen classes after each task.
 
     Args:
         experiment: Experiment to show.
@@ -107,7 +107,7 @@ def accuracy_curves(experiment: Experiment) -> Curves:
 
 
 def forgetting_map(experiment: Experiment) -> Heat:
-    """Return for every method and old task the drop from its best to its last accuracy.
+    """Plot the drop of each old task's accuracy from its best to its last value.
 
     Args:
         experiment: Experiment to show.
@@ -134,13 +134,13 @@ def forgetting_map(experiment: Experiment) -> Heat:
 
 
 def accuracy_against_bytes(experiment: Experiment) -> Points:
-    """Return final accuracy against all transferred bytes.
+    """Plot final accuracy against all transferred bytes.
 
     Args:
         experiment: Experiment to show.
 
     Returns:
-        Points of MB in the run and A_N in percent, one per run; also of rows with other codes.
+        Points of MB and A_N in percent, one per run, including runs with other compression.
     """
     return _against(
         (*experiment.lines, *experiment.recoded),
@@ -152,7 +152,7 @@ def accuracy_against_bytes(experiment: Experiment) -> Points:
 
 
 def accuracy_against_seconds(experiment: Experiment) -> Points:
-    """Return final accuracy against the time of the run.
+    """Plot final accuracy against the time of the run.
 
     Args:
         experiment: Experiment to show.
@@ -173,7 +173,7 @@ def accuracy_against_seconds(experiment: Experiment) -> Points:
 def _against(
     lines: Sequence[Line], name: str, caption: str, x: str, cost: Callable[[Result], float]
 ) -> Points:
-    """Return final accuracy against a cost on a logarithmic axis; runs without cost are omitted."""
+    """Plot final accuracy against a cost on a logarithmic axis, without runs of zero cost."""
     points = {
         line.label: np.array(
             [[cost(r), r.metrics["A_N"]] for r in line.results if cost(r) > 0]
@@ -197,10 +197,10 @@ def _against(
 
 
 def front(means: dict[str, np.ndarray]) -> list[str]:
-    """Label the points that no other beats in both, in order of their cost.
+    """Return the labels of the Pareto front, in order of cost.
 
     Args:
-        means: Label -> [2]: cost (lower is better) and value (higher is better).
+        means: Cost (lower is better) and value (higher is better) [2], by label.
     """
     best, front_labels = -np.inf, []
     for label, (_, value) in sorted(means.items(), key=lambda item: (item[1][0], -item[1][1])):
@@ -214,10 +214,10 @@ QUANTILES = np.linspace(0, 1, 21)
 
 
 def client_quantiles(experiment: Experiment) -> Curves:
-    """Return the accuracies of clients in order, by their share of all clients.
+    """Plot the quantiles of the accuracy over clients.
 
     Args:
-        experiment: Experiment to show; runs that did not record clients are left out.
+        experiment: Experiment to show; runs without accuracies of clients are left out.
     """
     curves = {}
     for line in experiment.lines:
@@ -239,7 +239,7 @@ def client_quantiles(experiment: Experiment) -> Curves:
 
 
 def partition_map(experiment: Experiment) -> Heat:
-    """Return training images per client and task.
+    """Plot the training images per client and task.
 
     Args:
         experiment: Experiment whose split has counts.
@@ -261,13 +261,13 @@ def partition_map(experiment: Experiment) -> Heat:
 
 
 def loss_curves(experiment: Experiment) -> Curves:
-    """Return the clients' mean training loss per round.
+    """Plot the clients' mean training loss per round.
 
     Args:
-        experiment: Experiment from run folders; runs of archives have no rounds and are left out.
+        experiment: Experiment from run folders; runs of archives have no losses and are left out.
 
     Returns:
-        Curves as long as the shortest run of each line.
+        Curves, each with the length of the line's shortest run.
 
     Raises:
         FczooError: A list of rounds is invalid.
@@ -291,7 +291,7 @@ PHASES = ("training", "server", "surveys", "evaluation", "personal")
 
 
 def time_bars(experiment: Experiment) -> Bars:
-    """Return seconds per phase, mean over seeds; ``other`` has no recorded phase.
+    """Plot seconds per phase, mean over seeds; ``other`` is time outside the recorded phases.
 
     Args:
         experiment: Experiment to show.
@@ -322,7 +322,7 @@ def _seconds(result: Result, phase: str) -> float:
 
 
 def accuracy_matrix(line: Line) -> Heat:
-    """Return the accuracy on each task after each task.
+    """Plot the accuracy on each task after each task.
 
     Args:
         line: Row of a table.
@@ -349,7 +349,7 @@ def accuracy_matrix(line: Line) -> Heat:
 
 
 def _losses(path: Path) -> np.ndarray:
-    """Return the loss per round, NaN if no participant had data."""
+    """Read the loss of each round; NaN if no participant had data."""
     try:
         return np.array([r["loss"] for r in read_lines(path, "list of rounds")], dtype=float)
     except (KeyError, TypeError, ValueError, OverflowError) as error:

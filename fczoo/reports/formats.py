@@ -20,17 +20,17 @@ VALUE_MARKS = {
     "markdown": {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"},
     "latex": {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"},
 }
-"""Format of a value by style and mark."""
+"""Format of a marked value, by style and mark."""
 ARROWS = {"high": r" $\uparrow$", "low": r" $\downarrow$", "": ""}
-"""Which values of a column are better, after its name in LaTeX."""
+"""Arrow after a column's name in LaTeX, which shows the better direction."""
 
 
 def number(entry: Entry | None, column: Column) -> str:
-    """Format ``72.2``, ``72.2 ± 0.4``, or a dash if it was not recorded.
+    """Format an entry: ``72.2``, ``72.2 ± 0.4``, or a dash if nothing was recorded.
 
     Args:
-        entry: Figure of a row; None: not recorded.
-        column: Column of the figure.
+        entry: Entry of a row; None: not recorded.
+        column: Column of the entry.
     """
     if entry is None:
         return "–"
@@ -42,7 +42,7 @@ def sign(entry: Entry, like_best: str, untested: str) -> str:
     """Return the sign for the test against the best; empty for a significant difference.
 
     Args:
-        entry: Figure of a row.
+        entry: Entry of a row.
         like_best: Sign of an entry that does not differ significantly from the best.
         untested: Sign of an entry that was not tested against the best.
     """
@@ -146,7 +146,7 @@ def to_csv(experiments: Sequence[Experiment], names: Sequence[str] = ()) -> str:
 
     Args:
         experiments: Experiments in the order of the rows.
-        names: Names of the columns with figures. Default: all.
+        names: Names of the metric columns. Default: all.
 
     Returns:
         Text of the CSV file with a header row.
@@ -217,16 +217,17 @@ UNTESTED_NOTE = (
 
 
 def report(places: Sequence[Path], style: str, names: Sequence[str] = ()) -> str:
-    """Format all tables of the runs of some places.
+    """Format the tables of all runs.
 
     Args:
         places: Run folders, archives, or folders that contain them.
         style: ``text``, ``markdown``, ``latex``, ``csv`` or ``json``.
-        names: Columns of one table, each once. Default: the usual tables; CSV and JSON have all columns.
+        names: Columns of a single table. Default: the tables of ``GROUPS``; in CSV and JSON all
+            columns.
 
     Raises:
-        FczooError: Nothing is finished, two folders hold the same run with other numbers, or no
-            column has one of the names.
+        FczooError: No run is finished, two folders have the same run with different results, or a
+            name is unknown.
     """
     names = list(dict.fromkeys(column_of(name).name for name in names))
     experiments = read_experiments(places)
@@ -238,9 +239,9 @@ def report(places: Sequence[Path], style: str, names: Sequence[str] = ()) -> str
 
 
 def sections(experiments: Sequence[Experiment], style: str, groups: Sequence[Sequence[str]]) -> str:
-    """Format per experiment its settings, a table per group of columns, and notes.
+    """Format each experiment: settings, a table per group of columns, and notes.
 
-    The legend is at the end.
+    The legend follows at the end.
 
     Args:
         experiments: Experiments in the order of the text.
@@ -291,10 +292,10 @@ def legend(tables: Sequence[Table], style: str) -> str:
 
 
 def write_summary(folder: Path) -> None:
-    """Write ``summary.{json,csv,md}`` of a run folder from its finished runs.
+    """Write ``summary.{json,csv,md}`` of a run folder's finished runs.
 
     Args:
-        folder: Run folder, whose runs are one experiment.
+        folder: Run folder; its runs are one experiment.
 
     Raises:
         FczooError: No run is finished.
@@ -306,7 +307,7 @@ def write_summary(folder: Path) -> None:
 
 
 def as_json(experiment: Experiment, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return description, rows with every figure, notes, and unfinished runs.
+    """Convert an experiment to plain values: description, rows, warnings and unfinished runs.
 
     Args:
         experiment: Experiment to convert.
@@ -329,5 +330,5 @@ def as_json(experiment: Experiment, names: Sequence[str] = ()) -> dict[str, Any]
 
 
 def _as_comment(text: str, style: str) -> str:
-    """Prefix lines as LaTeX comments."""
+    """Prefix the lines of a text as comments, if the style is LaTeX."""
     return textwrap.indent(text, "% ") if style == "latex" else text

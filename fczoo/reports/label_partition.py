@@ -1,4 +1,4 @@
-"""Partition of the user's own labels over clients."""
+"""Function ``fczoo.partition``: split the user's own labels over clients."""
 
 import os
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LabelPartition:
-    """Images of each client, as positions in the user's list of labels.
+    """Partition of a list of labels: the positions of each client's images.
 
     Attributes:
         spec: Partitioner with its options, such as ``dirichlet:0.1``.
         seed: Seed of the draws.
-        classes: Distinct labels, ascending.
-        labels: Class of each image, int64 [N]: a position in ``classes``.
-        indices: Positions of the images of each client, ascending; int64 [n_k] for each client k.
+        classes: Distinct labels, sorted.
+        labels: Class of each image as an index of ``classes``, int64 [N].
+        indices: Sorted positions of the images of each client k, int64 [n_k].
     """
 
     spec: str
@@ -54,7 +54,7 @@ class LabelPartition:
         )
 
     def _repr_png_(self) -> bytes | None:
-        """Return the picture that a notebook shows; None without matplotlib."""
+        """Return the picture for a notebook; None without matplotlib."""
         try:
             figure: Any = self.plot()
         except FczooError:
@@ -72,14 +72,14 @@ class LabelPartition:
         return np.stack([np.bincount(self.labels[i], minlength=classes) for i in self.indices])
 
     def plot(self, kind: Literal["heatmap", "bars", "bubbles"] = "heatmap") -> "Figure":
-        """Draw the images per client and class.
+        """Plot the number of images per client and class.
 
         Args:
             kind: ``heatmap``, with a coloured cell per client and class; ``bars``, with a bar per
-                client, stacked by class; or ``bubbles``, with areas in proportion to the images.
+                client, stacked by class; or ``bubbles``, with areas proportional to the images.
 
         Returns:
-            Figure of matplotlib: a notebook shows it, ``figure.savefig(FILE)`` writes it.
+            A matplotlib figure: a notebook shows it, ``figure.savefig(FILE)`` writes it.
 
         Raises:
             FczooError: The kind is unknown, or matplotlib is not installed.
@@ -92,10 +92,10 @@ class LabelPartition:
         return draw_partition(self.counts(), tuple(map(str, self.classes)), kind, title)
 
     def save(self, path: str | Path) -> None:
-        """Write JSON with a list of positions per client, which ``file:PATH`` reads.
+        """Write a JSON file with a list of positions per client, which ``file:PATH`` reads.
 
-        ``fczoo bench --partition file:PATH`` takes it for a data set whose training images are
-        those of the labels, in the same order.
+        ``fczoo bench --partition file:PATH`` uses it for a data set whose training images have
+        these labels, in the same order.
 
         Args:
             path: File to write; its suffix is ``.json``.
@@ -124,21 +124,24 @@ def partition(
 ) -> LabelPartition:
     """Split images over clients by their labels.
 
-    Example: ``fczoo.partition(labels, "dirichlet:0.1", clients=10).indices[0]`` are the positions
-    of the first client's images. The split is that of ``fczoo partition --tasks 1`` on a data set
-    with these labels.
+    Example: ``fczoo.partition(labels, "dirichlet:0.1", clients=10).indices[0]`` has the positions
+    of the first client's images. The result equals that of ``fczoo partition --tasks 1`` on a data
+    set with these labels.
 
     Args:
-        labels: Label of each image, whole numbers or words [N]; lists, arrays and tensors.
-        spec: Partitioner with its options, as ``--partition`` takes it (``fczoo list
-            partitioners``), or ``file:PATH`` for a saved one.
+        labels: Label of each image, a list, array or tensor of whole numbers or strings [N].
+        spec: Partitioner with its options, as in ``--partition`` (see ``fczoo list
+            partitioners``), or ``file:PATH`` for a saved partition.
         clients: Number of clients.
         seed: Seed of the draws.
         groups: Domain, hospital, writer or user of each image [N], for partitioners that need it.
 
+    Returns:
+        The partition.
+
     Raises:
-        FczooError: Labels or groups are not one whole number or word per image, the partitioner is
-            unknown, or it cannot split these images.
+        FczooError: Labels or groups are not one whole number or string per image, the partitioner
+            is unknown, or it cannot split these images.
     """
     classes, numbers = _number_values(labels, "labels")
     if not isinstance(spec, str):
@@ -177,14 +180,14 @@ def partition(
 
 
 def _number_values(values: Any, name: str) -> tuple[tuple[int | str, ...], np.ndarray]:
-    """Return distinct values, ascending, and for each value its position among them, int64 [N].
+    """Return the sorted distinct values, and the index of each value among them, int64 [N].
 
     Args:
-        values: Whole numbers or words [N].
-        name: Name of the argument for messages.
+        values: Whole numbers or strings [N].
+        name: Name of the argument, for messages.
 
     Raises:
-        FczooError: They are something else, or there are none.
+        FczooError: A value has another type, or the list is empty.
     """
     advice = f"{name} must be a list of whole numbers or words, one per image"
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
@@ -200,7 +203,9 @@ def _number_values(values: Any, name: str) -> tuple[tuple[int | str, ...], np.nd
     if array.dtype.kind == "O":
         wrong = [value for value in array if not isinstance(value, str)]
     elif array.dtype.kind == "U" and not isinstance(values, np.ndarray):
-        wrong = [value for value in values if not isinstance(value, str)]  # NumPy made words of it
+        wrong = [
+            value for value in values if not isinstance(value, str)
+        ]  # before NumPy's conversion
     else:
         wrong = [] if array.dtype.kind in "iuU" else [*array[:1].tolist()]
     if wrong:

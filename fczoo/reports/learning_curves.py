@@ -1,4 +1,4 @@
-"""Accuracy over rounds and over bytes sent, and what it takes to reach an accuracy."""
+"""Learning curves: accuracy over rounds, bytes and hours, and the cost to reach an accuracy."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -14,20 +14,20 @@ OVER_SEEDS = "mean over seeds; band: standard deviation of the accuracy over see
 
 
 class CurvePoint(NamedTuple):
-    """Accuracy over all classes seen so far, at a place of a run."""
+    """Accuracy over all classes seen so far, at one point of a run."""
 
     task: int
-    rounds: int  # since the run began
+    rounds: int  # since the start of the run
     accuracy: float  # percent
-    megabytes: float  # sent since the run began, by all clients and to them
-    hours: float | None = None  # of the virtual clock since the run began; None without devices
+    megabytes: float  # sent since the start of the run, up and down, over all clients
+    hours: float | None = None  # virtual time since the start; None without client devices
 
 
 def curve_points(result: Result) -> list[CurvePoint]:
-    """Return the curve of a run in order, with the rounds counted over all tasks.
+    """Return the curve of a run, with the rounds counted over all tasks.
 
     Args:
-        result: Result of the run; one of an older version has no curve.
+        result: Result of the run; results of older versions have no curve.
     """
     points, before = [], 0
     hours: list[float | None] = [seconds / 3600 for seconds in result.curve_seconds]
@@ -41,44 +41,45 @@ def curve_points(result: Result) -> list[CurvePoint]:
 
 
 def rounds_to(result: Result, accuracy: float) -> float | None:
-    """Return the rounds of the run until all classes are recognised with an accuracy.
+    """Return the number of rounds until the accuracy over all classes reaches a value.
 
-    Only points of the last task count: before it not all classes have arrived.
+    Only points of the last task count, because earlier not all classes have arrived.
 
     Args:
         result: Result of the run.
         accuracy: Accuracy in percent.
 
     Returns:
-        Rounds since the run began; None where the curve does not reach the accuracy.
+        Rounds since the start of the run; None if the curve does not reach the accuracy.
     """
     point = _first_at(result, accuracy)
     return point.rounds if point else None
 
 
 def megabytes_to(result: Result, accuracy: float) -> float | None:
-    """Return the MB sent in the run until all classes are recognised with an accuracy.
+    """Return the MB sent until the accuracy over all classes reaches a value.
 
     Args:
         result: Result of the run.
         accuracy: Accuracy in percent.
 
     Returns:
-        MB since the run began, of all clients; None where the curve does not reach the accuracy.
+        MB of all clients since the start of the run; None if the curve does not reach the accuracy.
     """
     point = _first_at(result, accuracy)
     return point.megabytes if point else None
 
 
 def hours_to(result: Result, accuracy: float) -> float | None:
-    """Return the hours of the virtual clock until all classes are recognised with an accuracy.
+    """Return the virtual hours until the accuracy over all classes reaches a value.
 
     Args:
         result: Result of the run.
         accuracy: Accuracy in percent.
 
     Returns:
-        Hours since the run began; None without devices, or where the curve does not get there.
+        Hours since the start of the run; None without client devices, or if the curve does not
+        reach the accuracy.
     """
     point = _first_at(result, accuracy)
     return point.hours if point else None
@@ -91,7 +92,7 @@ def _first_at(result: Result, accuracy: float) -> CurvePoint | None:
 
 
 def accuracy_over_rounds(experiment: Experiment) -> Curves:
-    """Return the accuracy over all classes seen against the rounds of the run.
+    """Plot the accuracy over all classes seen against the rounds of the run.
 
     Args:
         experiment: Experiment to show; methods without rounds are left out.
@@ -113,10 +114,10 @@ def accuracy_over_rounds(experiment: Experiment) -> Curves:
 
 
 def accuracy_over_bytes(experiment: Experiment) -> Curves:
-    """Return the accuracy over all classes seen against the bytes sent.
+    """Plot the accuracy over all classes seen against the bytes sent.
 
     Args:
-        experiment: Experiment to show, with its rows under other codes of uploads.
+        experiment: Experiment to show, including its rows with other compression.
     """
     by_line = _points_by_line((*experiment.lines, *experiment.recoded))
     return _accuracy_curves(
@@ -132,7 +133,7 @@ def accuracy_over_bytes(experiment: Experiment) -> Curves:
 
 
 def accuracy_over_hours(experiment: Experiment) -> Curves:
-    """Return the accuracy over all classes seen against the hours of the virtual clock.
+    """Plot the accuracy over all classes seen against the hours of the virtual clock.
 
     Args:
         experiment: Experiment to show; runs without ``--client-devices`` are left out.
@@ -158,7 +159,7 @@ def _accuracy_curves(
     by_line: dict[str, list[list[CurvePoint]]],
     positions: dict[str, np.ndarray],
 ) -> Curves:
-    """Return the figure of the accuracy over a quantity, whose values are ``positions``."""
+    """Plot the accuracy over a quantity, whose values are ``positions``."""
     return Curves(
         name=f"accuracy over {quantity}",
         caption=f"Accuracy over all classes seen so far, {reading}",
@@ -171,15 +172,15 @@ def _accuracy_curves(
 
 
 def _points_by_line(lines: Sequence[Line]) -> dict[str, list[list[CurvePoint]]]:
-    """Return the curves of the runs of each line that has them."""
+    """Return the curves of each line's runs; lines without curves are left out."""
     curves = {line.label: _shared_points(line) for line in lines}
     return {label: runs for label, runs in curves.items() if runs}
 
 
 def _shared_points(line: Line) -> list[list[CurvePoint]]:
-    """Return the curves of a line's runs at the places that all of them have.
+    """Return the curves of a line's runs at the points that all runs have.
 
-    Runs of other ``eval_every`` share the ends of their tasks.
+    Runs with different ``eval_every`` share at least the ends of tasks.
     """
     runs = [curve_points(result) for result in line.results if result.curve]
     places = [_places(run) for run in runs]
@@ -188,7 +189,7 @@ def _shared_points(line: Line) -> list[list[CurvePoint]]:
 
 
 def _places(run: Sequence[CurvePoint]) -> dict[tuple[int, int, bool], CurvePoint]:
-    """Return points by task, round, and whether it is the task's last."""
+    """Return points by task, round, and whether it is the task's last point."""
     ends = {point.task: i for i, point in enumerate(run)}
     return {(point.task, point.rounds, ends[point.task] == i): point for i, point in enumerate(run)}
 

@@ -1,4 +1,4 @@
-"""Meanings of the metrics in reports, and which of them are better when they are low."""
+"""Meanings of the metrics in reports, and metrics for which lower values are better."""
 
 MEANINGS = {
     "A_N": "% of the test images of all seen classes that are recognised, after the last task",
@@ -41,4 +41,4 @@ LOWER_IS_BETTER = (
     "client_std",
     "personal_std",
     "client_task_forgetting",
-)  # beginnings of their names
+)  # prefixes of their names

@@ -1,4 +1,4 @@
-"""Tables as papers print them: methods in rows; data, splits and metrics in grouped columns."""
+"""Tables in the style of papers: methods in rows; data, splits and metrics in grouped columns."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ LIKE_BEST = {"text": " ~", "markdown": " ≈", "latex": r"$^{\approx}$"}
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Rows of several experiments in one table; None where a method was not run."""
+    """Table of several experiments; an entry is None if the method was not run."""
 
-    fields: tuple[str, ...]  # settings that the columns are grouped by
+    fields: tuple[str, ...]  # settings by which the columns are grouped
     places: tuple[tuple[str, ...], ...]  # values of these settings, one tuple per experiment
     columns: tuple[Column, ...]  # the metrics of each experiment
     labels: tuple[str, ...]
-    rows: tuple[tuple[Entry | None, ...], ...]  # place by place, metric by metric
-    rules: tuple[int, ...]  # rows above which a rule separates groups
+    rows: tuple[tuple[Entry | None, ...], ...]  # entries by experiment, then by metric
+    rules: tuple[int, ...]  # rows below a rule that separates groups
     caption: str
 
 
@@ -41,19 +41,19 @@ def make_paper_table(
     methods: Sequence[str] = (),
     group_of: Callable[[str], str] | None = None,
 ) -> PaperTable:
-    """Arrange experiments side by side.
+    """Arrange experiments side by side in one table.
 
     Args:
-        experiments: Experiments, one for each place of the columns.
+        experiments: Experiments, one per group of columns.
         fields: Settings that distinguish the experiments, outermost first: ``data``, ``partition``
-            or any other name of ``Settings``.
-        metrics: Names of the figures, keys of ``COLUMNS`` or ``rounds@70``.
+            or any other field of ``Settings``.
+        metrics: Names of metrics, keys of ``COLUMNS`` or such as ``rounds@70``.
         methods: Methods to show, in this order. Default: all, in the order of the runs.
         group_of: Returns the group of a method; a rule separates rows of different groups.
 
     Raises:
-        FczooError: A field, metric or method is unknown, no row is left, or two experiments have
-            the same place.
+        FczooError: A field, metric or method is unknown, or two experiments have the same values of
+            the fields.
     """
     columns = tuple(column_of(name) for name in dict.fromkeys(metrics))
     places = [tuple(_value(e, field) for field in fields) for e in experiments]
@@ -86,7 +86,7 @@ def make_paper_table(
 
 
 def _value(experiment: Experiment, field: str) -> str:
-    """Return a setting of an experiment as a column names it."""
+    """Return the value of a setting of an experiment, as in a column's heading."""
     settings = experiment.settings
     if field in ("data", "dataset"):
         return str(settings["dataset"])
@@ -103,7 +103,7 @@ def _value(experiment: Experiment, field: str) -> str:
 
 
 def _starts(places: Sequence[tuple[str, ...]], index: int) -> list[tuple[str, ...]]:
-    """Return the first place of each beginning of a place, so that equal headers are neighbours."""
+    """Return the first place with each prefix of a place, a sort key that groups equal headings."""
     place = places[index]
     return [
         next(p for p in places if p[: depth + 1] == place[: depth + 1])
@@ -125,7 +125,7 @@ def _refuse_same_place(first: Experiment, second: Experiment, place: tuple[str, 
 
 
 def _rows(experiments: Sequence[Experiment], methods: Sequence[str]) -> dict[str, Line]:
-    """Return the rows by label, each with the line of the first experiment that has it."""
+    """Return the rows by label, each with the first experiment's line of this label."""
     lines: dict[str, Line] = {}
     for experiment in experiments:
         for line in experiment.lines:
@@ -143,7 +143,7 @@ def _rows(experiments: Sequence[Experiment], methods: Sequence[str]) -> dict[str
 
 
 def display_label(line: Line) -> str:
-    """Return the label of a row with the method's name as its paper writes it.
+    """Return the label of a row, with the method's name as in its paper.
 
     Args:
         line: Row of an experiment.
@@ -153,7 +153,7 @@ def display_label(line: Line) -> str:
 
 
 def display_name(name: str) -> str:
-    """Return the name of a method as its paper writes it; the name itself if it is not installed.
+    """Return the name of a method as in its paper; ``name`` if the method is not installed.
 
     Args:
         name: Registered name.
@@ -167,7 +167,7 @@ def display_name(name: str) -> str:
 def _caption(
     experiments: Sequence[Experiment], fields: Sequence[str], columns: Sequence[Column]
 ) -> str:
-    """Describe backbone, protocol, schedule and metrics, as far as all columns agree."""
+    """Describe backbone, protocol and schedule where all columns agree, and the metrics."""
     first = experiments[0].settings
     backbones = {e.about.backbone["name"] for e in experiments} if "backbone" not in fields else ()
     parts = [
@@ -275,7 +275,7 @@ def _to_latex(table: PaperTable, label: str) -> str:
 
 
 def _mark_legend(table: PaperTable, style: str) -> str:
-    """Describe the marks of the best values, and the test where one was made."""
+    """Describe the marks of the best values, and the significance test if there is one."""
     entries = [entry for row in table.rows for entry in row if entry is not None]
     if not any(entry.mark for entry in entries):
         return ""
@@ -289,7 +289,7 @@ def _math(text: str) -> str:
 
 
 def _spans(keys: Sequence[tuple[str, ...]]) -> list[tuple[tuple[str, ...], int, int]]:
-    """Return each run of equal neighbours: key, index of the first, length."""
+    """Group equal neighbours; return key, first index and length of each group."""
     spans, start = [], 0
     for key, same in itertools.groupby(keys):
         length = len(list(same))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["heatmap", "bars", "bubbles"]
 KINDS = get_args(Kind)
-FEW_CLASSES = 20  # whose names fit next to the axis
+FEW_CLASSES = 20  # most classes whose names fit next to the axis
 
 
 def draw_partition(
@@ -23,19 +23,19 @@ def draw_partition(
     order: str = "class",
     task_starts: Sequence[int] = (),
 ) -> "Figure":
-    """Draw the images per client and class.
+    """Plot the number of images per client and class.
 
     Args:
         counts: Images [clients, classes].
         classes: Names of the classes.
         kind: ``heatmap``, with a coloured cell per client and class; ``bars``, with a bar per
-            client, stacked by class; or ``bubbles``, with areas in proportion to the images.
+            client, stacked by class; or ``bubbles``, with areas proportional to the images.
         title: Title of the figure.
-        order: Label of the axis of classes, which may say their order.
-        task_starts: First class of each task but the first, for the lines that separate tasks.
+        order: Label of the axis of classes, which may describe their order.
+        task_starts: First class of each task except the first, for lines between tasks.
 
     Returns:
-        Figure of matplotlib, which a notebook shows.
+        A matplotlib figure, which a notebook shows.
 
     Raises:
         FczooError: matplotlib is not installed.
@@ -90,7 +90,7 @@ def draw_heat_map(axes: Any, counts: np.ndarray) -> None:
 
 
 def draw_bars(axes: Any, counts: np.ndarray, classes: Sequence[str], order: str) -> None:
-    """Draw a bar per client; one collection of rectangles, as there may be very many.
+    """Draw a stacked bar per client, as one collection of rectangles for speed.
 
     Args:
         axes: Axes of matplotlib.
@@ -124,7 +124,7 @@ def draw_bars(axes: Any, counts: np.ndarray, classes: Sequence[str], order: str)
 
 
 def draw_bubbles(axes: Any, counts: np.ndarray, cell: float) -> None:
-    """Draw circles whose areas are in proportion to the images; the largest fills its cell.
+    """Draw circles with areas proportional to the images; the largest fills its cell.
 
     Args:
         axes: Axes of matplotlib.

@@ -1,4 +1,4 @@
-"""Meaning, unit and default of each field of a result, as objects and ``result.json`` have them."""
+"""Meaning, unit and default of each field of ``Result`` and ``result.json``."""
 
 import re
 from dataclasses import MISSING, fields
@@ -9,7 +9,7 @@ from fczoo.federation.result import Result
 
 
 class FieldDescription(NamedTuple):
-    """One field of ``Result``."""
+    """Description of one field of ``Result``."""
 
     name: str
     type: str
@@ -93,7 +93,7 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "peak_memory": ("bytes", "largest memory of this run's process (run) and on the GPU (cuda)"),
     "versions": ("", "packages with their versions, hash of the code, and commit"),
 }
-"""Field -> its unit, empty without one, and its meaning."""
+"""Unit (or "") and meaning by field."""
 
 
 def describe_result_fields() -> list[FieldDescription]:

@@ -17,12 +17,12 @@ from fczoo.protocols.source import Source, Statement
 from fczoo.reports.run_folder import RunRecord, recorded_settings
 from fczoo.reports.runs import Line
 
-# Origins of values; protocols and releases are origins under their names in ``Settings.sources``.
+# Origins of values, in addition to the names of protocols and releases in ``Settings.sources``
 DEFAULT = "default"
 DATASET = "data set"
-GIVEN = "given"  # a setting, by the user
-SET = "--set"  # an option, by the user
-TUNED = "--tuned"  # an option, found by ``fczoo tune``
+GIVEN = "given"  # setting from the user
+SET = "--set"  # option from the user
+TUNED = "--tuned"  # option from ``fczoo tune``
 BY_USER = (SET, TUNED)
 
 
@@ -31,7 +31,7 @@ class RunConfig:
     """Configuration of one run, before it starts or as its folder records it."""
 
     method: str
-    options: Mapping[str, Any] = field(hash=False)  # all of the method
+    options: Mapping[str, Any] = field(hash=False)  # all options of the method
     settings: Settings
     seed: int = 0
     # search of ``fczoo tune`` that found options of the method, as in ``bench.json``; or empty
@@ -41,7 +41,7 @@ class RunConfig:
         """Create the method.
 
         Raises:
-            FczooError: An option does not fit.
+            FczooError: An option is invalid.
         """
         return create_method(self.method, **self.options)
 
@@ -49,9 +49,9 @@ class RunConfig:
     def option_origins(self) -> dict[str, str]:
         """Return the origin of every option of the method; empty if it is not installed.
 
-        Of the places that state a value the last one counts: the method's default, its value for
-        the data set, protocol, released code, and the user or a tuned file. A value that would be
-        the same without the user does not count as the user's.
+        A later origin overrides an earlier one: the method's default, its value for the data set,
+        the protocol, released code, and the user or a tuned file. If the user's value repeats that
+        of another origin, this origin counts.
         """
         if self.method not in METHODS.names():
             return {}
@@ -74,7 +74,7 @@ class RunConfig:
             return []
 
     def _option_layers(self) -> dict[str, dict[str, Any]]:
-        """Return values of the method's options by origin; later ones take precedence."""
+        """Return values of the method's options by origin; later origins take precedence."""
         cls, settings = METHODS.get(self.method), self.settings
         layers = {
             DEFAULT: {f.name: f.default for f in fields(cls)},
@@ -91,7 +91,9 @@ class RunConfig:
         return layers
 
     def changed_options(self, *origins: str) -> dict[str, Any]:
-        """Return options of some origins, without values that repeat the method's defaults.
+        """Return options of some origins that differ from the method's defaults.
+
+        Options from the user are included in any case.
 
         Args:
             *origins: Origins of options.
@@ -110,8 +112,8 @@ class RunConfig:
     def setting_origins(self) -> dict[str, str]:
         """Return the origin of every setting.
 
-        It is the user where no place states the value: neither protocol and released code nor, for
-        settings that these leave out, the data set's schedule and the defaults.
+        The expected value is that of protocol or released code; if they state none, that of the
+        data set's schedule, else the default. A setting with another value is the user's.
 
         Raises:
             FczooError: Data set, protocol or release are not installed.
@@ -145,14 +147,14 @@ def configure_run(
     Args:
         method: Name of the method.
         settings: Settings of the run.
-        options: Options by the user or a tuned file. They take precedence over those of protocol
-            and released code, these over the method's values for the data set. A run that starts
-            from a kept model has the model's options.
+        options: Options from the user or a tuned file. They take precedence over the options of a
+            stored model from which the run starts, then those of released code and protocol, then
+            the method's values for the data set.
         seed: Seed of the run.
         search: Search of ``fczoo tune`` that found options.
 
     Raises:
-        FczooError: A name is unknown, or a value does not fit.
+        FczooError: A name is unknown, or a value is invalid.
     """
     start = settings.start_from
     kept_options = start_options(start, METHODS.get(method).name) if start else {}
@@ -162,7 +164,7 @@ def configure_run(
 
 
 def recorded_config(record: RunRecord) -> RunConfig:
-    """Return the configuration of a finished run as its folder records it.
+    """Return the recorded configuration of a finished run.
 
     Args:
         record: The run.
@@ -175,9 +177,9 @@ def recorded_config(record: RunRecord) -> RunConfig:
 def protocol_of_value(
     method: str, option: str, value: Any, dataset: str
 ) -> tuple[Source, Statement] | None:
-    """Return the protocol that states a method's own value for a data set, and its statement.
+    """Find the protocol that states a method's value for a data set, and its statement.
 
-    A protocol that proposes the method comes before one that compares with it.
+    Protocols of the method's own paper precede protocols that compare with the method.
 
     Args:
         method: Name of the method.
@@ -186,7 +188,7 @@ def protocol_of_value(
         dataset: Name of the data set.
 
     Returns:
-        None if no protocol states the value.
+        Protocol and statement; None if no protocol states the value.
     """
     protocols = map(PROTOCOLS.get, PROTOCOLS.names())
     for protocol in sorted(protocols, key=lambda p: method not in p.proposes):
@@ -200,8 +202,8 @@ def protocol_of_value(
 def count_changes(line: Line, stated: Collection[str] = ()) -> int:
     """Count the options that a user changed from protocol and data set.
 
-    Numbers for which ``fczoo tune`` looks do not count: with other rates a method is still itself,
-    with another switch or start it may not be.
+    Numbers with a search space do not count: other rates do not change the method, but another
+    switch or initialization may.
 
     Args:
         line: Row of a table.

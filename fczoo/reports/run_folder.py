@@ -1,4 +1,4 @@
-"""A run folder, as ``bench`` writes it and reports read it."""
+"""Run folders, which ``fczoo bench`` writes and reports read."""
 
 import dataclasses
 import json
@@ -34,23 +34,24 @@ RESULT = "result.json"
 FAILURE = "failed.json"
 ROUNDS = "rounds.jsonl"
 LOG = "log.txt"
-WARNINGS = "warnings.jsonl"  # of a folder or of a run, one line per warning
+WARNINGS = "warnings.jsonl"  # of a folder or a run, one line per warning
+# fields of a search that reports require
 SEARCH_FIELDS = {
     "dataset",
     "methods",
     "trials",
     "tasks",
     "image_steps",
-}  # fields of a search in reports
+}
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Content of ``bench.json``, which describes the runs.
+    """Content of ``bench.json``, the description of a folder's runs.
 
-    An empty field is one that an older version did not write.
+    Fields that an older version did not write are empty.
     """
 
-    methods: dict[str, dict[str, Any]]  # with their options
+    methods: dict[str, dict[str, Any]]  # options by method
     seeds: list[Count]
     settings: dict[str, Any]
     backbone: dict[str, Any]  # name, sha256 and shape
@@ -60,27 +61,27 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     data: dict[str, Any] = {}
     hardware: dict[str, Any] = {}
     versions: dict[str, Any] = {}
-    tuned: dict[str, Any] = {}  # the search behind the values of the file of --tuned
+    tuned: dict[str, Any] = {}  # search that found the values of --tuned
     started: str = ""
     command: list[str] = []
     earlier_commands: list[list[str]] = []
-    code: dict[str, str] = {}  # SHA-256 of every module that its runs use
-    keep: dict[str, Any] = {}  # models that the runs keep, and whether the server's state as well
-    changed_code: list[dict[str, Any]] = []  # accepted changes of them, with their times
-    warnings: list[str] = []  # of the command and its runs, equal ones merged
+    code: dict[str, str] = {}  # SHA-256 of every module that the runs use
+    keep: dict[str, Any] = {}  # which models the runs store, and whether with the server's state
+    changed_code: list[dict[str, Any]] = []  # accepted changes of modules, with times
+    warnings: list[str] = []  # of the command and its runs, without duplicates
 
     def __post_init__(self) -> None:
         """Check the description of a search.
 
         Raises:
-            ValueError: ``tuned`` lacks a field that reports show.
+            ValueError: ``tuned`` lacks a field that reports require.
         """
         if self.tuned and (missing := sorted(SEARCH_FIELDS - self.tuned.keys())):
             raise ValueError(f"tuned has no {', '.join(missing)}")
 
     @property
     def contamination(self) -> str:
-        """Return how the backbone met the classes in pre-training; empty if it is not known."""
+        """Describe the overlap of pre-training data and classes; empty if it is unknown."""
         weights = identify_weights(str(self.settings.get("backbone", "")), self.backbone["sha256"])
         return contamination(self.settings["dataset"], weights)
 
@@ -96,19 +97,19 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     spec: str
     seed: Count
     sha256: str
-    images: Count  # training images that any client owns
+    images: Count  # distinct training images of all clients
     counts: list[list[Count]]  # images, [task][client]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One method with one seed.
+    """Run of one method with one seed.
 
-    ``problem`` says why it is not finished; such a run takes part in no table.
+    An unfinished run has no result but a ``problem``, the reason; tables leave it out.
     """
 
-    place: str  # where it was read, for messages
-    folder: Path | None  # None: it is in an archive
+    place: str  # source, for messages
+    folder: Path | None  # None: read from an archive or a saved result
     about: About
     method: str
     seed: int
@@ -123,16 +124,16 @@ class RunRecord:
 
     @property
     def trials(self) -> int:
-        """Return the trials of ``fczoo tune`` behind the run's values; 0 without a search."""
+        """Return the number of trials that found the run's values; 0 without a search."""
         return int(self.search["trials"]) if self.search else 0
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one run folder, read from it or from an archive."""
+    """Runs of one run folder, read from the folder or from an archive."""
 
-    name: str  # of the folder, below the place that was named
-    place: str  # where they were read, for messages
+    name: str  # of the folder, relative to the given path
+    place: str  # source, for messages
     about: About
     records: tuple[RunRecord, ...]
     folder: Path | None = None
@@ -157,7 +158,7 @@ class Runs:
 
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write ``bench.json``, with its format's version and a checksum.
+    """Write ``bench.json`` with format version and checksum.
 
     Args:
         folder: Run folder.
@@ -187,7 +188,7 @@ def read_about(folder: Path) -> About:
 
 
 def _with_canonical_spec(about: About, path: Path) -> About:
-    """Return the description with the canonical spec of the partition and the hash of that spec.
+    """Replace the partition's spec and hash by those of the canonical spelling.
 
     Earlier versions recorded the spec as the user typed it, with a different hash per spelling.
     """
@@ -203,13 +204,16 @@ def _with_canonical_spec(about: About, path: Path) -> About:
 
 
 def check_about(about: About) -> About:
-    """Return the description of a file, with settings in their types.
+    """Check a description and convert its settings to their types.
 
     Args:
-        about: Description with the settings as they were read.
+        about: Description with the settings as read from a file.
+
+    Returns:
+        The description with converted settings.
 
     Raises:
-        ValueError: The description is impossible.
+        ValueError: The description is invalid.
     """
     for field, name in (("backbone", "name"), ("partition", "spec")):
         for key in (name, "sha256"):
@@ -228,34 +232,34 @@ def check_about(about: About) -> About:
 
 
 def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that a run wrote as plain values of today's types and spelling.
+    """Convert recorded settings to plain values with the types and spelling of this version.
 
     Args:
-        settings: Settings as the run wrote them; those unknown to this version are kept.
+        settings: Settings as a run recorded them; unknown ones are kept.
 
     Raises:
-        FczooError: A value does not fit.
+        FczooError: A value is invalid.
     """
     read = through_json(dataclasses.asdict(recorded_settings(settings)))
     return {name: read.get(name, value) for name, value in settings.items()}
 
 
 def recorded_settings(settings: Mapping[str, Any]) -> Settings:
-    """Return the settings of a run, without those that this version does not have.
+    """Return the settings of a run, without settings that this version does not have.
 
     Args:
-        settings: Settings as the run wrote them.
+        settings: Settings as the run recorded them.
 
     Raises:
-        FczooError: A value does not fit.
+        FczooError: A value is invalid.
     """
     names = {f.name for f in dataclasses.fields(Settings)} & settings.keys()
     return _build_settings(encode_json({name: settings[name] for name in sorted(names)}))
 
 
-@lru_cache(1024)  # the runs of an archive have few settings
+@lru_cache(1024)  # the runs of an archive have few distinct settings
 def _build_settings(text: str) -> Settings:
-    """Return settings from their JSON."""
+    """Create settings from JSON."""
     return build(Settings, "settings", json.loads(text))
 
 
@@ -274,9 +278,7 @@ def read_folder(folder: Path, name: str) -> Runs:
 
 
 def read_saved_result(path: Path, name: str) -> Runs:
-    """Read one finished run from the file that ``Result.save`` wrote.
-
-    Such a file has no counts of images per client.
+    """Read one run from a file that ``Result.save`` wrote, which has no image counts per client.
 
     Args:
         path: JSON file.
@@ -342,7 +344,7 @@ def read_run_records(folder: Path, about: About) -> list[RunRecord]:
 
 
 def _problem(place: Path, result: Result | None) -> str:
-    """Return why a run is not finished; empty if it is."""
+    """Return the reason why a run is not finished; empty if it is."""
     failure = place / FAILURE
     if failure.is_file():
         error = printable(str(read_json(failure, "failure record").get("error", "failed")), 2000)

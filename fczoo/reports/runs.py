@@ -25,15 +25,13 @@ from fczoo.reports.run_folder import (
 )
 from fczoo.reports.text_format import option_word
 
-ARCHIVE = "results.csv"  # an archive of this name is found in a folder
+ARCHIVE = "results.csv"  # name under which archives in folders are found
 WITHOUT_EFFECT = (*("data_root", "device", "together", "protocol", "as_released"), *MEASUREMENTS)
-"""Settings that record where and how a run was made and which source it follows; they change no
-number.
-"""
+"""Settings that do not affect results: execution, measurements, and the source of a schedule."""
 
 
 def normalize_settings(settings: Settings) -> Settings:
-    """Return settings with those that change no number reset to their defaults.
+    """Reset the settings that do not affect results to their defaults.
 
     Args:
         settings: Settings of a run.
@@ -46,7 +44,7 @@ def normalize_settings(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a table: a method with its options, and its finished runs by seed."""
+    """Row of a table: a method with its options, and its finished runs by seed."""
 
     label: str
     records: tuple[RunRecord, ...]
@@ -61,35 +59,33 @@ class Line:
 
     @property
     def remark(self) -> str:
-        """Return the note on the method; mostly empty."""
+        """Return the note on the method; usually empty."""
         return self.results[0].remark
 
     @property
     def competes(self) -> bool:
-        """Return whether the line is ranked; upper bounds see images that no client has."""
+        """Return whether the line is ranked; upper bounds are not, since they pool images."""
         return not self.remark.startswith("upper bound")
 
     @property
     def is_tuned(self) -> bool:
-        """Return whether ``fczoo tune`` found the values of all of its runs."""
+        """Return whether ``fczoo tune`` found the values of all its runs."""
         return all(record.trials for record in self.records)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Runs with the same data, split, backbone and schedule: their numbers may share one table."""
+    """Runs with the same data, split, backbone and schedule, which one table can compare."""
 
     lines: tuple[Line, ...]
     unfinished_runs: tuple[RunRecord, ...]
-    runs: tuple[Runs, ...]  # the run folders that take part
-    # rows that differ in the code of uploads only (``compress``), for figures over bytes
+    runs: tuple[Runs, ...]  # run folders of the experiment
+    # rows that differ only in the compression of uploads, for figures over bytes
     recoded: tuple[Line, ...] = ()
 
     @property
     def about(self) -> About:
-        """Return the first folder's description; all agree on data, partition, backbone and
-        schedule.
-        """
+        """Return the first folder's description; data, split and schedule are equal in all."""
         return self.runs[0].about
 
     @cached_property
@@ -113,12 +109,12 @@ class Experiment:
 
     @property
     def first(self) -> Result:
-        """Return a finished result; tasks, test images and backbone are the same in all."""
+        """Return the first finished result; tasks, test images and backbone are equal in all."""
         return self.lines[0].results[0]
 
 
 def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Add defaults of settings that an older version did not have.
+    """Add the defaults of settings that an older version did not have.
 
     Args:
         settings: Settings as a run recorded them.
@@ -127,7 +123,7 @@ def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def effective_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide numbers, without those that the seed decides.
+    """Return the settings that affect results, without those that the seed determines.
 
     Args:
         settings: Settings of a run by name.
@@ -138,7 +134,7 @@ def effective_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(about: About, *ignored: str) -> tuple[str, ...]:
-    """Return a key that is equal for runs that may share a table.
+    """Return a key of a run folder; folders with equal keys may share a table.
 
     Args:
         about: Description of a run folder.
@@ -155,7 +151,7 @@ def identity(about: About, *ignored: str) -> tuple[str, ...]:
 
 
 def places_below(place: Path) -> list[Path]:
-    """Return the run folders and archives that a path names or contains.
+    """Return the run folders and archives at or below a path.
 
     Args:
         place: File, run folder or any other folder.
@@ -166,21 +162,21 @@ def places_below(place: Path) -> list[Path]:
 
 
 def _run_folder_above(place: Path) -> Path | None:
-    """Return the run folder that a path is in; None if it is in none."""
+    """Return the run folder that contains a path; None if there is none."""
     return next((p for p in place.absolute().parents if (p / ABOUT).is_file()), None)
 
 
 def read_runs(places: Iterable[Path]) -> list[Runs]:
-    """Read the run folders and archives of some places.
+    """Read the runs at or below some paths.
 
     Args:
         places: Run folders, archives, saved results, or folders that contain them.
 
     Returns:
-        One ``Runs`` per run folder or saved result; a path that two places contain is read once.
+        One ``Runs`` per run folder or saved result; a file below two of the paths is read once.
 
     Raises:
-        FczooError: A place has none, or a file is damaged.
+        FczooError: A path contains no runs, or a file is damaged.
     """
     runs_by_path: dict[Path, Runs | list[Runs]] = {}
     for root in places:
@@ -210,19 +206,19 @@ def _read(path: Path, name: str) -> Runs | list[Runs]:
 
 
 def read_experiments(places: Sequence[Path]) -> list[Experiment]:
-    """Read some places into one experiment per data set, partition, backbone and schedule.
+    """Read runs and group them by data set, partition, backbone and schedule.
 
     Args:
         places: Run folders, archives, or folders that contain them.
 
     Raises:
-        FczooError: Nothing is finished, or two folders hold the same run with other numbers.
+        FczooError: No run is finished, or two folders have the same run with different results.
     """
     return experiments_of(read_runs(places), ", ".join(map(str, places)))
 
 
 def experiments_below(place: Path, excluded: Path | None = None) -> list[Experiment]:
-    """Read a folder as ``read_experiments`` does; empty without a finished run.
+    """Read a folder as ``read_experiments`` does; return no experiment without a finished run.
 
     Args:
         place: Folder, which may not exist.
@@ -237,10 +233,10 @@ def experiments_of(found: Iterable[Runs], place: str) -> list[Experiment]:
 
     Args:
         found: Runs of any folders.
-        place: Their source, for messages.
+        place: Source of the runs, for messages.
 
     Raises:
-        FczooError: Nothing is finished, or two folders hold the same run with other numbers.
+        FczooError: No run is finished, or two folders have the same run with different results.
     """
     experiments = _group_runs(found)
     if not experiments:
@@ -265,7 +261,7 @@ def _group_runs(found: Iterable[Runs]) -> list[Experiment]:
 
 
 def _with_recoded(experiments: Sequence[Experiment]) -> list[Experiment]:
-    """Add to each experiment the rows of others that differ in the code of uploads only."""
+    """Add to each experiment the rows of others that differ only in the compression of uploads."""
     keys = [(identity(e.about, "compress"), _images(e.about)) for e in experiments]
     recoded = [
         tuple(
@@ -280,10 +276,9 @@ def _with_recoded(experiments: Sequence[Experiment]) -> list[Experiment]:
 
 
 def _images(about: About) -> dict[int, str]:
-    """Return the SHA-256 of the images in class order, by the seed that changes this order; else by
-    0.
+    """Return the SHA-256 of the images in class order by seed.
 
-    Empty where an older version did not write it.
+    The seed is 0 if seeds do not change the order. Empty if an older version did not record it.
     """
     seeds = about.seeds if "class-order" in with_defaults(about.settings)["vary"] else [0]
     return dict.fromkeys(seeds, about.data["sha256"]) if about.data else {}
@@ -305,9 +300,8 @@ def _experiment(runs: Sequence[Runs]) -> Experiment:
                 f"{record.method} with seed {record.seed} is in {earlier_record.place} and, with "
                 f"other numbers, in {record.place}; give one of the two"
             )
-        if (
-            record.trials > earlier_record.trials
-        ):  # a search found values that were also run by hand
+        # prefer the run with searched values to an equal run with values set by the user
+        if record.trials > earlier_record.trials:
             by_seed[record.seed] = record
     lines = [
         Line(_label(key, groups), tuple(by_seed[s] for s in sorted(by_seed)))
@@ -317,7 +311,7 @@ def _experiment(runs: Sequence[Runs]) -> Experiment:
 
 
 def _same_numbers(a: Result, b: Result) -> bool:
-    """Return whether two runs of the same settings have the same results apart from times."""
+    """Return whether two runs with the same settings have the same accuracies and bytes."""
     return repr(a.accuracy) == repr(b.accuracy) and (a.bytes_up, a.bytes_down) == (
         b.bytes_up,
         b.bytes_down,
@@ -325,10 +319,10 @@ def _same_numbers(a: Result, b: Result) -> bool:
 
 
 def _label(key: tuple[str, str], groups: Mapping[tuple[str, str], Mapping[int, RunRecord]]) -> str:
-    """Return the method's name with the options in which it differs from its namesakes.
+    """Return the method's name with the options that distinguish it from its other rows.
 
-    Rates, which a search finds for each of them, are left out where other options distinguish all
-    of them.
+    Learning rates, which may be searched per row, are left out if other options distinguish all
+    rows.
     """
     method = key[0]
     own_options = json.loads(key[1])
@@ -354,7 +348,7 @@ def is_rate(option: str) -> bool:
 
 
 def _short(name: str, own: Mapping[str, Any], namesakes: Sequence[Mapping[str, Any]]) -> str:
-    """Format an option's value with three digits, or more where needed to distinguish it."""
+    """Format an option's value with three digits, or with all if three do not distinguish it."""
     digits = [
         float(f"{v:.3g}") if isinstance(v := namesake.get(name), float) else v
         for namesake in namesakes

@@ -8,21 +8,19 @@ from typing import Literal
 
 LEVEL = 0.05  # a difference below this p-value is significant
 EQUAL_TOLERANCE = 1e-9  # values that differ by less, in points, are equal
-DIGITS = 9  # decimals by which means are equal
+DIGITS = 9  # decimals in which equal means agree
 Mark = Literal["best", "second", ""]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure of one method: by seed, with mean and, over several seeds, sample standard
-    deviation.
-    """
+    """Values of one metric of one method by seed, with their mean and standard deviation."""
 
     by_seed: Mapping[int, float]
     mark: Mark = ""
-    # whether the difference to the best is significant; None where none was tested
+    # whether the difference to the best is significant; None: not tested
     is_different: bool | None = None
-    # ranked below the best, among runs of several seeds, and not tested against it
+    # whether the entry is ranked below the best of several seeds, but not tested against it
     is_untested: bool = False
 
     @property
@@ -46,7 +44,7 @@ def significant(a: Entry, b: Entry) -> bool | None:
         b: Second entry.
 
     Returns:
-        Whether p is below ``LEVEL``; None where nothing is tested: see ``p_value``.
+        Whether p is below ``LEVEL``; None if ``p_value`` is None.
     """
     p = p_value(a, b)
     return None if p is None else p < LEVEL
@@ -60,14 +58,14 @@ def p_value(a: Entry, b: Entry) -> float | None:
         b: Second entry.
 
     Returns:
-        None, since nothing is sampled, with fewer than two such seeds, and where the difference is
-        the same with each seed, as of two methods that draw nothing.
+        The p value; None with fewer than two shared seeds, or if the difference is the same for
+        each seed, as with two deterministic methods.
     """
     seeds = sorted(set(a.by_seed) & set(b.by_seed))
     differences = [a.by_seed[s] - b.by_seed[s] for s in seeds]
     if not varies(differences):
         return None
-    # the distribution itself: scipy's test checks its arguments for a hundred times as long
+    # scipy's test itself takes a hundred times as long, because it checks its arguments
     from scipy.special import stdtr
 
     error = _deviation(differences) / math.sqrt(len(seeds))
@@ -76,7 +74,7 @@ def p_value(a: Entry, b: Entry) -> float | None:
 
 def _deviation(values: Sequence[float]) -> float:
     """Return the sample standard deviation of two or more values."""
-    if max(values) == min(values):  # else their mean may differ from them in its last digit
+    if max(values) == min(values):  # their computed mean could differ in the last digit
         return 0.0
     mean = statistics.fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
@@ -89,7 +87,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
         values: One value per seed.
 
     Returns:
-        Lower and upper bound.
+        Lower and upper bound, or None.
     """
     if not varies(values):
         return None
@@ -102,7 +100,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def varies(values: Sequence[float]) -> bool:
-    """Return whether several values vary with seeds, so that they can be tested.
+    """Return whether there are several values that differ, so that a test is possible.
 
     Args:
         values: One value per seed.

@@ -1,4 +1,4 @@
-"""Checks of run folders before their results enter an archive and its tables."""
+"""Submissions: check run folders before their results enter an archive."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,14 @@ from fczoo.reports.run_folder import (
 from fczoo.reports.runs import WITHOUT_EFFECT, identity, read_runs, with_defaults
 
 VERSIONS = ("fczoo", "python", "torch", "torchvision", "timm", "numpy", "code")
-ROUNDING_TOLERANCE = 1e-4  # images by which a rounded percentage may miss a whole number
+ROUNDING_TOLERANCE = 1e-4  # largest deviation of an image count from a whole number
 RERUN_ADVICE = "run it again with this version of fczoo"
 DATA = ("dataset", "train_per_class", "test_per_class", "stored_size", "resize")
-"""Settings that, with the order of classes, determine the images of a run."""
+"""Settings that determine the images of a run, together with the class order."""
 
 
 def submit(place: Path, archive: Path, enter: bool = True) -> tuple[int, list[str]]:
-    """Check the run folders at or below a place and append their runs to an archive.
+    """Check the run folders at or below a path and append their runs to an archive.
 
     Args:
         place: Run folder, or folder that contains run folders.
@@ -41,10 +41,10 @@ def submit(place: Path, archive: Path, enter: bool = True) -> tuple[int, list[st
         enter: Whether to write the archive; False: only check.
 
     Returns:
-        Number of runs, and one line per fault; with a fault nothing is entered.
+        Number of runs, and one line per fault; if there is a fault, no run is entered.
 
     Raises:
-        FczooError: Nothing can be read, or a file is damaged.
+        FczooError: No run is found, or a file is damaged.
     """
     new_runs = [_rename_runs(runs, place) for runs in read_runs([place])]
     archive_runs = read_archive(archive) if archive.exists() else []
@@ -60,7 +60,7 @@ def submit(place: Path, archive: Path, enter: bool = True) -> tuple[int, list[st
 
 
 def _rename_runs(runs: Runs, place: Path) -> Runs:
-    """Return the runs of a folder under its name, with subfolders' names appended."""
+    """Add the submitted folder's name to the names of its subfolders' runs."""
     if runs.folder is None:
         raise FczooError(
             f"{runs.place} is in an archive; give the run folder that fczoo bench wrote"
@@ -71,7 +71,7 @@ def _rename_runs(runs: Runs, place: Path) -> Runs:
 
 
 def _faults(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
-    """Yield every reason to reject a folder."""
+    """Yield the reasons to reject a folder."""
     assert runs.folder is not None
     yield from _incomplete(runs, runs.folder)
     yield from _missing_checksums(runs, runs.folder)
@@ -97,23 +97,23 @@ def _incomplete(runs: Runs, folder: Path) -> Iterator[str]:
 
 
 def _missing_checksums(runs: Runs, folder: Path) -> Iterator[str]:
-    """Yield files without a checksum; others were checked when read."""
+    """Yield files without a checksum; other files were verified when they were read."""
     files = [
         folder / ABOUT,
         *(record.folder / RESULT for record in runs.records if record.result and record.folder),
     ]
     for path in files:
         if "sha256" not in read_json(path, "file of a run"):
-            yield f"{path} has no checksum: an older version or another program wrote it; {RERUN_ADVICE}"
+            problem = "has no checksum: an older version or another program wrote it"
+            yield f"{path} {problem}; {RERUN_ADVICE}"
 
 
 def _code(runs: Runs) -> Iterator[str]:
     about = runs.about
     if about.changed_code:
         when = ", ".join(str(change.get("when", "?")) for change in about.changed_code)
-        yield (
-            f"{runs.place}: code changed between its runs ({when}), and that was accepted; {RERUN_ADVICE}"
-        )
+        problem = f"code changed between its runs ({when}), and that was accepted"
+        yield f"{runs.place}: {problem}; {RERUN_ADVICE}"
     if not about.code:
         yield f"{runs.place}: {ABOUT} has no hashes of the code; {RERUN_ADVICE}"
         return
@@ -121,12 +121,12 @@ def _code(runs: Runs) -> Iterator[str]:
         made_by = record.result.versions.get("code") if record.result else None
         code_digest = _digest(about, record)
         if made_by and code_digest and made_by != code_digest:
-            problem = f"its result was made by other code than {ABOUT} names"
+            problem = f"its result was made with other code than {ABOUT} records"
             yield f"{record.place}: {problem}; {RERUN_ADVICE}"
 
 
 def _digest(about: About, record: RunRecord) -> str:
-    """Return the hash of the code of one run by its description; empty if it is unknown here."""
+    """Return the recorded hash of one run's code; empty if its modules are unknown here."""
     if len(about.methods) == 1:
         return digest(about.code)
     try:
@@ -134,13 +134,13 @@ def _digest(about: About, record: RunRecord) -> str:
         modules = code_of(recorded_settings(about.settings), method)
     except FczooError:  # a missing plug-in, or options that this version does not have
         return ""
-    if not modules.keys() <= about.code.keys():  # this version is made of other modules
+    if not modules.keys() <= about.code.keys():  # this version has other modules
         return ""
     return digest({name: about.code[name] for name in modules})
 
 
 def _contradictions(record: RunRecord, result: Result, folder: Path) -> Iterator[str]:
-    """Yield mismatches of a result with its folder, and missing values."""
+    """Yield differences between a result and its folder, and missing versions."""
     about, partition = record.about, load_partition(folder / PARTITION)
     if missing := [name for name in VERSIONS if not result.versions.get(name)]:
         problem = f"the versions of {', '.join(missing)} are not recorded"
@@ -177,7 +177,7 @@ def _contradictions(record: RunRecord, result: Result, folder: Path) -> Iterator
 
 
 def _impossible(record: RunRecord, result: Result) -> Iterator[str]:
-    """Yield figures that are impossible."""
+    """Yield impossible values of a result."""
     hits = [
         a * n / 100
         for row in result.accuracy
@@ -194,7 +194,7 @@ def _impossible(record: RunRecord, result: Result) -> Iterator[str]:
 
 
 def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
-    """Yield class and test image counts that differ from the data set's."""
+    """Yield numbers of classes, tasks or test images that do not match the data set."""
     settings = with_defaults(record.about.settings)
     name = settings["dataset"]
     advice = f"see `fczoo data check {name}`"
@@ -206,7 +206,7 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
         )
         return
     if not record.about.data.get("sha256") or not record.about.split:
-        yield f"{record.place}: it does not record which images it used; {RERUN_ADVICE}"
+        yield f"{record.place}: the hash of its images is not recorded; {RERUN_ADVICE}"
     cls = DATASETS.get(name)
     has_stages = in_stages(settings["moving"], settings["task_order"])
     if settings["start_from"]:
@@ -249,7 +249,7 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
 
 
 def _other_data(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
-    """Yield a fault if the archive has runs on other images of the same name."""
+    """Yield a fault if runs in the archive used other images with the same settings."""
     mine = _images(runs)
     for archive_entry in entered:
         if mine is None or _images(archive_entry) != mine:

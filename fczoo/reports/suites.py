@@ -1,7 +1,7 @@
-"""Suites: one file of questions, settings and rows, and an archive of the runs that answer them.
+"""Suites: a file with question, settings and rows, and an archive of the runs.
 
-A suite is ``results/suites/NAME.toml``; its runs are in ``results/NAME.csv``, one row per run with
-all that a table needs. A run is current if settings, options, search and code are those of today.
+The file of a suite is ``results/suites/NAME.toml``; its archive is ``results/NAME.csv``. A run in
+the archive is current if settings, options, search and code have not changed since.
 """
 
 import tomllib
@@ -23,30 +23,30 @@ from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import RunRecord, Runs, recorded_settings
 from fczoo.reports.runs import Experiment, experiments_below, experiments_of, normalize_settings
 
-SUITES = "suites"  # folder of the files below that of the archives
-RUNS = "suite-runs"  # folder of the run folders below that of the archives
-REPLICATION = ".replication"  # follows the name of a suite in the archive of runs made again
+SUITES = "suites"  # folder of the suites' files, in the folder of the archives
+RUNS = "suite-runs"  # folder of the run folders, in the folder of the archives
+REPLICATION = ".replication"  # suffix of a suite's name in the archive of its replication
 State = Literal["current", "stale", "missing", "failed"]
 
 
 class SuiteRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One row of a suite: a method with its variant."""
+    """Row of a suite: a method, or a variant of it."""
 
     method: str
-    name: str = ""  # of the row; empty: that of the method
+    name: str = ""  # name of the row; empty: the method's name
     role: Literal["method", "control", "ablation"] = "method"
-    set: dict[str, Any] = {}  # options that are not searched
-    search: bool = True  # whether the other options are searched
+    set: dict[str, Any] = {}  # fixed options
+    search: bool = True  # whether other options are searched
 
     @property
     def label(self) -> str:
         return self.name or self.method
 
     def searched(self, trials: int) -> bool:
-        """Return whether values are searched for this row.
+        """Return whether options are searched for this row.
 
         Args:
-            trials: Trials of the suite's searches.
+            trials: Number of trials of the suite's searches.
         """
         return bool(self.search and trials and spaces(METHODS.get(self.method)).keys() - self.set)
 
@@ -55,37 +55,39 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of a suite's file."""
 
     question: str  # one sentence
-    bench: dict[str, Any]  # options of fczoo bench but methods, set and tuned
+    bench: dict[str, Any]  # options of fczoo bench except methods, set and tuned
     rows: list[SuiteRow]
-    trials: Count = 0  # of each row's search; 0: none
-    first_tasks: Count = 3  # tasks of a trial
-    held_out: float = 0.2  # part of the training images on which a trial is scored
-    compare: list[tuple[str, str]] = []  # labels of rows whose difference is tested
-    cut: str = ""  # what was left out to fit a budget of time
+    trials: Count = 0  # number of trials of each row's search; 0: no search
+    first_tasks: Count = 3  # number of tasks of a trial
+    held_out: float = 0.2  # fraction of the training images on which a trial is scored
+    compare: list[tuple[str, str]] = []  # pairs of rows whose difference is tested
+    cut: str = ""  # description of what was left out to save time
 
     def __post_init__(self) -> None:
-        """Check labels.
+        """Check the labels of rows.
 
         Raises:
-            ValueError: Two rows have one label, two rows of a method are not ablations, a label
-                cannot name a folder or has a comma, or a comparison names no row.
+            ValueError: Two rows have the same label, two rows of a method are not ablations, a
+                label is not a valid folder name or has a comma, or a compared row is unknown.
         """
         labels = [row.label for row in self.rows]
         if twice := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
             raise ValueError(f"two rows are called {twice[0]}; give one another name")
         declared = [row.method for row in self.rows if row.role != "ablation"]
         if twice := [name for name in dict.fromkeys(declared) if declared.count(name) > 1]:
-            raise ValueError(f"{twice[0]} has two rows; all but one are of role ablation")
+            raise ValueError(f"{twice[0]} has two rows; give all but one the role ablation")
         if bad := [label for label in labels if Path(label).name != label or "\\" in label]:
             raise ValueError(f"{bad[0]!r} cannot name a folder; use letters and digits")
-        if bad := [label for label in labels if "," in label]:  # which separates those of --rows
+        if bad := [label for label in labels if "," in label]:  # --rows is separated by commas
             raise ValueError(f"the row's name {bad[0]!r} has a comma; use letters and digits")
         for label in (label for pair in self.compare for label in pair):
             if label not in labels:
-                raise ValueError(f"compare names {label!r}, no row; {nearest(label, labels)}")
+                raise ValueError(f"compare has unknown row {label!r}; {nearest(label, labels)}")
 
     def search_share(self, cell: "SuiteCell") -> float:
-        """Return the time of a cell's search in runs of it: its trials have fewer tasks and images.
+        """Estimate the time of a cell's search in units of one run's time.
+
+        Trials have fewer tasks and images than a run.
 
         Args:
             cell: The cell.
@@ -98,17 +100,17 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class SuiteCell:
-    """The runs of one row in one setting, one for each seed."""
+    """Cell of a suite: the runs of one row in one setting, one per seed."""
 
     row: SuiteRow
-    setting: str  # name of the setting; empty if the suite has one
+    setting: str  # name of the setting; empty if the suite has a single one
     configs: tuple[RunConfig, ...]  # one per seed, with the row's options, before any search
-    pending: tuple[int, ...] = ()  # seeds that are to be run
-    archived: RunRecord | None = None  # current run whose searched values the others take
+    pending: tuple[int, ...] = ()  # seeds to run
+    archived: RunRecord | None = None  # current run whose searched values pending runs reuse
 
     @property
     def name(self) -> str:
-        """Return the name of the row with its setting."""
+        """Return the name of the row and the setting."""
         return f"{self.row.label}/{self.setting}" if self.setting else self.row.label
 
     def archived_as(self, seed: int) -> str:
@@ -127,7 +129,7 @@ def read_suite(path: Path) -> Suite:
         path: TOML file.
 
     Raises:
-        FczooError: The file is missing or not one of a suite.
+        FczooError: The file is missing or invalid.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -144,7 +146,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def archived_runs(archive: Path) -> dict[str, RunRecord]:
-    """Return the runs of a suite's archive by folder; empty without an archive.
+    """Read the runs of a suite's archive, by folder; empty without an archive.
 
     Args:
         archive: CSV file.
@@ -166,14 +168,16 @@ def code_digest(config: RunConfig) -> str:
 def state_of(
     config: RunConfig, row: SuiteRow, suite: Suite, record: RunRecord | None, code: str
 ) -> tuple[State, str]:
-    """Return the state of a run, and what is stale of it: options, search, code or settings.
+    """Return the state of a run and, if it is stale, what has changed.
+
+    A change is one of options, search, code or settings.
 
     Args:
         config: Configuration of the run without searched values.
-        row: Its row.
+        row: Row of the run.
         suite: The suite.
-        record: Run of the archive; None: it has none.
-        code: Hash of today's code of the run.
+        record: Run in the archive; None: there is none.
+        code: Hash of the run's current code.
     """
     if record is None or record.result is None:
         return "missing", ""
@@ -199,17 +203,17 @@ def state_of(
 
 
 def _comparable(settings: Settings) -> dict[str, Any]:
-    """Return the settings that change a number, as a run records them."""
+    """Return the settings that affect results, as a run records them."""
     values: dict[str, Any] = through_json(normalize_settings(settings).portable())
-    file = str(values["backbone"]).partition(":")[0]  # a file of the suite's backbone has its name
+    file = str(values["backbone"]).partition(":")[0]  # a weight file is named after its backbone
     return {**values, "backbone": file.removesuffix(".safetensors")}
 
 
 def enter_runs(archive: Path, found: Mapping[str, Runs]) -> None:
-    """Append runs to the archive of a suite; earlier ones of the same names are replaced.
+    """Add runs to the archive of a suite; replace runs of the same names.
 
     Args:
-        archive: CSV file, which need not exist.
+        archive: CSV file; it is created if needed.
         found: Runs with one record each, by name in the archive.
     """
     earlier = {runs.name: runs for runs in read_archive(archive)} if archive.exists() else {}
@@ -219,11 +223,11 @@ def enter_runs(archive: Path, found: Mapping[str, Runs]) -> None:
 
 
 def other_archives(results: Path, name: str) -> dict[str, list[Runs]]:
-    """Return the runs of a folder's suites but one, by the file names of their archives.
+    """Read the archives of all suites of a folder except one, by file name.
 
     Args:
         results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
-        name: Name of the suite that is left out.
+        name: Name of the excluded suite.
     """
     archives = [path for path in archives_of(results).values() if path.is_file()]
     return {path.name: read_archive(path) for path in archives if path.stem != name}
@@ -232,19 +236,18 @@ def other_archives(results: Path, name: str) -> dict[str, list[Runs]]:
 def find_equal_runs(
     suite: Suite, cell: SuiteCell, others: Mapping[str, Sequence[Runs]]
 ) -> tuple[str, dict[str, Runs]]:
-    """Find the runs of a cell that another suite has made.
+    """Find runs of another suite that have the cell's settings, options, search and code.
 
-    They have the cell's settings, options, search and code. A cell takes all of its runs from one
-    row, whose searched values they share, or none.
+    Either all runs of a cell come from one row, which shares its searched values, or none.
 
     Args:
         suite: The suite of the cell.
         cell: The cell.
-        others: Runs of other suites by the file names of their archives.
+        others: Runs of other suites by file name of the archive.
 
     Returns:
-        File name of the archive, and the runs by their names in the cell's archive; empty without
-        such runs.
+        File name of the archive, and the runs by name in the cell's archive; both empty if no row
+        has all runs.
     """
     configs = {config.seed: config for config in cell.configs}
     code = code_digest(cell.configs[0])
@@ -265,11 +268,11 @@ def find_equal_runs(
 
 
 def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
-    """Return the finished runs of a cell's run folders by their names in the archive.
+    """Return the finished runs of a cell's run folders by name in the archive.
 
     Args:
         cell: The cell.
-        found: Its run folders.
+        found: Runs of its run folders.
     """
     return {
         cell.archived_as(record.seed): replace(runs, records=(record,))
@@ -280,16 +283,16 @@ def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
 
 
 def suite_experiments(suite: Suite, archive: Path) -> list[Experiment]:
-    """Return the runs of a suite's archive, with rows labelled as in the suite.
+    """Read the experiments of a suite's archive, with rows labelled as in the suite.
 
-    Runs of rows that the suite does not have are left out.
+    Runs of rows that are not in the suite are left out.
 
     Args:
         suite: The suite.
         archive: Its CSV file.
 
     Raises:
-        FczooError: A row is of two versions of the code or of two searches.
+        FczooError: The runs of a row have different code or different options.
     """
     labels = [row.label for row in suite.rows]
     experiments = []
@@ -304,8 +307,8 @@ def suite_experiments(suite: Suite, archive: Path) -> list[Experiment]:
             codes = {result.versions.get("code") for result in line.results}
             if len(codes) > 1 or sum(x.label == line.label for x in lines) > 1:
                 raise FczooError(
-                    f"runs of {line.label} in {archive} are of several versions of the code or "
-                    "have several values; run the suite again"
+                    f"runs of {line.label} in {archive} have different code or different options; "
+                    "run the suite again"
                 )
         if lines:
             experiments.append(replace(experiment, lines=tuple(lines)))
@@ -316,13 +319,13 @@ def archived_as(record: RunRecord) -> str:
     """Return the name of a run in its archive: row, setting and seed.
 
     Args:
-        record: Run that was read from the archive.
+        record: Run from the archive.
     """
     return record.place.rpartition(": ")[2].removesuffix(f"/{record.method}/seed{record.seed}")
 
 
 def archives_of(results: Path) -> dict[Path, Path]:
-    """Return the archive of each suite of a folder, which need not exist, by file of the suite.
+    """Return the paths of the suites' archives, which need not exist, by suite file.
 
     Args:
         results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
@@ -332,7 +335,7 @@ def archives_of(results: Path) -> dict[Path, Path]:
 
 
 def experiments_of_suites(results: Path) -> list[Experiment] | None:
-    """Return the runs of all suites of a folder; None where it has no suite.
+    """Read the experiments of all suites of a folder; None without a suite.
 
     Args:
         results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
@@ -352,7 +355,7 @@ def experiments_of_suites(results: Path) -> list[Experiment] | None:
 
 
 def all_experiments(results: Path) -> list[Experiment]:
-    """Return the runs of a folder: those of its suites, its run folders and its archives.
+    """Read the experiments of a folder's suites, run folders and archives.
 
     Args:
         results: Folder of runs, which may not exist.
@@ -360,5 +363,5 @@ def all_experiments(results: Path) -> list[Experiment]:
     Raises:
         FczooError: A suite, an archive or a run is damaged.
     """
-    others = experiments_below(results, excluded=results / RUNS)  # which suites have entered
+    others = experiments_below(results, excluded=results / RUNS)  # archives have these runs
     return [*(experiments_of_suites(results) or []), *others]

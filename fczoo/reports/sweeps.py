@@ -1,4 +1,4 @@
-"""Accuracy over the values of options and settings: tables and figures of sweeps."""
+"""Tables and figures of sweeps: accuracy over the values of options and settings."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """Runs of one method with one value of each axis."""
+    """Point of a sweep: runs of one method with one value per axis."""
 
     values: tuple[Any, ...]
     experiment: Experiment
@@ -37,27 +37,27 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class OptionSweep:
-    """Runs of one method that differ in options or settings only."""
+    """Sweep of one method: runs that differ only in options or settings."""
 
     method: str
     axes: tuple[str, ...]  # METHOD.OPTION, or the name of a setting
-    points: tuple[SweepPoint, ...]  # in the order of their values
+    points: tuple[SweepPoint, ...]  # sorted by value
 
     @property
     def title(self) -> str:
-        """Return the method's name as its paper writes it."""
+        """Return the method's name as in its paper."""
         return display_name(self.method)
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Return data set and partition; the latter only if all points have it."""
+        """Return the data set and, if all points have the same, the partition."""
         partitions = {_partition(point.experiment): None for point in self.points}
         partition = partitions if len(partitions) == 1 else ()
         return (_dataset(self.points[0].experiment), *partition)
 
     @property
     def heading(self) -> str:
-        """Describe method, axes and what all runs share."""
+        """Describe the method, the axes and the settings that all runs share."""
         experiments = {id(point.experiment): point.experiment for point in self.points}
         first, *others = experiments.values()
         common = ", ".join(self.place) if others else describe(first)
@@ -65,10 +65,9 @@ class OptionSweep:
 
 
 def find_sweeps(experiments: Iterable[Experiment]) -> list[OptionSweep]:
-    """Return a sweep for each method that was run with several values of an option or setting.
+    """Find the sweeps: methods that were run with several values of an option or setting.
 
-    Runs on another data set are another sweep, and so are those on another partition, unless
-    nothing else differs.
+    Each data set has its own sweeps. So does each partition, unless nothing else differs.
 
     Args:
         experiments: Experiments of any folders.
@@ -86,7 +85,7 @@ def find_sweeps(experiments: Iterable[Experiment]) -> list[OptionSweep]:
         with_values = [lines for lines in by_partition.values() if len(lines) > 1]
         if with_values:
             sweeps += [_sweep(method, lines) for lines in with_values]
-        elif len(by_partition) > 1:  # the partition itself is what differs
+        elif len(by_partition) > 1:  # only the partition differs
             sweeps.append(_sweep(method, [lines[0] for lines in by_partition.values()]))
     if not sweeps:
         raise FczooError(
@@ -105,7 +104,7 @@ def _partition(experiment: Experiment) -> str:
 
 
 def _sweep(method: str, lines: Sequence[tuple[Experiment, Line]]) -> OptionSweep:
-    """Return the sweep of a method's lines, with those values as axes that differ."""
+    """Create the sweep of a method's lines; values that differ become axes."""
     values_of_lines = [_values(method, experiment, line) for experiment, line in lines]
     names = dict.fromkeys(name for values in values_of_lines for name in values)
     axes = [name for name in names if len({encode_json(v.get(name)) for v in values_of_lines}) > 1]
@@ -130,7 +129,7 @@ def _sweep(method: str, lines: Sequence[tuple[Experiment, Line]]) -> OptionSweep
 
 
 def _values(method: str, experiment: Experiment, line: Line) -> dict[str, Any]:
-    """Return the settings and options of a line that may be an axis."""
+    """Return the settings and options of a line, which are possible axes."""
     settings = {**experiment.settings, "partition": _partition(experiment)}
     options = line.results[0].options
     return {
@@ -140,21 +139,21 @@ def _values(method: str, experiment: Experiment, line: Line) -> dict[str, Any]:
 
 
 def _in_order(values: Iterable[Any]) -> list[Any]:
-    """Return distinct values: numbers in their order, then others as they come."""
+    """Return distinct values: sorted numbers first, then others in order of appearance."""
     distinct = list({encode_json(value): value for value in values}.values())
     numbers = [v for v in distinct if isinstance(v, int | float) and not isinstance(v, bool)]
     return [*sorted(numbers), *(value for value in distinct if value not in numbers)]
 
 
 def sweep_table(sweep: OptionSweep, names: Sequence[str] = METRICS) -> Table:
-    """Return one row per value, with the best marked in each column.
+    """Create a table with one row per point and marks of the best values.
 
     Args:
         sweep: Sweep of a method.
         names: Names of the columns.
 
     Raises:
-        FczooError: No column has one of the names.
+        FczooError: A name is unknown.
     """
     columns = tuple(column_of(name) for name in dict.fromkeys(names))
     lines = [point.line for point in sweep.points]
@@ -165,7 +164,7 @@ def sweep_table(sweep: OptionSweep, names: Sequence[str] = METRICS) -> Table:
 
 
 def best_points(sweep: OptionSweep, table: Table) -> list[SweepPoint]:
-    """Return the points with the best value of the table's first column; several if equal.
+    """Return the points with the best value in the table's first column; several if equal.
 
     Args:
         sweep: Sweep of the table.
@@ -183,7 +182,7 @@ def option_words(sweep: OptionSweep, point: SweepPoint) -> str:
 
     Args:
         sweep: Sweep of the point.
-        point: Its values.
+        point: The point.
     """
     return " ".join(
         f"--set {name}={option_word(value)}"
@@ -199,10 +198,10 @@ def sweep_report(sweeps: Sequence[OptionSweep], style: str, names: Sequence[str]
     Args:
         sweeps: Sweeps in the order of the text.
         style: ``text``, ``markdown``, ``latex``, ``csv`` or ``json``.
-        names: Names of the columns; the first one decides which row is best. Default: ``METRICS``.
+        names: Names of the columns; the first one determines the best row. Default: ``METRICS``.
 
     Raises:
-        FczooError: No column has one of the names.
+        FczooError: A name is unknown.
     """
     tables = [sweep_table(sweep, names or METRICS) for sweep in sweeps]
     if style == "json":
@@ -245,7 +244,7 @@ def _as_json(sweep: OptionSweep, table: Table) -> dict[str, Any]:
 
 
 def _to_csv(sweeps: Sequence[OptionSweep], tables: Sequence[Table]) -> str:
-    """Return one row per value; means and standard deviations are unrounded."""
+    """Format one row per point with unrounded means and standard deviations."""
     names = [f"{c.name}{end}" for c in tables[0].columns for end in ("", " std")]
     rows: list[list[object]] = [
         ["dataset", "partition", "method", "options", *names, "seeds", "best"]
@@ -267,14 +266,14 @@ def _to_csv(sweeps: Sequence[OptionSweep], tables: Sequence[Table]) -> str:
 
 
 def sweep_figures(sweeps: Sequence[OptionSweep], name: str = METRICS[0]) -> list[Curves]:
-    """Return a figure per sweep; methods over the same settings share one.
+    """Plot the sweeps; sweeps with the same data and axes share one figure.
 
     Args:
         sweeps: Sweeps to draw.
-        name: Name of the figure of a run.
+        name: Name of the metric.
 
     Raises:
-        FczooError: No column has this name.
+        FczooError: The name is unknown.
     """
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[OptionSweep]] = {}
     for sweep in sweeps:
@@ -287,7 +286,7 @@ def sweep_figures(sweeps: Sequence[OptionSweep], name: str = METRICS[0]) -> list
 
 
 def _figure(sweeps: Sequence[OptionSweep], metric: str, place: str) -> Curves:
-    """Return the curves of sweeps with the same axes."""
+    """Plot sweeps with the same data and axes."""
     column, axes = column_of(metric), sweeps[0].axes
     points = [(sweep, point) for sweep in sweeps for point in sweep.points]
     x = _x_axis(sweeps)
@@ -322,7 +321,7 @@ def _figure(sweeps: Sequence[OptionSweep], metric: str, place: str) -> Curves:
 
 
 def _x_axis(sweeps: Sequence[OptionSweep]) -> int:
-    """Return the axis that determines all others, else the one with the most values."""
+    """Return the index of an axis that determines all others, else of the one with most values."""
     numbers = range(len(sweeps[0].axes))
     for axis in numbers:
         if all(_is_function(sweep, axis) for sweep in sweeps):
@@ -335,15 +334,15 @@ def _x_axis(sweeps: Sequence[OptionSweep]) -> int:
 
 
 def _is_function(sweep: OptionSweep, axis: int) -> bool:
-    """Return whether each value of an axis occurs in one point only."""
+    """Return whether each value of an axis occurs in a single point."""
     return len({encode_json(p.values[axis]) for p in sweep.points}) == len(sweep.points)
 
 
 def _by_seed(points: Sequence[Mapping[int, float]]) -> np.ndarray:
-    """Return values [seeds, points] of the seeds that all points have, or means [1, points].
+    """Return values [seeds, points] of shared seeds; without shared seeds, means [1, points].
 
     Args:
-        points: Value by seed of each point.
+        points: Values by seed, for each point.
     """
     seeds = sorted(set.intersection(*(set(point) for point in points)))
     if not seeds:

@@ -1,4 +1,4 @@
-"""Tables of experiments: their entries and the marks of the best values."""
+"""Tables of experiments: columns, entries, and marks of the best values."""
 
 import math
 import re
@@ -29,17 +29,17 @@ from fczoo.security.privacy import DISCLOSURES
 
 
 class Column(NamedTuple):
-    """One figure of a run."""
+    """Column of a table: a metric or cost of a run."""
 
     name: str
     meaning: str
     value: Callable[[Result], float | None]
     show: Callable[[float], str]
     better: Literal["high", "low", ""] = ""  # "": a cost, which is not ranked
-    # value against the run of ``reference`` with the same seed, for metrics that need one
+    # for metrics relative to the run of ``reference`` with the same seed
     against: Callable[[Result, Result], float] | None = None
-    reference: str = "joint"
-    of_all_seeds: bool = False  # no entry unless every run has a value
+    reference: str = "joint"  # name of a method
+    of_all_seeds: bool = False  # whether an entry requires a value of every run
 
 
 def percent(value: float) -> str:
@@ -83,14 +83,14 @@ def _metric_of(result: Result, name: str) -> float | None:
 def _against_alone(
     result: Result, alone: Result, metric: Callable[[ClientTasks, Rows, Rows], float]
 ) -> float:
-    """Return a metric against the run whose clients do not communicate; NaN without stages."""
+    """Return a metric relative to the run of ``local``; NaN without tasks of clients."""
     if not result.client_task_accuracy or result.client_tasks != alone.client_tasks:
         return math.nan
     return metric(result.client_tasks, result.client_task_accuracy, alone.client_task_accuracy)
 
 
 def per_upload(total: float, result: Result) -> float:
-    """Return the MB per client and round of all bytes of a run.
+    """Return the MB per upload of a client.
 
     Args:
         total: Bytes of all clients and rounds.
@@ -108,7 +108,7 @@ def _megabytes(size: float | None) -> float | None:
 
 
 def _peak(result: Result) -> float | None:
-    """Return the peak memory of a run; older files only have that of a process."""
+    """Return the peak memory in MB: of the GPU if it was recorded, else of the process."""
     return _megabytes(result.peak_memory.get("cuda", result.peak_memory.get("run")))
 
 
@@ -202,10 +202,9 @@ MORE = (
         thousandths,
     ),
 )
-"""Columns that are shown on request."""
+"""Columns that are only shown on request."""
 REACH = re.compile(r"(rounds|mb|hours)(?: to |@)(\d+(?:\.\d+)?)(?: ?%)?", re.IGNORECASE)
-"""Column of rounds, MB or hours to an accuracy: ``rounds@70``, or as in tables ``rounds to 70 %``.
-"""
+"""Name of a column of rounds, MB or hours to an accuracy: ``rounds@70`` or ``rounds to 70 %``."""
 COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS, *UPLOADS, *MORE)}
 GROUPS = tuple(tuple(c.name for c in group) for group in (ACCURACY, COSTS, UPLOADS))
 SHORT = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
@@ -213,7 +212,7 @@ SHORT = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of entries; None where the runs did not record a figure."""
+    """Table of entries; an entry is None if the runs did not record it."""
 
     columns: tuple[Column, ...]
     labels: tuple[str, ...]
@@ -243,18 +242,18 @@ def all_columns() -> dict[str, Column]:
 
 
 def make_table(experiment: Experiment, names: Collection[str]) -> Table:
-    """Return the named columns of an experiment with marks.
+    """Create a table of an experiment with marks of the best values.
 
     Args:
         experiment: Experiment with the rows.
-        names: Names of columns, keys of ``COLUMNS``.
+        names: Names of columns, see ``column_of``.
 
     Raises:
-        FczooError: No column has one of the names.
+        FczooError: A name is unknown.
     """
     results = [result for line in experiment.lines for result in line.results]
     if "seconds" in names and any(result.curve_seconds for result in results):
-        names = dict.fromkeys((*names, "hours"))  # of the virtual clock, next to the real seconds
+        names = dict.fromkeys((*names, "hours"))  # virtual time in addition to real time
     if "FAA" in names and any(result.start for result in results):
         names = dict.fromkeys(("A_N", "old", "new", *names))
     columns = tuple(column_of(name) for name in names)
@@ -273,13 +272,13 @@ def make_table(experiment: Experiment, names: Collection[str]) -> Table:
 
 
 def column_of(name: str) -> Column:
-    """Return the column of a name, whatever its case, with ``_`` or ``-`` for blanks.
+    """Return the column of a name; case does not matter, and ``_`` or ``-`` replace blanks.
 
     Args:
-        name: Key of ``all_columns``.
+        name: Key of ``all_columns``, or a name such as ``rounds@70``.
 
     Raises:
-        FczooError: No column has this name.
+        FczooError: The name is unknown.
     """
     if (reach := REACH.fullmatch(name.strip())) and float(reach[2]) <= 100:
         return _reach_column(reach[1].lower(), float(reach[2]))
@@ -295,7 +294,7 @@ def column_of(name: str) -> Column:
 
 
 def _reach_column(unit: str, accuracy: float) -> Column:
-    """Return the column of rounds, MB or hours that a run takes to an accuracy."""
+    """Create the column of rounds, MB or hours to reach an accuracy."""
     until = f"until {accuracy:g} % of all classes' test images are recognised, in the last task"
     unreached = "empty where a seed does not get there at a point that was measured"
     if unit == "rounds":
@@ -312,7 +311,7 @@ def _reach_column(unit: str, accuracy: float) -> Column:
 
 
 def _results_of(experiment: Experiment, method: str) -> dict[int, Result]:
-    """Return the results of a method by seed; empty without it or with several variants."""
+    """Return the results of a method by seed; empty if it has no row or several."""
     lines = [line for line in experiment.lines if line.results[0].method == method]
     return dict(zip(lines[0].seeds, lines[0].results, strict=True)) if len(lines) == 1 else {}
 
@@ -320,12 +319,12 @@ def _results_of(experiment: Experiment, method: str) -> dict[int, Result]:
 def entry_of(
     line: Line, column: Column, reference: Mapping[int, Result] | None = None
 ) -> Entry | None:
-    """Return one figure of one line; None if no run recorded it.
+    """Return the entry of a row in a column; None if no run has a value.
 
     Args:
         line: Row of a table.
-        column: Column with the figure.
-        reference: Results of the column's reference by seed, for columns that compare with them.
+        column: Column of the entry.
+        reference: Results of the column's reference method by seed, for relative metrics.
     """
     by_seed = {}
     for seed, result in zip(line.seeds, line.results, strict=True):
@@ -340,14 +339,14 @@ def entry_of(
 
 
 def mark_entries(entries: Sequence[Entry | None], column: Column) -> list[Entry | None]:
-    """Mark entries: best, second, not significantly different from the best, not tested against it.
+    """Mark the best and second entries, and whether others differ significantly from the best.
 
-    Equal means share a rank, and the ranks after it are left out: two best methods leave no second.
-    Means are equal if they agree to ``DIGITS`` decimals, not as they are printed.
+    Equal means share a rank, and the next ranks are left out: two best methods leave no second.
+    Means are equal if they agree to ``DIGITS`` decimals.
 
     Args:
-        entries: Column of a table; None: not recorded or not ranked.
-        column: Its figure; that of a cost, which is not ranked, gets no marks.
+        entries: Entries of a column; None: not recorded or not ranked.
+        column: The column; costs are not ranked and get no marks.
     """
     measurements = [e for e in entries if e is not None]
     if not column.better or len(measurements) < 2:

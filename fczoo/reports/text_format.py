@@ -1,4 +1,4 @@
-"""Values of options and settings in words, and plain tables of words."""
+"""Text of option and setting values, and tables of text."""
 
 import math
 import shutil
@@ -9,16 +9,15 @@ from typing import Any
 
 from fczoo.core.terminal import is_terminal
 
-SENTENCE = 80  # columns of a cell that holds a sentence, at most
+SENTENCE = 80  # largest width of a cell with a sentence
 GAP = 2  # blanks between two columns of a plain table
 
 
 def option_word(value: Any) -> str:
-    """Format an option's value as ``--set`` takes it: ``none``, ``true``, ``0.5``, ``1``,
-    ``0,1,2``.
+    """Format an option's value as for ``--set``: ``none``, ``true``, ``0.5``, ``1``, ``0,1,2``.
 
     Args:
-        value: Value; of a list or tuple each item.
+        value: Value, or a list or tuple of values.
     """
     if isinstance(value, list | tuple):
         return ",".join(map(option_word, value))
@@ -39,7 +38,7 @@ def short_name(axis: str) -> str:
 
 
 def sweep_word(values: Sequence[Any]) -> str:
-    """Return values as ``--sweep`` takes them; lists are in parentheses: ``(0,1),(0,1,2)``.
+    """Format values as for ``--sweep``; lists are in parentheses: ``(0,1),(0,1,2)``.
 
     Args:
         values: Values of an option.
@@ -80,11 +79,11 @@ def plain_table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
-    """Format a table with wrapped sentences; on a narrow terminal other cells wrap at words, too.
+    """Format a table with wrapped sentences; on a narrow terminal all cells wrap at words.
 
     Args:
         rows: Cells of each row.
-        head: Names of the columns; the last one and ``what it does`` hold sentences.
+        head: Names of the columns; the last one and ``what it does`` contain sentences.
     """
     from tabulate import tabulate
 
@@ -101,7 +100,7 @@ def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
     widths = [min(width, SENTENCE) if i in sentences else width for i, width in enumerate(widths)]
 
     def spare(place: int) -> float:
-        """Return how much width a column can give up; a sentence keeps twice that of others."""
+        """Return a column's priority for shrinking; sentences keep twice the width of others."""
         return widths[place] / (2 if place in sentences else 1)
 
     over = sum(widths) + GAP * (len(widths) - 1) - (columns() or math.inf)
@@ -116,6 +115,6 @@ def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
 
 
 def _wrap(text: str, width: int) -> str:
-    """Wrap columns at words; tabulate would wrap 5,130 as a number and fail."""
+    """Wrap a cell at words; tabulate would treat 5,130 as a number and fail."""
     wrapper = textwrap.TextWrapper(max(width, 1), break_long_words=False)
     return "\n".join(wrapper.fill(line) for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""Sweeps from Python, ``fczoo.bench``, and their results as an object for notebooks and scripts."""
+"""Python interface to sweeps: ``fczoo.bench``, ``load_results`` and the ``Results`` they return."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """Finished runs, grouped into experiments whose numbers may share one table.
+    """Finished runs, grouped into experiments whose numbers can be compared in one table.
 
-    Iterating gives every run's ``Result``; ``len`` gives the number of runs, ``results[METHOD]``
-    those of a method, and ``str`` the table that ``fczoo bench`` prints. A notebook shows the
-    tables, and ``plot()`` as a picture.
+    Iterating yields the ``Result`` of each run. ``len`` is the number of runs, ``results[METHOD]``
+    returns the runs of a method, and ``str`` is the table that ``fczoo bench`` prints. A notebook
+    displays the object as tables, and ``plot()`` as a figure.
 
     Attributes:
-        runs: Runs of each folder or archive that was read, with their settings; no default.
+        runs: Runs of each folder or archive that was read, with their settings.
     """
 
     runs: tuple[Runs, ...]
 
     @cached_property
     def experiments(self) -> list[Experiment]:
-        """Return runs grouped by data, split, backbone and schedule.
+        """Group the runs by data, split, backbone and schedule.
 
         Raises:
             FczooError: No run is finished.
@@ -110,7 +110,7 @@ class Results:
             every_column: Whether to show all columns, as ``fczoo report`` does; CSV always has all.
 
         Raises:
-            FczooError: The style is none of these, or no run is finished.
+            FczooError: The style is unknown, or no run is finished.
         """
         style = match(style, ("text", "markdown", "latex", "csv")) or style
         if style == "csv":
@@ -123,7 +123,7 @@ class Results:
         """Convert to a ``pandas.DataFrame`` with one row per run.
 
         Returns:
-            Data frame with method, seed, data set, partition and every figure of the tables.
+            Data frame with method, seed, data set, partition and every column of the tables.
 
         Raises:
             FczooError: pandas is not installed, or no run is finished.
@@ -142,17 +142,17 @@ class Results:
         return pandas.DataFrame(rows)
 
     def plot(self, experiment: int = 0) -> "Figure":
-        """Draw the accuracy over all classes seen after each task, for every method.
+        """Plot each method's accuracy over all classes seen, after each task.
 
         Args:
             experiment: Index of the experiment in ``experiments``.
 
         Returns:
-            Figure of matplotlib: a notebook shows it, ``figure.savefig(FILE)`` writes it.
+            A matplotlib figure: a notebook shows it, ``figure.savefig(FILE)`` writes it.
 
         Raises:
-            FczooError: matplotlib is not installed, no run is finished, or there is no such
-                experiment.
+            FczooError: matplotlib is not installed, no run is finished, or the index is out of
+                range.
         """
         try:
             chosen = self.experiments[experiment]
@@ -165,7 +165,7 @@ class Results:
         return figure
 
     def save(self, path: str | Path) -> None:
-        """Write a CSV file with one row per run, which ``load_results`` and ``fczoo report`` read.
+        """Write a CSV file with one row per run; ``load_results`` and ``fczoo report`` read it.
 
         Args:
             path: File to write.
@@ -177,14 +177,13 @@ class Results:
 
 
 def load_results(*places: str | Path) -> Results:
-    """Return the finished runs in run folders and archives at or below some paths, or in saved
-    results.
+    """Load the finished runs of run folders, archives and saved results.
 
     Args:
         *places: Run folders, archives, folders that contain them, or files of ``Result.save``.
 
     Raises:
-        FczooError: A place is not a path, or nothing is found, or nothing is finished.
+        FczooError: A place is not a path, no run is found, or no run is finished.
     """
     for path in places or (None,):
         if not isinstance(path, str | os.PathLike):
@@ -209,18 +208,26 @@ def bench(
     keep_server_state: bool = True,
     **settings: Any,
 ) -> Results:
-    """Run methods with seeds.
+    """Run each method with each seed and return the results.
 
     Example: ``print(fczoo.bench(["pilora", "hgp"], range(3), dataset="digits"))``.
 
-    ``options`` are those of methods: ``{"hgp": {"lr": 0.01}}``; ``settings`` are the fields of
-    ``Settings``, those not given follow the schedule of the data set, by default ``digits``. With
-    ``start_from=FOLDER`` the runs continue from kept models. ``out`` is a run folder as ``fczoo
-    bench --out`` writes it, in which an interrupted run resumes; without it nothing is kept but
-    what is returned. ``jobs`` runs go side by side. In ``out`` each run keeps its final model,
-    which ``load_model`` reads; ``keep_model="tasks"`` keeps one per task, ``"none"`` none, and
-    ``keep_server_state=False`` only what prediction needs. Raises FczooError for whatever does not
-    fit.
+    Args:
+        methods: Names or classes of methods, one or several.
+        seeds: Seeds of the runs.
+        dataset: Name of the data set; None: ``digits``.
+        options: Options by method, such as ``{"hgp": {"lr": 0.01}}``.
+        out: Run folder, as ``fczoo bench --out`` writes it; interrupted runs in it resume. None:
+            no file is kept.
+        jobs: Number of parallel runs.
+        keep_model: Models that each run stores in ``out``, for ``load_model``: the ``"final"``
+            one, those of all ``"tasks"``, or ``"none"``.
+        keep_server_state: Store the whole server state; False stores only what prediction needs.
+        **settings: Fields of ``Settings``; others follow the data set's default schedule. With
+            ``start_from=FOLDER`` the runs continue from stored models.
+
+    Raises:
+        FczooError: An argument is invalid, or a run fails.
     """
     if keep_model not in get_args(KeepModel):
         choices = ", ".join(map(repr, get_args(KeepModel)))
@@ -256,7 +263,7 @@ def bench(
 
 
 def _names(methods: Any) -> list[str]:
-    """Return the names of methods given by name or class, one or several.
+    """Return the names of one or several methods, each given by name or class.
 
     Raises FczooError for anything else.
     """

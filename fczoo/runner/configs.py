@@ -1,4 +1,4 @@
-"""Configuration of a sweep and of its execution, and the single runs that they make."""
+"""Configuration of a sweep and of its execution, and the runs that result from both."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from fczoo.runner.shared_memory import SharedBenchmark
 CLIENTS = "clients"  # --cluster spread=clients
 
 Sweep = Mapping[Path, Sequence[RunConfig]]
-"""Run folder below that of the command -> its runs, which have the same settings."""
+"""Runs by run folder, relative to the command's folder; all runs in a folder share settings."""
 
 
 def make_sweep(
@@ -35,20 +35,20 @@ def make_sweep(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     search: Mapping[str, Any] | None = None,
 ) -> dict[Path, list[RunConfig]]:
-    """Configure the runs of methods and seeds in one setting.
+    """Configure one run per method and seed, all with the same settings.
 
-    They share one folder, or have one per seed if the seed varies more than training.
+    The runs share one folder, or have one per seed if the seed varies more than training.
 
     Args:
-        folder: Run folder below that of the command.
+        folder: Run folder, relative to the command's folder.
         settings: Settings of the runs.
         methods: Names of methods.
         seeds: Seeds of the runs.
-        options: Options of methods by the user or a tuned file.
+        options: Options by method, from the user or a tuned file.
         search: Search of ``fczoo tune`` with its methods, as in ``bench.json``.
 
     Raises:
-        FczooError: A name is unknown, or a value does not fit.
+        FczooError: A name is unknown, or a value is invalid.
     """
     settings.check()
     configs = []
@@ -67,10 +67,10 @@ def make_sweep(
 
 
 def store_paths(out: Path, sweep: Sweep) -> None:
-    """Store the paths of data and weights of some runs, where their folder does not have them.
+    """Store the paths of data and weights that ``bench.json`` leaves out, in a separate file.
 
     Args:
-        out: The run folder.
+        out: Folder of the command.
         sweep: Runs by subfolder.
     """
     notes = {}
@@ -90,7 +90,7 @@ def store_paths(out: Path, sweep: Sweep) -> None:
 
 
 def setting_folder(settings: Settings, grid: Sequence[Settings]) -> Path:
-    """Return the folder of a setting: a level per data set and partition if there are several."""
+    """Return a setting's folder; data set and partition are levels where the grid has several."""
     folder = Path()
     for name in ("dataset", "partition"):
         if len({getattr(s, name) for s in grid}) > 1:
@@ -107,19 +107,19 @@ def folder_name(spec: str) -> str:
 class ExecutionConfig:
     """Execution of a sweep.
 
-    It changes no number; only the last bits depend on the threads.
+    It does not affect results, except that their last bits depend on the number of threads.
     """
 
-    resume: bool = False  # begin nothing new
-    skip_failed: bool = False  # continue after a run that fails
+    resume: bool = False  # require an existing run folder
+    skip_failed: bool = False  # continue after a failed run
     loggers: tuple[str, ...] = ()
     diagnostics: bool = False
-    jobs: int = 1  # runs side by side, each in its own process; or workers for the clients of each
-    accept_changed_code: bool = False  # continue in a folder that other source began
+    jobs: int = 1  # parallel runs, one process each; with spread=clients, workers for clients
+    accept_changed_code: bool = False  # resume although the source has changed since
     executor: str = "cores"  # where runs execute
     cluster: tuple[tuple[str, str], ...] = ()  # resources that a run requests from a cluster
-    keep_model: KeepModel = "final"  # of which tasks each run keeps its model
-    keep_server_state: bool = True  # what the server needs to continue, next to the model
+    keep_model: KeepModel = "final"  # tasks after which a run stores its model
+    keep_server_state: bool = True  # store next to the model what the server needs to continue
 
     @property
     def distributes_clients(self) -> bool:
@@ -139,20 +139,21 @@ class ExecutionConfig:
     def settings_of_this_process(self, settings: Settings) -> Settings:
         """Return the settings with which this process opens data and weights.
 
-        It only describes runs that execute on other machines.
+        If runs execute on other machines, this process only describes them and needs no GPU.
         """
         return replace(settings, device="cpu") if self.on_cluster else settings
 
     def device(self, settings: Settings) -> str:
-        """Return the device of the runs; the machine that submits them need not have it."""
+        """Return the device of the runs; the submitting machine need not have it."""
         is_remote = self.on_cluster and settings.device != "auto"
         return settings.device if is_remote else str(pick_device(settings.device))
 
     @property
     def threads(self) -> int:
-        """Return the threads per run: all of this process, or its share of the cores.
+        """Return the number of threads per run.
 
-        On a cluster it is the requested number, or one.
+        A sequential run has all threads of this process, a parallel run its share of the cores. On
+        clusters it is the requested number, by default one.
         """
         if self.executor != "cores":
             return int(dict(self.cluster).get("threads", 1))
@@ -170,11 +171,11 @@ class RunSpec:
 
     config: RunConfig
     folder: Path  # run folder of the setting
-    number: int = 1  # among the runs of the sweep
-    count: int = 1
+    number: int = 1  # in the sweep, from 1
+    count: int = 1  # runs in the sweep
     # data and weights for a worker
     shared: SharedBenchmark | None = field(default=None, compare=False, repr=False)
-    setting_name: str = ""  # folder of the setting where the sweep has several
+    setting_name: str = ""  # folder of the setting; empty if the sweep has a single setting
 
     @property
     def folder_of_run(self) -> Path:
@@ -194,12 +195,12 @@ class RunSpec:
 
     @property
     def numbered_label(self) -> str:
-        """Return the label with the run's number among several."""
+        """Return the label, with the run's number if the sweep has several runs."""
         return f"run {self.number} of {self.count}, {self.label}" if self.count > 1 else self.label
 
 
 def is_finished(run: RunSpec) -> bool:
-    """Read from the run's folder whether it is finished."""
+    """Return whether the result in the run's folder is complete and no failure is recorded."""
     folder = run.folder_of_run
     if not (folder / RESULT).is_file() or (folder / FAILURE).is_file():
         return False

@@ -1,4 +1,4 @@
-"""Cost of a method: trained tensors, bytes and operations of a client's step on random weights."""
+"""Cost of a method on random weights: trained tensors, and a client's bytes and operations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -32,14 +32,14 @@ from fczoo.federation.uplink import sum_or_stack
 from fczoo.runner.outline import Outlines, outline_backbone, outline_weights
 
 MOMENTS = {
-    "task_start": "as a task begins, in a survey",
+    "task_start": "as statistics at the start of a task",
     "round": "in a round",
-    "before_exemplars": "once the rounds are over, in a survey",
-    "after_rounds": "once the rounds are over, as a client settles what it keeps",
-    "balanced": "in one more round, on exemplars only",
-    "task_end": "as a task ends, in a survey",
+    "before_exemplars": "as statistics after the rounds",
+    "after_rounds": "after the rounds, when clients update their memory",
+    "balanced": "in an extra round on exemplars only",
+    "task_end": "as statistics at the end of a task",
 }
-"""The moments of a task at which clients act, in their order, in words."""
+"""Phases of a task in which clients act, in their order, with their descriptions."""
 
 
 def uploads(
@@ -53,10 +53,10 @@ def uploads(
 ) -> tuple[dict[str, Payload], Tree]:
     """Return one client's uploads in a task of one round, by phase, and the server's final state.
 
-    ``state`` is the server's as the task has begun. At a moment that a method uses only to update
-    its memory, the upload is empty. With ``compression`` the codes of an upload have no values.
-    With ``first_round_only`` the task ends with the round; a method without rounds sends at all its
-    moments.
+    ``state`` is the server's state after ``begin_task``. In a phase that a method uses only to
+    update its memory, the upload is empty. With ``compression`` the codes of an upload have no
+    values. With ``first_round_only`` the task ends after its round; a method without rounds runs
+    all its phases.
     """
     trial = _Trial(engine, client, task, state, rng, compression)
     trial.run(first_round_only)
@@ -68,13 +68,13 @@ class _Trial:
     engine: ClientEngine
     client: Client
     task: Task
-    state: Tree  # the server's, as it is now
+    state: Tree  # current state of the server
     rng: torch.Generator
     compression: Compression | None = None
-    sent: dict[str, Payload] = field(default_factory=dict)  # moment -> upload
+    sent: dict[str, Payload] = field(default_factory=dict)  # uploads by phase
 
     def run(self, first_round_only: bool) -> None:
-        """Run the exchanges of the task in their order, all or up to the first round."""
+        """Run the exchanges of the task in order: all, or those up to the first round."""
         client = self.client
         for exchange in task_exchanges(self.engine.method, self.task, 1):
             if exchange.boundary == "after_rounds":
@@ -98,7 +98,7 @@ class _Trial:
         self.state = method.update_from(phase, self.state, self._sums(upload), self._server(number))
 
     def _round(self, phase: str, number: int, client: Client) -> None:
-        """Send an untrained upload, so the server has nothing to merge."""
+        """Record an untrained upload; the server's state stays as it is."""
         ctx = self._context(number)
         (upload,) = self.engine.train(self._broadcast, [client], ctx)
         optims = self.engine.method.training().active_optims(self.task, ctx.round, ctx.balanced)
@@ -141,43 +141,40 @@ class MeasuredCost:
 
     backbone: str
     trained: Tree  # in the first task
-    sent: Mapping[str, Payload]  # moment -> upload, in the first task; see ``moments``
-    later: Mapping[str, Payload]  # the same in the second
-    client_memory: Tree  # what it remembers from the first task
-    stored_broadcast: (
-        Tree  # what it keeps of the broadcast in the second task in addition to what it trains
-    )
-    received: Tree  # the whole broadcast as the first task begins
+    sent: Mapping[str, Payload]  # uploads in the first task, by phase; see ``MOMENTS``
+    later: Mapping[str, Payload]  # uploads in the second task
+    client_memory: Tree  # state that the client stores after the first task
+    stored_broadcast: Tree  # untrained part of the second task's broadcast
+    received: Tree  # broadcast at the start of the first task; empty with own models
 
 
-EVERY = 20  # classes of a task up to which a client is measured with all of them
-SOME = (2, 4)  # classes of the clients that are measured in place of one with more
+EVERY = 20  # largest number of classes per task for which a client has images of all of them
+SOME = (2, 4)  # with more classes: numbers of classes of the two clients to extrapolate from
 
 
 @dataclass(frozen=True)
 class FirstRound:
-    """The work and the traffic of a client's first round, from shapes only."""
+    """Computation and traffic of a client's first round, from shapes only."""
 
     trained: Tree
-    up: int  # bytes of its upload in the round; without rounds, of those at all moments
-    received: Tree  # the whole broadcast as the first task begins; empty with own models
+    up: int  # bytes of its upload in the round; without rounds, of its uploads in all phases
+    received: Tree  # broadcast at the start of the first task; empty with own models
     weights: int  # bytes of the frozen backbone in float32
     # of one image in one training step
     flops: int  # operations of inputs, forward and backward
-    activations: int  # bytes that the step keeps for its backward, in float32
-    query_flops: int  # of its query feature where it is computed once per run, else 0
+    activations: int  # bytes that the step stores for its backward, in float32
+    query_flops: int  # of its query feature if that is computed once per run, else 0
 
 
 def first_tasks(settings: Settings, classes: int = 0) -> tuple[Task, ...]:
     """Return the first two tasks, or the only one; ``classes`` as for ``measure``.
 
-    Raises FczooError where no one says how many classes there are.
+    Raises FczooError if the number of classes is unknown.
     """
     if not classes and not DATASETS.get(settings.dataset).classes:
         raise FczooError(
-            f"{settings.dataset} has as many classes as its folder; name another data set to see "
-            "what is "
-            "trained and sent there, or see `fczoo bench --dry-run`"
+            f"the number of classes of {settings.dataset} depends on its folder; name another data "
+            "set, or run `fczoo bench --dry-run`"
         )
     return tasks_of(settings, classes)[:2]
 
@@ -185,7 +182,7 @@ def first_tasks(settings: Settings, classes: int = 0) -> tuple[Task, ...]:
 def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCost:
     """Measure a method in the first two tasks of a run.
 
-    ``classes`` is how many classes a data set has that does not know it without its images.
+    ``classes`` is the number of classes, for data sets that know it only from their images.
     """
     task, *further = first_tasks(settings, classes)
     labels = np.concatenate([np.arange(t.start, t.stop).repeat(2) for t in (task, *further)])
@@ -229,11 +226,11 @@ def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCos
 def first_round(
     method: Method, settings: Settings, classes: int = 0, config: ViTConfig | None = None
 ) -> FirstRound:
-    """Count what a client with every class of the first task computes and sends in its first round.
+    """Count the operations and bytes of a client's first round, with every class of the first task.
 
-    Large tensors are not computed. What a class adds to an upload is the same for each class, so
-    that two clients with few classes show the upload of one with many. ``classes`` as for
-    ``measure``; ``config`` is the backbone's, where it was read before.
+    Large tensors are not computed. Every class adds the same to an upload, so the upload of a
+    client with many classes is extrapolated from two clients with few. ``classes`` as for
+    ``measure``; ``config`` is the backbone's configuration, if it is known already.
     """
     task, config = first_tasks(settings, classes)[0], config or _configuration(settings)
     with Outlines() as outlines:
@@ -275,10 +272,10 @@ def _two_each(task: Task, classes: int) -> Images:
 
 
 def client_tensors(method: Method, settings: Settings) -> dict[str, Tree]:
-    """Return what a client trains, sends and receives at ViT scale: shapes without values.
+    """Return the tensors that a client trains and sends, and the server's state, as shapes only.
 
-    ``trained``, and the moments of ``MOMENTS``, are of a client with every class of the first task;
-    ``state`` is the server's as the last task begins.
+    ``trained``, and an entry per phase of ``MOMENTS``, belong to a client with every class of the
+    first task; ``state`` is the server's state at the start of the last task.
     """
     (task, *later), rng = tasks_of(settings, 0), torch.Generator().manual_seed(0)
     with Outlines():
@@ -302,7 +299,10 @@ def _client_uploads(
     classes: int,
     whole_task: bool = False,
 ) -> dict[str, Payload]:
-    """Return what a client with this many classes sends, by moments, up to its first round."""
+    """Return the uploads of a client with this many classes by phase, up to its first round.
+
+    With ``whole_task`` all phases of the task are included.
+    """
     plan = Plan(1, 2 * classes, Augment(), seed=0, pass_size=2 * classes)
     controls = ControlVariates(make_local_training(settings.local))
     store = ImageStore(_two_each(task, classes), backbone)
@@ -329,7 +329,7 @@ def _configuration(settings: Settings) -> ViTConfig:
 
 
 def random_backbone(settings: Settings) -> Backbone:
-    """Return the run's backbone with random weights, which need not be on this machine."""
+    """Return the run's backbone with random weights; no weight file is needed."""
     return with_random_weights(_configuration(settings))
 
 
@@ -349,7 +349,7 @@ def _one_step(
     settings: Settings,
     outlines: Outlines,
 ) -> tuple[int, int, int]:
-    """Return operations, bytes for the backward, and operations of the query feature."""
+    """Return operations, bytes stored for the backward, and operations of the query feature."""
     index, augment = torch.zeros(1, dtype=torch.int64), get_augment(settings.augment)
     draws = None if augment.is_fixed else torch.full((1, augment.draws), 0.5)
     start_flops, query = outlines.flops, 0
@@ -359,7 +359,7 @@ def _one_step(
     leaves = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
     existing = {**store.backbone.weights, **leaves, **ctx.shared}.values()
     existing_addresses = {tensor.untyped_storage().data_ptr() for tensor in existing}
-    sizes: dict[int, int] = {}  # storages that the backward keeps, each once, by address
+    sizes: dict[int, int] = {}  # bytes of storages kept for the backward, by address
 
     def note_size(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

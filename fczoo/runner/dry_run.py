@@ -1,4 +1,4 @@
-"""Dry run of a bench: the whole configuration, its work, traffic, memory and stored state."""
+"""Dry run of a bench: its whole configuration, computation, traffic, memory and stored state."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -48,16 +48,16 @@ from fczoo.runner.timing import StepTimer, duration_text
 
 
 def state_sizes(method: Method, settings: Settings, classes: int, config: ViTConfig) -> list[int]:
-    """Estimate the bytes of the server's state after each task, which a run may keep.
+    """Estimate the bytes of the server's state after each task.
 
-    The state after the first two tasks is known from shapes; it grows as much in each further one.
-    A client with two classes shows it, unless a method uploads statistics: then the state may have
-    rows for the classes with images only. Many classes are extrapolated from few.
+    Shapes give the state after the first two tasks; each further task adds as much as the second.
+    A client with two classes is enough, unless a method uploads statistics: then the state may
+    have rows only for classes with images. Many classes are extrapolated from few.
 
     Args:
         method: Method of the run.
         settings: Settings of the run.
-        classes: Number of classes; 0 for that of the data set.
+        classes: Number of classes; 0: that of the data set.
         config: Configuration of the backbone.
     """
     tasks = tasks_of(settings, classes)
@@ -79,7 +79,7 @@ def state_sizes(method: Method, settings: Settings, classes: int, config: ViTCon
 def _measure(
     method: Method, settings: Settings, tasks: Sequence[Task], config: ViTConfig, classes: int
 ) -> list[int]:
-    """Return the bytes of the state after some tasks with one client that has a few classes."""
+    """Return the bytes of the server's state after each task, with one client of a few classes."""
     fast, sizes = with_fewest_steps(method), list[int]()
     state: Tree = {}
     with Outlines():
@@ -101,38 +101,33 @@ def _measure(
     return sizes
 
 
-COPIES = 4  # of what a client trains: value, gradient and two moments
+COPIES = 4  # of a client's trained tensors: value, gradient and Adam's two moments
 LEGEND = (
-    "Trained: scalars that a client trains. MB up: a client's upload of a round; MB down: the "
-    "broadcast of "
-    "a task's first round (1 MB = 10^6\n"
-    "bytes); both counted in the first task, for a client with every class of it. GFLOP: inputs, "
-    "forward "
-    "and backward of one image, counted;\n"
-    "PFLOP a run: that times the image-steps, without statistics, server and evaluation. GB is an "
-    "estimate: frozen weights, values, gradients and\n"
-    "two moments of each client that trains at the same time, and the activations of one batch "
-    "each; "
-    "without images and libraries. MB kept: models\n"
-    "and server state in each run's folder, estimated from two tasks. Training is an estimate: "
-    "image-steps one client after another, and query\n"
-    "features that are computed once per image; without statistics, server and evaluation. Short "
-    "steps were timed just now on this device; for\n"
-    "others, GFLOP are divided by the speed of a few images in the backbone."
+    "trained: scalars that a client trains\n"
+    "MB up: a client's upload per round, with every class of the first task (1 MB = 10^6 bytes)\n"
+    "MB down: the broadcast at the start of the first task\n"
+    "GFLOP per image-step: counted operations of inputs, forward and backward of one image\n"
+    "PFLOP per run: that times the image-steps, without statistics, server and evaluation\n"
+    "GB: estimated memory without images and libraries: frozen weights, and for each client that\n"
+    "  trains at the same time its values, gradients, two moments and activations of one batch\n"
+    "MB kept: models and server state in each run's folder, estimated from two tasks\n"
+    "training: estimated time of the image-steps, one client after another, and of query features\n"
+    "  that are computed once per image; without statistics, server and evaluation. Short steps\n"
+    "  are timed on this device; for others, GFLOP are divided by the backbone's measured speed."
 )
 
 
 def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
     """Describe settings, image-steps, bytes, operations and memory of runs in one setting.
 
-    Nothing is trained or written. Data and weights may be missing; missing parts are named.
+    Nothing is trained or written. Data and weights may be missing; the text names missing parts.
 
     Args:
         runs: Runs of one setting.
-        keep: Models that each run would keep.
+        keep: Models that each run would store.
 
     Raises:
-        FczooError: The input cannot work.
+        FczooError: A run could not start with this configuration.
     """
     settings = resolve_precision(runs[0].settings)
     configs = {c.method: replace(c, settings=settings) for c in runs}
@@ -149,7 +144,7 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
     timer = StepTimer(settings, classes, backbone)
     work = []
     for name, config in configs.items():
-        say(f"{name}: counting what it sends and computes")
+        say(f"{name}: counting bytes and operations")
         method = config.create_method()
         round_cost = first_round(method, settings, classes, backbone)
         sizes = state_sizes(method, settings, classes, backbone)
@@ -168,8 +163,8 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
         "trained",
         "MB up",
         "MB down",
-        "GFLOP an image-step",
-        "PFLOP a run",
+        "GFLOP per image-step",
+        "PFLOP per run",
         "GB",
         "MB kept",
         "training",
@@ -191,15 +186,15 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
                 for group, rows in _settings(next(iter(configs.values()))).items()
             ),
             *pages,
-            f"{about}\nWeights: {weights or f'{settings.backbone} is at hand'}",
-            f"Image-steps of a run, images x epochs x rounds, by task: {by_task}",
+            f"{about}\nWeights: {weights or f'{settings.backbone} is available'}",
+            f"Image-steps per run (images x epochs x rounds), by task: {by_task}",
             f"{word_table(work, head)}\n\n{LEGEND}",
         ]
     )
 
 
 def run_seconds(config: RunConfig) -> tuple[float, float] | None:
-    """Estimate the seconds of a run: training and evaluations, and those of frozen features.
+    """Estimate the seconds of a run, and those of frozen features that runs share.
 
     A method that trains nothing reads features of all images, which are cached for other runs.
 
@@ -207,7 +202,7 @@ def run_seconds(config: RunConfig) -> tuple[float, float] | None:
         config: Configuration of the run.
 
     Returns:
-        Seconds of the run itself, and of features that others share; None without the run's data.
+        Seconds of training and evaluation, and of shared features; None without the run's data.
     """
     settings = resolve_precision(config.settings)
     _, data = _data(settings)
@@ -227,9 +222,9 @@ def run_seconds(config: RunConfig) -> tuple[float, float] | None:
 
 
 def image_steps(settings: Settings, stream: Stream, partition: Partition) -> list[float]:
-    """Return the images that pass through training per task.
+    """Return the number of image-steps per task, images x epochs x rounds.
 
-    With sampled participants it is the expected number.
+    If participants are sampled, it is the expected number.
     """
     out = []
     for task in stream.tasks[stream.learned :]:
@@ -250,9 +245,9 @@ def image_steps(settings: Settings, stream: Stream, partition: Partition) -> lis
 
 
 def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
-    """Return whether the images are available, and their partition.
+    """Return a description of the data, and stream and partition if their size is known.
 
-    Without images, labels of a known number take their place.
+    Without images, the official number of training images is split evenly among the classes.
     """
     dataset = DATASETS.get(settings.dataset)()
     try:
@@ -264,9 +259,8 @@ def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
             return f"Data: {error}", None
         stream = _stream_of_expected_size(settings, dataset.classes, official.train)
         return (
-            f"Data: {error}\nWork is counted for {official.train:,} training images, shared out "
-            "equally "
-            "over the classes.",
+            f"Data: {error}\nCosts assume {official.train:,} training images, equally many per "
+            "class.",
             split_stream(settings, stream),
         )
     stream, partition = open_stream(settings, pixels=False)
@@ -302,7 +296,7 @@ def _stream_of_expected_size(settings: Settings, classes: int, images: int) -> S
 
 
 def _settings(config: RunConfig) -> dict[str, list[tuple[Any, ...]]]:
-    """Return setting, value, origin and meaning, by the groups of ``fczoo bench --help``."""
+    """Return rows of setting, value, origin and meaning, by group of ``fczoo bench --help``."""
     groups: dict[str, list[tuple[Any, ...]]] = {group: [] for group in GROUPS}
     for field in fields(Settings):
         value, origin = getattr(config.settings, field.name), config.setting_origins[field.name]
@@ -326,7 +320,7 @@ def _work(
     together = min(
         group_size(settings, device, clients, scalars), settings.participant_count(clients)
     )
-    part = DTYPES[settings.precision].itemsize / 4  # of what was measured in float32
+    part = DTYPES[settings.precision].itemsize / 4  # of the bytes in float32
     memory = (
         seen.weights * part
         + trained_bytes * (1 + COPIES * together)

@@ -1,4 +1,4 @@
-"""Executes one run of a sweep and writes its files."""
+"""Execution of one run of a sweep, which writes the run's files."""
 
 import logging
 import os
@@ -63,10 +63,9 @@ class RoundWriter(Callback):
         if sum(1 for _ in zip(range(done), self.log, strict=False)) < done:
             raise FczooError(
                 f"{self.log.name} lists fewer rounds than the checkpoint next to it; remove "
-                f"{self.folder} "
-                "to begin this run again"
+                f"{self.folder} to restart this run"
             )
-        self.log.truncate(self.log.tell())  # rounds that were logged but not saved are run again
+        self.log.truncate(self.log.tell())  # drop logged rounds that the checkpoint does not have
 
     def round(self, record: dict[str, Any]) -> None:
         with naming(Path(self.log.name)):
@@ -85,11 +84,12 @@ def execute_run(
 ) -> bool:
     """Execute a run; return whether an earlier command had finished it.
 
-    A finished run is kept; an interrupted one resumes after its last saved round.
+    A finished run is skipped; an interrupted one resumes after its last saved round.
 
     ``check_interrupt`` is called after every saved round and may raise InterruptedCommandError.
-    Any other error is also in ``failed.json``; with ``execution.skip_failed`` it is only reported.
-    ``progress`` is that of a sequential sweep. ``transport`` leads to clients on other machines.
+    Any other error is written to ``failed.json`` and raised, or with ``execution.skip_failed`` only
+    reported. ``progress`` is given for sequential sweeps, ``transport`` for clients on other
+    machines.
     """
     with log_to_file(run.folder / LOG):
         if skip_finished(run):
@@ -111,7 +111,7 @@ def execute_run(
 
 
 def skip_finished(run: RunSpec) -> bool:
-    """Return whether an earlier command has finished the run, and report it."""
+    """Report a run that an earlier command has finished; return whether it is finished."""
     finished = is_finished(run)
     if finished:
         Checkpoint(run.checkpoint).remove()
@@ -150,9 +150,9 @@ def _run(
 
 
 def _keep(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> None:
-    """Write model and result of a task; a finished result says that the model is there.
+    """Write model and result of a task, the model first: a finished result implies its model.
 
-    The result of a run whose model cannot be written because of a fault in code is not lost.
+    If an error prevents storing the model, the result is written nevertheless.
     """
     try:
         keep_model(folder, run, execution.keep_model, execution.keep_server_state)
@@ -165,16 +165,16 @@ def _keep(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """Format an error in one line; errors of other packages get their type."""
+    """Format an error as one line; errors of other packages start with their type."""
     if lacks_memory(error):
         return OUT_OF_MEMORY
     return str(error) if isinstance(error, FczooError) else f"{type(error).__name__}: {error}"
 
 
 def record_failure(run: RunSpec, error: str, traceback: str = "") -> None:
-    """Write ``failed.json`` to the run's folder; tables name it, and the next command tries again.
+    """Write ``failed.json`` to the run's folder; tables list the failure, the next command retries.
 
-    With the traceback of an error that is none of ours: whoever writes a method looks for it.
+    ``traceback`` helps authors of methods to find errors in their code.
     """
     write_json(
         run.folder_of_run / FAILURE,
@@ -183,7 +183,7 @@ def record_failure(run: RunSpec, error: str, traceback: str = "") -> None:
 
 
 def add_warnings(folder: Path, warnings: Collection[LocatedWarning]) -> None:
-    """Add warnings that were given before the folder was there; the terminal has them already."""
+    """Add warnings that were printed before the folder existed to its files."""
     WarningRecorder(folder / WARNINGS).add(*warnings)
     with log_to_file(folder / LOG) as handler:
         for line in warning_lines(warnings):
@@ -192,7 +192,7 @@ def add_warnings(folder: Path, warnings: Collection[LocatedWarning]) -> None:
 
 
 def describe_warnings(folder: Path) -> None:
-    """Write the warnings of a run folder and of all its runs to its ``bench.json``."""
+    """Write the warnings of a run folder and of its runs to the folder's ``bench.json``."""
     about = read_about(folder)
     lines = _lines(folder, about)
     if lines != about.warnings:

@@ -1,14 +1,14 @@
-"""Inversion of uploads: images whose features or gradients are what a client sends.
+"""Inversion attacks: reconstruct images from a client's upload.
 
-The attacker is a server that follows the protocol and looks at one client's upload of the first
-task: the client with the fewest images, whose upload says most about each. It knows method, weights and
-broadcast. From grey images it descends to those that give
+The attacker is an honest-but-curious server that inspects one client's upload of the first task.
+It attacks the client with the fewest images, whose upload reveals most about each. It knows method,
+weights and broadcast. It starts from grey images and optimizes them by gradient descent to match
 
-- ``feature``: the feature of one image, which no method sends: the upper bound of what follows;
-- ``prototype``: a class mean that the client sends, from which the variance takes nothing away;
-- ``update``: the direction of the change of what the client trains, prompts for example.
+- ``feature``: the feature of one image; no method sends it, so it bounds the other attacks;
+- ``prototype``: a class mean that the client sends; it ignores variances;
+- ``update``: the direction of the change in the client's trained tensors, such as prompts.
 
-An inversion discloses an image where it is nearer to one of the client's than the mean image is.
+An inversion discloses an image if it is closer to one of the client's images than the mean image.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,10 +34,10 @@ from fczoo.models.classifier import prediction_batch
 from fczoo.reports.figure import ImageGrid
 from fczoo.runner.cost import uploads
 
-STEPS = 300  # of the descent
-RATE = 0.1  # of Adam, on pixels before the logistic function
+STEPS = 300  # of gradient descent
+RATE = 0.1  # learning rate of Adam, on pixels before the logistic function
 SMOOTHNESS = 1.0  # weight of the mean difference between neighbouring pixels
-MOST_IMAGES = 500  # of the task, of which the mean image is one
+MOST_IMAGES = 500  # of the task, over which the mean image is computed
 
 HEADERS = (
     "method",
@@ -53,15 +53,15 @@ Target = Literal["feature", "prototype", "update"]
 
 @dataclass(frozen=True)
 class Inversion:
-    """Images [n, 3, S, S] from one kind of target, next to the client's nearest ones."""
+    """Images [n, 3, S, S] reconstructed from one kind of target, and the client's nearest ones."""
 
     target: Target
     classes: list[int]
-    images: Tensor  # pixels in [0, 1]
-    nearest: Tensor
-    distance: float  # that the descent has left: 0 where features or directions are the same
-    error: float  # mean squared error to the nearest, mean over images
-    mean_image_error: float  # the same of the mean image
+    images: Tensor  # reconstructions, pixels in [0, 1]
+    nearest: Tensor  # the client's nearest images
+    distance: float  # final distance to the target; 0: features or directions are the same
+    error: float  # mean squared error to the nearest image, mean over images
+    mean_image_error: float  # mean squared error of the mean image, mean over images
 
 
 def mean_squared_errors(images: Tensor, others: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def mean_squared_errors(images: Tensor, others: Tensor) -> Tensor:
 
 
 def signal_to_noise(error: float) -> float:
-    """Return the peak signal-to-noise ratio in dB of a mean squared error of pixels in [0, 1].
+    """Convert a mean squared error of pixels in [0, 1] to a peak signal-to-noise ratio in dB.
 
     Args:
         error: Mean squared error.
@@ -84,7 +84,7 @@ def signal_to_noise(error: float) -> float:
 
 
 def class_means(upload: Payload, groups: Uploads, task: Task) -> dict[int, Tensor]:
-    """Return the class means [D] in an upload by class.
+    """Return the class means [D] of an upload, by class.
 
     Args:
         upload: Upload of one client.
@@ -92,7 +92,7 @@ def class_means(upload: Payload, groups: Uploads, task: Task) -> dict[int, Tenso
         task: Task of the upload.
 
     Returns:
-        Class -> mean feature; empty where the upload has none.
+        Mean feature by class; empty if the upload has none.
     """
     for prefix, group in groups.items():
         means, count = upload.get(f"{prefix}mean"), upload.get(f"{prefix}count")
@@ -116,10 +116,10 @@ def invert_uploads(bench: Benchmark, method: Method, steps: int = STEPS) -> list
     Args:
         bench: Data, partition and backbone of a run.
         method: Method of the run.
-        steps: Steps of the descent.
+        steps: Steps of gradient descent.
 
     Returns:
-        One inversion per kind of target that the method sends, after that of features.
+        The inversion of features, then one per kind of target that the method sends.
     """
     attack = _Attack(bench, method, steps)
     classes = attack.classes
@@ -162,7 +162,7 @@ class _Attack:
         self.own = self.features(self.broadcast, self.pixels(self.examples)).detach()
 
     def trained(self, phase: str) -> Tree:
-        """Return what the client has trained, in the upload of a round."""
+        """Return the trained tensors in the upload of a round; empty for other phases."""
         optims = self.method.training().optims
         return select(self.sent[phase].tensors, *optims) if phase == "round" in self.sent else {}
 
@@ -178,7 +178,7 @@ class _Attack:
         return self.method.features(self.backbone, tree, batch)
 
     def match_features(self, tree: Tree, targets: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the relative squared distance of images' features to targets [n, D]."""
+        """Return a loss: the relative squared distance of images' features to targets [n, D]."""
         sizes = targets.square().sum(1)
 
         def loss(images: Tensor) -> Tensor:
@@ -187,7 +187,10 @@ class _Attack:
         return loss
 
     def match_update(self) -> Callable[[Tensor], Tensor]:
-        """Return 1 - cosine between the gradient of images, one per class, and the update."""
+        """Return a loss: 1 - cosine between the images' negative gradient and the update.
+
+        There is one image per class.
+        """
         trained, ctx = self.trained("round"), Context(self.task, 0, 1, self.broadcast)
         change = torch.cat([(trained[k] - self.broadcast[k]).flatten() for k in trained])
         leaves = {k: self.broadcast[k].clone().requires_grad_() for k in trained}
@@ -211,7 +214,7 @@ class _Attack:
     def invert(
         self, target: Target, distance: Callable[[Tensor], Tensor], classes: list[int]
     ) -> Inversion:
-        """Descend from grey images, one per class, and compare the result with the client's."""
+        """Optimize grey images, one per class, and compare them with the client's images."""
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
             images = descend(distance, self.mean_image, len(classes), self.steps)
             left = float(distance(images).detach())
@@ -235,13 +238,13 @@ class _Attack:
 
 
 def descend(distance: Callable[[Tensor], Tensor], like: Tensor, number: int, steps: int) -> Tensor:
-    """Return images with a small distance, and little difference between neighbouring pixels.
+    """Optimize images for a small distance, with a penalty on differences of neighbouring pixels.
 
     Args:
         distance: Function of images [n, 3, S, S] with pixels in [0, 1].
-        like: An image [1, 3, S, S] for size and device.
+        like: An image [1, 3, S, S] with the size and device of the result.
         number: Number of images n.
-        steps: Steps of Adam, from grey images with a little noise.
+        steps: Steps of Adam; the start is grey with a little noise.
 
     Returns:
         Images [n, 3, S, S] with pixels in [0, 1].
@@ -259,10 +262,10 @@ def descend(distance: Callable[[Tensor], Tensor], like: Tensor, number: int, ste
 
 
 def inversion_rows(by_method: Mapping[str, list[Inversion]]) -> list[tuple[str, ...]]:
-    """Return rows of a table: method, target, and errors next to those of the mean image.
+    """Return rows of a table with the columns ``HEADERS``.
 
     Args:
-        by_method: Label of a method -> its inversions.
+        by_method: Inversions by label of the method.
     """
     return [
         (
@@ -279,7 +282,7 @@ def inversion_rows(by_method: Mapping[str, list[Inversion]]) -> list[tuple[str, 
 
 
 def inversion_grid(name: str, label: str, inversions: list[Inversion]) -> ImageGrid:
-    """Return the picture of a method's inversions: each below the nearest image of the client.
+    """Return a grid of a method's inversions, each below the client's nearest image.
 
     Args:
         name: Name of the figure.

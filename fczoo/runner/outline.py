@@ -1,9 +1,9 @@
-"""Tensors without their values: what a method sends and computes is known from shapes.
+"""Shape-only execution: count what a method sends and computes without the values of tensors.
 
-Inside ``Outlines`` every operation with large inputs or outputs is done on shapes, as on torch's
-device "meta". Small tensors keep their values, so that code which looks at labels, counts or
-indices runs as it is. A large tensor is one number or row, expanded to its shape, which costs
-neither memory nor time.
+Inside ``Outlines`` every operation with large inputs or outputs runs on shapes only, as on torch's
+device "meta". Small tensors keep their values, so code that reads labels, counts or indices runs
+unchanged. A large tensor is one number or row, expanded to its shape, which costs neither memory
+nor time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,27 +20,26 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.tree import Tree
 from fczoo.core.vit_config import ViTConfig
 
-LARGE = 1 << 16  # numbers, above which a tensor keeps its shape only
+LARGE = 1 << 16  # elements above which a tensor is represented by its shape only
 
 
 class Outlines(TorchDispatchMode):
-    """Inside it, large tensors are outlines: their shape and type are right, their values are not.
+    """Mode in which large tensors are outlines, with the right shape and type but wrong values.
 
-    Numbers computed from an outline are 1, so that a division or a root of them is finite.
-    ``flops`` counts the operations of all products, as torch's ``FlopCounterMode`` does.
+    Values computed from an outline are 1, so that divisions and roots are finite. ``flops`` counts
+    the operations of all products, as torch's ``FlopCounterMode`` does.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        self.bytes: dict[
-            int, int
-        ] = {}  # address of an outline's number -> bytes of the tensor it represents
-        self._numbers: list[Tensor] = []  # alive, so that no address is used twice
+        # bytes of the tensor that an outline represents, by address of the outline's storage
+        self.bytes: dict[int, int] = {}
+        self._numbers: list[Tensor] = []  # kept alive, so that no address is used twice
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return True to skip torch's guard against compilation, which costs time per operation."""
+        """Return False: torch's guard against compilation would cost time per operation."""
         return False
 
     def __torch_dispatch__(
@@ -99,7 +98,7 @@ class Outlines(TorchDispatchMode):
     def outline(self, shape: Iterable[int], dtype: torch.dtype, value: int = 1) -> Tensor:
         """Return a tensor that represents one of this shape and type."""
         size = tuple(shape)
-        # fused attention wants rows that are in one piece
+        # fused attention requires contiguous rows
         number = torch.full(
             size[-1:] if len(size) > 1 and size[-1] <= LARGE else (), value, dtype=dtype
         )
@@ -109,28 +108,25 @@ class Outlines(TorchDispatchMode):
         return tensor
 
 
-# nothing in an outline is invalid: torch draws truncated normals again until nothing is
+# operations that return 0: torch redraws truncated normals until no value is invalid
 _ZERO = {
     torch.ops.aten.isnan.default,
     torch.ops.aten.isinf.default,
     torch.ops.aten.any.default,
 }
-# operation and shapes of its inputs -> its outputs on the device "meta", and its flops
+# outputs on the device "meta" and flops, by operation and shapes of its inputs
 _RESULTS: dict[Any, tuple[tuple[Any, ...], int] | None] = {}
 
 
 @cache
 def _grows(func: Any) -> bool:
-    """Return whether the output may be large although all inputs are small.
-
-    This holds for products and diagonals.
-    """
+    """Return whether small inputs may have a large output, as for products and diagonals."""
     return func._overloadpacket in flop_registry or func is torch.ops.aten.diag_embed.default
 
 
 @cache
 def _aliases(func: Any) -> Literal["view", "write", ""]:
-    """Return whether an operation gives a view of its input, or writes into it."""
+    """Determine whether an operation returns a view of its input, writes into it, or neither."""
     infos = [a.alias_info for a in func._schema.arguments if a.alias_info is not None]
     return "write" if any(info.is_write for info in infos) else "view" if infos else ""
 
@@ -150,7 +146,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 def _shape_key(value: Any) -> Any:
-    """Return what the shape of an operation's output depends on, as a key."""
+    """Return a key of arguments: shape and type of tensors, the value of anything else."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     if isinstance(value, tuple | list):
@@ -161,7 +157,7 @@ def _shape_key(value: Any) -> Any:
 def _on_shapes(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], int] | None:
-    """Return outputs and flops of an operation on shapes; None where they depend on values."""
+    """Return outputs and flops of an operation on shapes; None if they depend on values."""
     kwargs = {k: None if isinstance(v, torch.Generator) else _on_meta(v) for k, v in kwargs.items()}
     if "device" in kwargs:
         kwargs["device"] = torch.device("meta")
@@ -182,10 +178,10 @@ def _on_meta(value: Any) -> Any:
 
 
 class OutlineBackbone(Backbone):
-    """A backbone without weights and without work: its outputs have the right shapes.
+    """Backbone that computes nothing: its outputs only have the right shapes.
 
     They depend on the images and on every plug, so that a loss has a gradient. An image is one
-    patch, since nothing that is sent depends on how many there are.
+    patch, because no upload depends on the number of patches.
     """
 
     def __init__(self, config: ViTConfig):
@@ -210,13 +206,13 @@ class OutlineBackbone(Backbone):
             width = self.config.mlp_dim if tap.endswith("mlp.fc2") else self.token_dim
             rows = tokens + self.config.tokens  # an image is one patch
             seen[tap] = value[:, None].expand(-1, rows, width)
-            value = seen[tap][:, 0, :1]  # what follows depends on it
+            value = seen[tap][:, 0, :1]  # later outputs depend on it
         return value.expand(-1, self.dim).to(self._feature_dtype)
 
 
 @cache
 def outline_backbone(config: ViTConfig) -> OutlineBackbone:
-    """Return the backbone without work of a configuration."""
+    """Return the ``OutlineBackbone`` of a configuration."""
     return OutlineBackbone(config)
 
 

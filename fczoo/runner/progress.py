@@ -1,4 +1,4 @@
-"""Progress of the runs of a grid: lines on stderr and in ``log.txt``, and a bar on a terminal."""
+"""Progress of a sweep: lines on stderr and in ``log.txt``, and a bar on a terminal."""
 
 import logging
 import sys
@@ -23,15 +23,15 @@ from fczoo.runner.configs import RunSpec, is_finished
 log = logging.getLogger("fczoo.progress")
 log.setLevel(logging.INFO)
 
-BAR = "{desc} {percentage:3.0f} % |{bar}| {elapsed} gone, {remaining} to go{postfix}"
+BAR = "{desc} {percentage:3.0f} % |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
 
 
 def say(text: str, level: Level = "INFO") -> None:
     """Print a line on stderr, above the bar if there is one, and log it.
 
     Args:
-        text: Line to print in the style that the command has chosen.
-        level: DEBUG for lines of ``--verbose``, which are not logged.
+        text: Line to print, in the command's style of messages.
+        level: ``DEBUG`` for lines of ``--verbose``, which are not logged.
     """
     if line := message_line(level, text):
         tqdm.write(line, file=sys.stderr)
@@ -42,7 +42,7 @@ def say(text: str, level: Level = "INFO") -> None:
 
 @contextmanager
 def log_to_file(file: Path) -> Iterator[logging.Handler]:
-    """Add messages and warnings inside it to a file, with the time."""
+    """Append messages and warnings to a file inside a ``with`` block, with the time."""
     handler = LogFile(file, encoding="utf-8", delay=True, errors="replace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
@@ -54,22 +54,21 @@ def log_to_file(file: Path) -> Iterator[logging.Handler]:
 
 
 def in_notebook() -> bool:
-    """Return whether a notebook's kernel runs this; it shows a bar but is not a terminal."""
+    """Return whether this process is a notebook's kernel, which shows bars without a terminal."""
     shells = sys.modules.get("IPython")  # ipykernel may be imported without it
     return shells is not None and "ipykernel" in sys.modules and shells.get_ipython() is not None
 
 
 class Progress:
-    """Progress of a grid: finished runs, the best one, and the remaining time."""
+    """Progress of a sweep: finished runs, the best run, and the remaining time."""
 
     def __init__(self, runs: Sequence[RunSpec]):
         self.total, self.begin = len(runs), time.monotonic()
         self.ended = 0
-        self.kept = 0  # of these finished by an earlier command
-        self.best: dict[Path, tuple[float, str]] = {}  # of each setting: A_N and the run
-        self.seen: dict[
-            RunSpec, tuple[int, Result | None]
-        ] = {}  # time of a run's file, and what stood there
+        self.kept = 0  # ended runs that an earlier command finished
+        self.best: dict[Path, tuple[float, str]] = {}  # A_N and label of the best run by setting
+        # modification time and content of a run's result file
+        self.seen: dict[RunSpec, tuple[int, Result | None]] = {}
         folders = list(dict.fromkeys(run.folder for run in runs))
         log_place = folders[0] / LOG if len(folders) == 1 else f"{LOG} next to each {ABOUT}"
         protocols = sorted(
@@ -92,7 +91,10 @@ class Progress:
         self.bar.close()
 
     def count_ended(self, run: RunSpec, kept: bool = False) -> None:
-        """Count a run that is finished, kept or failed; an interrupted one does not count."""
+        """Count a finished or failed run, ``kept`` if an earlier command finished it.
+
+        An interrupted run does not count.
+        """
         finished = is_finished(run)
         if not (finished or (run.folder_of_run / FAILURE).exists()):
             return
@@ -113,7 +115,7 @@ class Progress:
             say("; ".join([*parts, *self._time_left()]))
 
     def follow(self, runs: Iterable[RunSpec]) -> None:
-        """Report the progress of runs in other processes from the files in their folders."""
+        """Report the progress of runs in other processes, as their result files show it."""
         tasks_done, labels = 0.0, []
         for run in runs:
             result = self._read(run)
@@ -125,7 +127,7 @@ class Progress:
         self.move(tasks_done)
 
     def _read(self, run: RunSpec) -> Result | None:
-        """Return the current result of a run; report its new tasks."""
+        """Read the current result of a run and report its new tasks."""
         try:
             written = (run.folder_of_run / RESULT).stat().st_mtime_ns
         except FileNotFoundError:
@@ -144,7 +146,7 @@ class Progress:
         return result
 
     def move(self, part: float) -> None:
-        """Move the bar, with ``part`` of the current run done."""
+        """Move the bar; ``part`` is the finished part of the active runs, in runs."""
         self.bar.initial = self.kept
         self.bar.n = max(self.ended + part, self.bar.initial)
         self.bar.refresh()
@@ -155,9 +157,7 @@ class Progress:
             return []
         seconds = (time.monotonic() - self.begin) / new_runs * remaining_runs
         return [
-            f"about {seconds / 60:.0f} min to go"
-            if seconds >= 90
-            else f"about {seconds:.0f} s to go"
+            f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
         ]
 
 
@@ -191,13 +191,13 @@ class ProgressCallback(Callback):
         task_count = len(result.accuracy)
         (say if self.progress else log.info)(
             after_task(self.run, result, task_count)
-        )  # else ``follow`` says it
+        )  # else ``follow`` reports it
         if self.progress and not self.rounds:
             self.progress.move(task_count / len(result.task_sizes))
 
 
 def after_task(run: RunSpec, result: Result, done: int) -> str:
-    """Describe the accuracy of a run after some tasks."""
+    """Describe the accuracy of a run after ``done`` tasks."""
     a_t = all_metrics(result.accuracy[:done], result.test_counts)["A_N"]
     tasks = f"task {done} of {len(result.task_sizes)}"
     return (
@@ -206,7 +206,7 @@ def after_task(run: RunSpec, result: Result, done: int) -> str:
 
 
 def after_round(run: RunSpec, record: Mapping[str, Any]) -> str:
-    """Describe the loss and accuracy of a round, as ``rounds.jsonl`` has them."""
+    """Describe the loss and accuracy of a round, given its record in ``rounds.jsonl``."""
     parts = [f"{run.numbered_label}: task {record['task'] + 1}, round {record['round'] + 1}"]
     if record["loss"] is not None:
         parts.append(f"loss {record['loss']:.3f}")
@@ -216,6 +216,6 @@ def after_round(run: RunSpec, record: Mapping[str, Any]) -> str:
 
 
 def _tell_warnings() -> None:
-    """Print the warnings gathered so far now, not when the command ends."""
+    """Print the warnings collected so far, instead of at the end of the command."""
     for handler in logging.getLogger().handlers:
         handler.flush()

@@ -1,4 +1,4 @@
-"""Checks before a run folder is resumed: one process at a time, with an equal configuration."""
+"""Checks before a run folder is resumed: no other process, same configuration, same code."""
 
 import os
 import signal
@@ -26,18 +26,18 @@ FREE = (
     "settings.min_clients",
     "settings.data_root",  # the data's own hash is compared
     "data.remarks",
-    "code",  # see check_code
+    "code",  # compared by check_code
     "changed_code",
     "keep",
     "warnings",
-)  # parts of bench.json that may change while a run continues
+)  # parts of bench.json that may change when a run resumes
 
 
 class Interrupts:
     """Context in which a signal stops a run after its round.
 
-    After the first SIGINT or SIGTERM ``check_interrupt`` stops the run; the second one ends it at
-    once. A terminal that is closed does not end a run.
+    After the first SIGINT or SIGTERM the next ``check_interrupt`` stops the run; the second signal
+    stops it at once. Closing the terminal does not stop a run.
     """
 
     def __init__(self, out: Path):
@@ -59,7 +59,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def check_interrupt(self) -> None:
-        """Raise InterruptedCommandError if asked to stop; called where everything is saved."""
+        """Raise InterruptedCommandError after a signal; call it when everything is saved."""
         if self.signal_number:
             raise InterruptedCommandError(
                 f"stopped on request, with the last round saved; {self.advice}", self.signal_number
@@ -68,23 +68,24 @@ class Interrupts:
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.signal_number:
             raise InterruptedCommandError(
-                f"stopped at once; the round before is saved; {self.advice}", number
+                f"stopped at once; the previous round is saved; {self.advice}", number
             )
         self.signal_number = number
         with suppress(OSError, ValueError, AttributeError):  # the terminal may be gone
             os.write(  # print is not safe in a handler
-                sys.stderr.fileno(), b"\nstopping after this round; once more to stop at once\n"
+                sys.stderr.fileno(),
+                b"\nstopping after this round; interrupt again to stop at once\n",
             )
 
 
 @contextmanager
 def only_process(out: Path) -> Iterator[None]:
-    """Hold the run folder, which is created if necessary.
+    """Lock the run folder, which is created if necessary.
 
-    Raises FczooError at once when another process holds it.
+    The operating system releases the lock when the process ends. A new folder that stays empty is
+    removed at the end.
 
-    The system gives the lock back when a process ends, however it ends.
-    A folder that stays empty is removed again.
+    Raises FczooError if another process holds the lock.
     """
     new_folders = [p for p in (out, *out.parents) if not p.exists()]
     out.mkdir(parents=True, exist_ok=True)
@@ -107,18 +108,14 @@ def only_process(out: Path) -> Iterator[None]:
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise FczooError when the folder's ``bench.json`` is of another configuration.
-
-    The message names the differences.
-    """
+    """Raise FczooError that names the differences if ``bench.json`` has another configuration."""
     old, new = _flat(before), _flat(now)
     differences = [
         k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(FREE)
     ]
     if differences:
-        differences.sort(
-            key=lambda name: ("sha256" in name, name)
-        )  # what was typed says more than a hash of it
+        # settings first, since their values explain more than hashes
+        differences.sort(key=lambda name: ("sha256" in name, name))
 
         def describe(tree: Mapping[str, Any], name: str) -> str:
             value = str(tree.get(name, "not there"))
@@ -128,7 +125,7 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
             f"{k} was {describe(old, k)}, is {describe(new, k)}" for k in differences[:4]
         )
         suffix = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
-        listing = " ".join(listing.split())  # what a foreign file holds may have line breaks
+        listing = " ".join(listing.split())  # values from the file may have line breaks
         raise FczooError(
             f"output folder {folder} is already in use by another configuration: {listing}"
             f"{suffix}; give another with --out"
@@ -140,7 +137,7 @@ def check_code(
 ) -> list[str]:
     """Return modules whose source differs from that of the folder's first runs.
 
-    Raises FczooError, naming their files, unless that is accepted.
+    Raises FczooError, which names their files, unless ``accept`` is true.
     """
     old_hashes = before.get("code", {})
     changed_modules = [
@@ -157,7 +154,7 @@ def check_code(
 
 
 def last_run(results: Path) -> Path:
-    """Return the newest run folder with a default name.
+    """Return the newest run folder in ``results`` that has a default name.
 
     Raises FczooError if there is none.
     """

@@ -1,4 +1,4 @@
-"""Warnings for schedules that are too short for learning rates, and for settings without effect."""
+"""Warnings of schedules that are too short for their learning rates, and of unused settings."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,31 +17,31 @@ log = logging.getLogger("fczoo")
 
 
 ENOUGH = 0.25
-"""Part of the steps for which rates were chosen, below which a run is warned of."""
+"""Smallest part of the steps for which rates were chosen that a run can have without warning."""
 
 
 def images_per_class(settings: Settings) -> int | None:
-    """Return the training images per class; None if the settings do not give it."""
+    """Return the number of training images per class; None if the settings do not determine it."""
     official = DATASETS.get(settings.dataset).official
     limits = settings.train_per_class, official.train_per_class if official else None
     return min(filter(None, limits), default=None)
 
 
 def steps_per_image(settings: Settings) -> float:
-    """Return a client's steps for each image per class."""
+    """Return a client's number of steps per training image of a class."""
     return settings.rounds * settings.epochs / settings.clients / settings.batch_size
 
 
 def steps(settings: Settings) -> float:
-    """Return a client's steps per class; of an unknown number of images, those of one image."""
+    """Return a client's number of steps per class; if the images are unknown, those for one."""
     return steps_per_image(settings) * (images_per_class(settings) or 1)
 
 
 def times_the_steps(chosen: Settings, settings: Settings) -> float | None:
-    """Return by how much ``chosen`` has more steps per class than ``settings``.
+    """Return the steps per class of ``chosen`` divided by those of ``settings``.
 
-    Where a number of images is unknown, one data set counts as having as many in both; two data
-    sets are not compared (None).
+    If a number of images is unknown, the same data set is assumed to have as many in both, and two
+    different data sets are not compared: the ratio is None.
     """
     if images_per_class(chosen) and images_per_class(settings):
         return steps(chosen) / steps(settings)
@@ -53,10 +53,10 @@ def times_the_steps(chosen: Settings, settings: Settings) -> float | None:
 def _dataset_value_schedule(
     method: str, option: str, value: Any, dataset: str
 ) -> tuple[Settings, str] | None:
-    """Return the schedule for which a method's own value for a data set was chosen.
+    """Return the schedule for which a method's value for a data set was chosen, and its source.
 
-    It is that of a protocol that states the value. If no protocol states values on the data set,
-    it is the data set's default schedule.
+    It is the schedule of a protocol that states the value. If no protocol has values for the data
+    set, it is the data set's default schedule; otherwise None.
     """
     if stated := protocol_of_value(method, option, value, dataset):
         protocol, statement = stated
@@ -79,10 +79,7 @@ def _stated_schedule(
 
 
 def _rate_schedule(config: RunConfig, option: str) -> tuple[Settings, str] | None:
-    """Return the schedule for which a learning rate was chosen, and its source in words.
-
-    None where it is not known.
-    """
+    """Return the schedule for which a learning rate was chosen, and its source; None if unknown."""
     method, settings, origin = config.method, config.settings, config.option_origins[option]
     if origin == DATASET:
         return _dataset_value_schedule(method, option, config.options[option], settings.dataset)
@@ -94,7 +91,7 @@ def _rate_schedule(config: RunConfig, option: str) -> tuple[Settings, str] | Non
 
 
 def warn_of_short_schedules(configs: Iterable[RunConfig]) -> None:
-    """Name methods whose rates belong to a schedule with many more steps than they get."""
+    """Warn of methods whose learning rates were chosen for schedules with many more steps."""
     for config in {config.method: config for config in configs}.values():
         method, settings = config.method, config.settings
         rates_by_schedule: dict[tuple[Settings, str], list[str]] = {}
@@ -107,9 +104,8 @@ def warn_of_short_schedules(configs: Iterable[RunConfig]) -> None:
             if times and times * ENOUGH > 1:
                 log.warning(
                     "%s has %s for the schedule of %s, which has %.0f times the steps%s of this "
-                    "run: "
-                    "it may hardly learn; see "
-                    "`fczoo tune --methods %s`, or give more --rounds or --epochs",
+                    "run: it may hardly learn; see `fczoo tune --methods %s`, or give more "
+                    "--rounds or --epochs",
                     method,
                     ", ".join(rates),
                     source,
@@ -148,7 +144,7 @@ def warn_of_unused_settings(configs: Sequence[RunConfig]) -> None:
         verb = "uploads" if len(without_counts) == 1 else "upload"
         count = settings.min_class_count
         log.warning(
-            "%s %s no counts of classes: --min-class-count %d has no effect",
+            "%s %s no class counts: --min-class-count %d has no effect",
             ", ".join(without_counts),
             verb,
             count,

@@ -1,9 +1,7 @@
-"""A benchmark shared with the worker processes of a sweep.
+"""A benchmark that the worker processes of a sweep share through memory-mapped files.
 
-Pixels and weights are in files that all of them map.
-
-What is mapped is in memory once, however many processes read it. Workers neither decode nor convert
-anything again, so they begin sooner; what they see is the parent's, bit for bit.
+Mapped pixels and weights are in memory once, however many processes read them. Workers start
+faster, since they neither decode nor convert anything, and see exactly the parent's bytes.
 """
 
 import hashlib
@@ -29,14 +27,14 @@ from fczoo.federation.benchmark import Benchmark, open_stores
 from fczoo.federation.device import pick_device
 from fczoo.federation.settings import Settings
 
-ALIGNMENT = 64  # bytes, as torch's own memory has it: the last bits of products may depend on it
+ALIGNMENT = 64  # bytes, as torch allocates; the last bits of products may depend on it
 Place = tuple[int, torch.dtype, tuple[int, ...]]
 """First byte, type and shape of a weight in the file of weights."""
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """Place of a part's pixels."""
+    """File and shape of the pixels of training or test images."""
 
     file: Path
     shape: tuple[int, ...]
@@ -50,7 +48,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class SharedBenchmark:
-    """A benchmark whose pixels and weights are in files."""
+    """Benchmark whose pixels and weights are in files."""
 
     settings: Settings
     stream: Stream  # without pixels
@@ -82,8 +80,8 @@ class SharedBenchmark:
 def shared_folder() -> Iterator[Path]:
     """Create a temporary folder that is removed even if this process is killed.
 
-    Loky's tracker, a separate process, removes it once this process and its workers have all
-    ended.
+    In this case Loky's resource tracker, a separate process, removes it once this process and its
+    workers have ended.
     """
     with TemporaryDirectory(prefix="fczoo-") as folder:
         resource_tracker.register(folder, "folder")
@@ -94,9 +92,10 @@ def shared_folder() -> Iterator[Path]:
 
 
 def share(bench: Benchmark, folder: Path) -> SharedBenchmark:
-    """Write what is large of a benchmark to files in ``folder``; what is there already stays.
+    """Write pixels and weights of a benchmark to ``folder``, unless it has these files.
 
-    Pixels that are a mapped file stay where they are. Raises FczooError where the disk is full.
+    Pixels that are a memory-mapped file stay there. Raises FczooError if writing fails, as on a
+    full disk.
     """
     stream = bench.stream
     try:
@@ -105,12 +104,10 @@ def share(bench: Benchmark, folder: Path) -> SharedBenchmark:
         )
         weights, places = _share_weights(bench.backbone.weights, folder)
     except OSError as error:
-        reason = error.strerror or first_line(
-            error
-        )  # of a disk that fills, numpy has no more than words
+        reason = error.strerror or first_line(error)  # numpy's error of a full disk has no strerror
         problem = f"cannot share data and weights with --jobs in {folder}: {reason}"
         raise FczooError(
-            f"{problem}; free some space, set TMPDIR to another folder, or take --jobs 1"
+            f"{problem}; free some space, set TMPDIR to another folder, or use --jobs 1"
         ) from error
     bare_stream = replace(
         stream, train=_without_pixels(stream.train), test=_without_pixels(stream.test)

@@ -1,6 +1,6 @@
-"""The search of one method: its space of hyper-parameters and its trials.
+"""Hyper-parameter search of one method: its space and its trials.
 
-The trials are kept in ``NAME.db`` as they end, and more may follow later.
+Finished trials are stored in ``NAME.db``; a later command can add more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ from fczoo.reports.run_folder import current_settings
 from fczoo.runner.progress import say
 from fczoo.runner.tuned_file import Effort, TunedMethod
 
-RATES = ("head_lr",)  # options that are as ``lr`` where they are none
+RATES = ("head_lr",)  # options that equal ``lr`` if they are none
 
 
 def around(space: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the space as plain values, widened to contain the method's default."""
+    """Return the space as plain values, extended to contain the method's defaults."""
     values: dict[str, Any] = {}
     for name, domain in space.items():
         default = options[name]
@@ -46,9 +46,10 @@ def around(space: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str, 
 
 
 def own_values(space: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the method's default values; a rate of none is ``lr``.
+    """Return the method's default values in the space; a rate that is none becomes ``lr``.
 
-    Raises FczooError for another option that is none: the method's defaults could not be a trial.
+    Raises FczooError if another option is none and its space does not contain none: then the
+    defaults cannot be a trial.
     """
     defaults = {
         name: options["lr"] if options[name] is None and name in RATES else options[name]
@@ -58,14 +59,14 @@ def own_values(space: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str
         name for name, value in defaults.items() if value is None and None not in space[name]
     ]:
         raise FczooError(
-            f"{missing[0]} is none by default, no point of its space; tune another option, or "
-            "--set it"
+            f"{missing[0]} is none by default, which its search space does not contain; set it "
+            "with --set, or tune another method"
         )
     return defaults
 
 
 def spread(space: Mapping[str, Sequence[Any]], number: int) -> dict[str, Any]:
-    """Return a point of Sobol's sequence in the space; the first is the middle."""
+    """Return a point of the Sobol sequence in the space; point 1 is the middle."""
     point = qmc.Sobol(len(space), scramble=False).fast_forward(number).random()[0]
     values: dict[str, Any] = {}
     for share, (name, domain) in zip(point.tolist(), space.items(), strict=True):
@@ -79,7 +80,7 @@ def spread(space: Mapping[str, Sequence[Any]], number: int) -> dict[str, Any]:
 
 
 def suggest(trial: Any, space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the point that Optuna's trial suggests."""
+    """Return the values that Optuna suggests for a trial."""
     return {name: _suggest_value(trial, name, domain) for name, domain in space.items()}
 
 
@@ -90,12 +91,12 @@ def _suggest_value(trial: Any, name: str, where: Sequence[Any]) -> Any:
 
 
 def _range(where: Sequence[Any]) -> bool:
-    """Return whether a part of a space is a range; else it lists its values."""
+    """Return whether the domain of an option is a range; otherwise it is a list of values."""
     return len(where) == 3 and where[-1] in ("log", "linear") and not isinstance(where[0], str)
 
 
 def tasks_of_trial(settings: Settings, asked: int) -> int:
-    """Return the number of tasks per trial, at most those of the stream."""
+    """Return the number of tasks per trial, at most that of the stream."""
     return min(asked, settings.task_count)
 
 
@@ -105,7 +106,7 @@ def trial_stream(settings: Settings, effort: Effort) -> tuple[Stream, Partition]
 
 
 def trial_images(settings: Settings, effort: Effort) -> Stream:
-    """Return the first tasks, with held-out training images per class as test images."""
+    """Return a stream of the first tasks, with held-out training images as test images."""
     scored_on, limit = effort.score_per_class, settings.train_per_class
     if scored_on is not None and limit is not None:
         settings = replace(settings, train_per_class=limit + scored_on)
@@ -121,7 +122,7 @@ def trial_images(settings: Settings, effort: Effort) -> Stream:
             if count >= len(class_index):
                 kept = plural(len(class_index), "training image")
                 raise FczooError(
-                    f"a class has {kept}, of which a search would hold out {count}; raise "
+                    f"a class has {kept}, but a search would hold out {count}; raise "
                     "--train-per-class, or lower --score-per-class or --held-out"
                 )
             score_parts.append(rng.permutation(class_index)[:count])
@@ -144,9 +145,9 @@ def trial_images(settings: Settings, effort: Effort) -> Stream:
     )
 
 
-SPREAD = 4  # trials that are spread over the space, after the first
-SEEDS = 2**32  # that a sampler takes
-ERROR = "error"  # of a failed trial: why
+SPREAD = 4  # trials at points of the Sobol sequence, after the trial of the defaults
+SEEDS = 2**32  # number of seeds that a sampler accepts
+ERROR = "error"  # attribute of a failed trial: the reason
 
 
 @options_in_messages()
@@ -158,11 +159,11 @@ def search_method(
     given: Mapping[str, Mapping[str, Any]],
     callback: Callback,
 ) -> tuple[str, TunedMethod | str]:
-    """Run all trials of one method; return the best values, or why the last trial failed.
+    """Run all trials of one method; return its best values, or the last trial's error if all fail.
 
-    The first has the method's own values; the next are spread over the space, from its middle on,
-    the same for all methods with that space, since few random ones leave most of it unseen;
-    then TPE chooses. Of what an earlier command tried beyond this effort nothing counts.
+    The first trial has the method's default values. The next ones are a Sobol sequence, which
+    covers the space better than few random points and is the same for all methods with this space.
+    TPE chooses the other trials. Trials of an earlier command beyond this effort are ignored.
     """
     try:
         import optuna
@@ -183,14 +184,13 @@ def search_method(
     search = {"settings": settings.portable(), "effort": asdict(effort), "space": space}
     hashes = {"weights": bench.backbone.sha256, "code": digest(code_of(settings, default_method))}
     _same_search(study, name, settings, {**search, **hashes})
-    for broken in study.get_trials(states=(TrialState.RUNNING,)):  # an earlier command ended in it
-        study.tell(broken.number, state=TrialState.FAIL)  # and its values are asked for again
+    for broken in study.get_trials(states=(TrialState.RUNNING,)):  # interrupted
+        study.tell(broken.number, state=TrialState.FAIL)  # its values are suggested again
     final_states = (TrialState.COMPLETE,)
     while (count := len(study.get_trials(states=final_states))) < effort.trials:
         if count <= SPREAD and not study.get_trials(states=(TrialState.WAITING,)):
             study.enqueue_trial(spread(space, count) if count else own_values(space, defaults))
-        # its own sampler for each trial: a search that is resumed asks what an unbroken one
-        # asks
+        # a new sampler per trial, so that a resumed search suggests the same values
         seed = (1000 * effort.seed + count) % SEEDS
         study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
         trial = study.ask()
@@ -199,9 +199,7 @@ def search_method(
             method = create_method(name, settings.dataset, **{**usual, **values})
             score = bench.run(method, effort.seed, callback).metrics["A_N"]
             end = f"{score:.1f} %"
-        except (
-            FczooError
-        ) as error:  # it diverged, or its values do not go together: that counts as a trial
+        except FczooError as error:  # diverged, or values conflict: it counts as a trial
             trial.set_user_attr(ERROR, str(error))
             end = f"failed: {error}"
         study.tell(trial, score)
@@ -226,14 +224,14 @@ def search_method(
 
 @lru_cache(1)
 def open_trial_benchmark(settings: Settings, effort: Effort) -> Benchmark:
-    """Open the benchmark of trials, once per process for all methods."""
+    """Open the benchmark of trials; methods in one process share it."""
     return Benchmark.open(settings, partial(trial_stream, effort=effort))
 
 
 def _study(file: Path, name: str) -> Any:
     """Open or create Optuna's study in a file.
 
-    Raises FczooError if it cannot be read.
+    Raises FczooError if the file cannot be read.
     """
     import optuna
     from sqlalchemy import URL
@@ -244,10 +242,8 @@ def _study(file: Path, name: str) -> Any:
             storage=url, study_name=name, load_if_exists=True, direction="maximize"
         )
         study.get_trials()
-    except (
-        Exception
-    ) as error:  # Optuna, SQLAlchemy, Alembic and the reading of JSON each have their own
-        problem = f"{file} holds no trials that can be read: {first_line(error)}"
+    except Exception as error:  # Optuna, SQLAlchemy, Alembic and JSON have errors of many types
+        problem = f"{file} has no readable trials: {first_line(error)}"
         raise FczooError(
             f"{problem}; give another --out, or remove the file to search again"
         ) from error
@@ -255,28 +251,29 @@ def _study(file: Path, name: str) -> Any:
 
 
 def _same_search(study: Any, name: str, settings: Settings, now: Mapping[str, Any]) -> None:
-    """Raise FczooError where the folder holds trials of another search. More may follow."""
+    """Raise FczooError if the study has trials of another search; record this one.
+
+    The number of trials may differ.
+    """
     plain = through_json(now)
     plain["effort"].pop("trials")
-    new_parts = {part: plain[part] for part in ("code", "weights")}  # by earlier versions
+    new_parts = {part: plain[part] for part in ("code", "weights")}  # earlier versions lack them
     earlier_search = {**new_parts, **study.user_attrs.get("search", plain)}
-    tasks = tasks_of_trial(
-        settings, earlier_search["effort"]["tasks"]
-    )  # earlier versions wrote what was asked for
+    # earlier versions stored the requested number of tasks
+    tasks = tasks_of_trial(settings, earlier_search["effort"]["tasks"])
     earlier_search["settings"] = current_settings(earlier_search["settings"])
     if {**earlier_search, "effort": {**earlier_search["effort"], "tasks": tasks}} != plain:
         difference = next(
             (part for part in new_parts if earlier_search[part] != plain[part]), "settings"
         )
         raise FczooError(
-            f"the trials of {name} in this folder were made with other {difference}; give another "
-            "--out"
+            f"the trials of {name} in this folder have other {difference}; give another --out"
         )
     study.set_user_attr("search", plain)
 
 
 def _importance(tried: list[Any], options: int) -> dict[str, float]:
-    """Compute fANOVA importances; empty with fewer than two options or equal scores."""
+    """Compute fANOVA importances; empty with fewer than two options, or if all scores are equal."""
     import optuna
 
     if options < 2 or len({t.value for t in tried}) < 2:

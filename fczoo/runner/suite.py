@@ -1,4 +1,4 @@
-"""Execution of suites: the searches and the runs of their rows, entered as they end."""
+"""Execution of suites: search and run their rows, and enter each run in the archive as it ends."""
 
 import os
 import shutil
@@ -28,11 +28,11 @@ from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedMethod, read_tuned,
 
 SEARCH = "search"  # folder of the searches
 RUNS = "runs"  # folder of the run folders
-DIGITS = 4  # significant, of a trial's values and score in a row
+DIGITS = 4  # significant digits of a trial's values and score in the archive
 
 
 def folder_of(cell: SuiteCell, suite: Suite) -> str:
-    """Return the name of a cell's folders: other code or settings have other folders.
+    """Return the name of a cell's folders, which depends on its code and settings.
 
     Args:
         cell: The cell.
@@ -62,16 +62,16 @@ def run_suite(
 ) -> int:
     """Search and run the pending seeds of some cells; enter each run in the archive as it ends.
 
-    Cells are taken in groups, of one with one job: their values are searched, then they run. A
-    command that was interrupted resumes: searches after their last trial, runs after their last
-    round.
+    Cells are processed in groups, with one job a single cell at a time: first the searches, then
+    the runs. After an interruption the same command resumes: searches after their last trial, runs
+    after their last round.
 
     Args:
         suite: The suite.
         cells: Cells to run.
         folder: Folder of the searches and runs.
         archive: CSV file of the suite.
-        execution: Execution of the runs; ``jobs`` also counts the searches at the same time.
+        execution: Execution of the runs; ``jobs`` is also the number of parallel searches.
 
     Returns:
         Number of runs that failed.
@@ -81,7 +81,7 @@ def run_suite(
         InterruptedCommandError: A signal stopped the command.
     """
     jobs, failures = execution.jobs, 0
-    size = 2 * jobs if jobs > 1 else 1  # more than workers, so that few of these wait for others
+    size = 2 * jobs if jobs > 1 else 1  # more cells than workers, so that few workers idle
     try:
         with only_process(folder), _termination_as_interrupt():
             _remove_outdated(folder, cells, suite)
@@ -98,7 +98,7 @@ def run_suite(
 
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM interrupt a search as SIGINT does; runs have their own handlers."""
+    """Raise KeyboardInterrupt on SIGTERM, as on SIGINT; runs have their own handlers."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -114,7 +114,7 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 
 def _remove_outdated(folder: Path, cells: Sequence[SuiteCell], suite: Suite) -> None:
-    """Remove searches and runs of some cells that are of other code or settings."""
+    """Remove searches and runs of some cells that have other code or settings."""
     names = {folder_of(cell, suite) for cell in cells}
     prefixes = {_prefix(cell) for cell in cells}
     for kind in (SEARCH, RUNS):
@@ -130,7 +130,7 @@ def _run_group(
     archive: Path,
     execution: ExecutionConfig,
 ) -> int:
-    """Search and run some cells, by name of their folders; return the number of failed runs."""
+    """Search and run some cells, given by folder name; return the number of failed runs."""
     errors = _search(suite, group, folder / SEARCH, execution.jobs)
     sweep: dict[Path, list[RunConfig]] = {}
     for name, cell in group.items():
@@ -147,7 +147,7 @@ def _run_group(
 def _entry(
     group: Mapping[str, SuiteCell], folder: Path, archive: Path
 ) -> Callable[[RunSpec], None]:
-    """Return a function that enters the finished runs of a run's folder in the archive."""
+    """Return a callback that enters the finished runs of a run's folder in the archive."""
 
     def enter(run: RunSpec) -> None:
         name = run.folder.relative_to(folder).parts[0]
@@ -158,7 +158,7 @@ def _entry(
 
 
 def _search(suite: Suite, cells: Mapping[str, SuiteCell], folder: Path, jobs: int) -> list[str]:
-    """Search the values of rows that have a space; return the folders of searches that failed."""
+    """Run the searches of cells that need one; return the folder names of failed searches."""
     remaining = [
         (folder / name, cell)
         for name, cell in cells.items()
@@ -184,7 +184,10 @@ def _search(suite: Suite, cells: Mapping[str, SuiteCell], folder: Path, jobs: in
 
 
 def _search_cell(place: tuple[Path, SuiteCell], effort: Effort, callback: Callback) -> str:
-    """Search the values of one cell; return why it failed, which its folder records as well."""
+    """Search the values of one cell; return the error, or "" on success.
+
+    The error is also written to the search's folder.
+    """
     out, cell = place
     settings = replace(cell.configs[0].settings, vary=("training",))
     given = {cell.row.method: cell.row.set}
@@ -201,7 +204,7 @@ def _search_cell(place: tuple[Path, SuiteCell], effort: Effort, callback: Callba
 
 
 def _tuned_runs(cell: SuiteCell, search: Path) -> Iterator[RunConfig]:
-    """Yield the pending runs of a cell with the values that its search found, here or earlier."""
+    """Yield the pending runs of a cell with the values of its search, this one or an earlier."""
     options, record = _searched_values(cell, search)
     for config in cell.configs:
         if config.seed in cell.pending:
@@ -221,14 +224,14 @@ def _searched_values(cell: SuiteCell, search: Path) -> tuple[dict[str, Any], dic
         return {}, {}
     search_result = read_tuned(search / TUNED_FILE)
     tuned = tuned_values_of(search_result)
-    # the search has this cell's settings but for the seeds, of which it has its own
+    # the search has this cell's settings, except for its own seeds
     record = tuned.record([method], {method: cell.row.set}, settings)
     trials = _trials_of(search_result.methods[method])
     return {**tuned.values[method], **cell.row.set}, {**record, **trials}
 
 
 def _trials_of(found: TunedMethod) -> dict[str, Any]:
-    """Return the trials of a search for a row: their scores and values, with a few digits."""
+    """Return scores and values of a search's trials for the archive, rounded."""
     names = list(found.space)
 
     def short(value: Any) -> Any:
@@ -243,12 +246,12 @@ def _trials_of(found: TunedMethod) -> dict[str, Any]:
 
 
 def _place(name: str, config: RunConfig) -> Path:
-    """Return the run folder of a run: one per seed if seeds vary more than training."""
+    """Return a run's folder; there is one per seed if the seed varies more than training."""
     return Path(name) if config.settings.vary == ("training",) else Path(name, f"seed{config.seed}")
 
 
 def failed_seeds(cell: SuiteCell, suite: Suite, folder: Path) -> set[int]:
-    """Return the seeds whose last run failed, all of them where the search failed.
+    """Return the seeds whose last run failed; all seeds if the search failed.
 
     Args:
         cell: The cell.

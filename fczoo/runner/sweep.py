@@ -1,4 +1,4 @@
-"""A sweep: data sets x partitions x methods x seeds, executed and written to run folders."""
+"""Execution of sweeps: data sets x partitions x methods x seeds, written to run folders."""
 
 import logging
 import re
@@ -55,9 +55,9 @@ def check_sweep(
 ) -> Sweep:
     """Check runs before anything is loaded or written; return them by the paths of their folders.
 
-    With ``allow_others`` other folders may be in ``out``.
+    With ``allow_others`` the folder ``out`` may contain other folders.
 
-    Raises FczooError for wrong loggers and for folders that are in use.
+    Raises FczooError for invalid loggers or executors, duplicate runs, and folders in use.
     """
     check_loggers(execution.loggers)
     runs_by_folder = {
@@ -74,7 +74,7 @@ def check_sweep(
 
 
 def check_unique(sweep: Sweep) -> None:
-    """Check that no two folders get the same run: their tables could not be shown together.
+    """Check that no two folders have the same run, so that their tables can be merged.
 
     Args:
         sweep: Runs by folder.
@@ -108,21 +108,21 @@ def run_sweep(
 ) -> tuple[list[Path], int]:
     """Execute all runs in their folders below ``out``; return these and the number of failed runs.
 
-    A folder gets ``bench.json``, ``partition.json``, per run ``METHOD/seedN/result.json`` and
-    ``rounds.jsonl``, and ``summary.{json,csv,md}``, brought up to date after each run. What an
-    earlier command has finished there is kept and not run again, a broken run resumes after its
-    last round, and one that failed, which left ``failed.json``, is tried again.
-    ``on_end`` is called after each run, finished or failed, when its files are written. With
-    ``allow_others`` other folders may be in ``out``.
+    A folder gets ``bench.json`` and ``partition.json``, per run ``METHOD/seedN/result.json`` and
+    ``rounds.jsonl``, and ``summary.{json,csv,md}``, which are updated after each run. Runs that an
+    earlier command finished are skipped, interrupted runs resume after their last round, and
+    failed runs, which have a ``failed.json``, start again. ``on_end`` is called after each finished
+    or failed run, when its files are written. With ``allow_others`` the folder ``out`` may contain
+    other folders.
 
-    Raises FczooError for input that cannot work, before anything is written, and for a folder that
-    another process or configuration has; whatever a failing run raises, after what was finished is
-    on disk, unless failures are skipped; and InterruptedCommandError after SIGINT or SIGTERM.
+    Raises FczooError, before anything is written, for invalid input and for a folder of another
+    process or configuration; the error of a failed run, unless failures are skipped; and
+    InterruptedCommandError after SIGINT or SIGTERM.
     """
     sweep = check_sweep(sweep, out, execution, allow_others)
     earlier = earlier_warnings()
 
-    @lru_cache(1)  # one setting is loaded once; of several, one at a time is in memory
+    @lru_cache(1)  # at most one benchmark is in memory
     def open_benchmark(
         settings: Settings,
     ) -> tuple[Benchmark, Collection[LocatedWarning], list[str]]:
@@ -132,7 +132,7 @@ def run_sweep(
         return bench, recorder.warnings, notes
 
     with ExitStack() as stack:
-        # a command that runs a single folder of the sweep meets its lock
+        # one lock per folder, which excludes commands that run a single folder of the sweep
         for folder in sorted({out, *sweep}):
             stack.enter_context(only_process(folder))
         descriptions, shared_benchmarks = [], dict[Path, SharedBenchmark]()
@@ -151,7 +151,7 @@ def run_sweep(
                 shared_benchmarks[folder] = share(bench, sharing_folder)
         for folder, about, partition, warnings, notes in descriptions:
             _begin(folder, about, partition, warnings, notes)
-            stack.callback(describe_warnings, folder)  # also of runs that are interrupted
+            stack.callback(describe_warnings, folder)  # also after an interruption
         runs = _specify_runs(sweep, out, shared_benchmarks)
         for run in runs:
             run.folder_of_run.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def run_sweep(
             remaining = _remaining_runs(runs, end_run)
             run_side_by_side(remaining, execution, out, end_run, progress.follow)
         for folder in sweep:
-            _summarise(folder)  # a run may have been ended between its last result and the summary
+            _summarise(folder)  # a command may have ended between its last result and the summary
         if execution.loggers and any(map(is_finished, new_runs)):
             send_report(list(sweep), out, execution.loggers)
     return list(sweep), sum((run.folder_of_run / FAILURE).exists() for run in runs)
@@ -195,9 +195,9 @@ def run_sweep(
 def _with_precision(
     folder: Path, configs: Sequence[RunConfig], execution: ExecutionConfig
 ) -> Sequence[RunConfig]:
-    """Return runs with the precision that ``auto`` selects: their folder's, or the faster one.
+    """Replace precision ``auto`` by that of the existing folder, or the faster one here.
 
-    Raises FczooError on a cluster, whose processors are other ones.
+    Raises FczooError on a cluster, whose processors may differ from this machine's.
     """
     settings = configs[0].settings
     if settings.precision != AUTO:
@@ -220,7 +220,7 @@ def _with_precision(
 def _specify_runs(
     sweep: Sweep, out: Path, shared_benchmarks: Mapping[Path, SharedBenchmark]
 ) -> list[RunSpec]:
-    """Return the runs of a sweep with their folders, numbers and names in messages."""
+    """Return the runs of a sweep with their folders, numbers and labels."""
     names = {folder: without_seed(folder.relative_to(out)) for folder in sweep}
     has_several = len(set(names.values())) > 1
     runs = [(folder, config) for folder, configs in sweep.items() for config in configs]
@@ -238,10 +238,10 @@ def _specify_runs(
 
 
 def without_seed(folder: Path) -> str:
-    """Return a setting's folder without the seed, which a run names in any case.
+    """Return the name of a setting's folder without the seed, which each run's label contains.
 
     Args:
-        folder: Run folder of the setting, below that of the command.
+        folder: Run folder of the setting, relative to the command's folder.
     """
     parts = [part for part in folder.parts if not re.fullmatch(r"seed\d+", part)]
     return "/".join(parts)
@@ -263,8 +263,8 @@ def _remaining_runs(
 
 
 def _check_free(folder: Path, run_folders: Iterable[Path]) -> None:
-    """Raise FczooError when a folder holds something else than runs."""
-    # levels of the sweep
+    """Raise FczooError if a folder contains something other than runs."""
+    # folders of the sweep and their parents
     inner = {p for run_folder in run_folders for p in (run_folder, *run_folder.parents)}
     if (folder / ABOUT).is_file() or not folder.exists():
         return
@@ -282,7 +282,7 @@ def _describe(
 ) -> dict[str, Any]:
     """Return the content of ``bench.json``.
 
-    Raises FczooError for runs that cannot be made or do not belong to the folder.
+    Raises FczooError for invalid runs, and for a folder with another configuration.
     """
     settings, options = configs[0].settings, {c.method: c.options for c in configs}
     methods = [create_method(name, **values) for name, values in options.items()]
@@ -319,7 +319,7 @@ def _describe(
 
 
 def _data_of(bench: Benchmark) -> dict[str, Any]:
-    """Describe for ``bench.json`` the images by hash and remarks, and the devices by hash."""
+    """Describe the data for ``bench.json``: hash and remarks of the images, hash of the devices."""
     remarks = {"remarks": list(bench.stream.remarks)} if bench.stream.remarks else {}
     devices = {"devices": bench.devices.sha256} if bench.devices else {}
     return {"sha256": data_sha256(bench.stream), **remarks, **devices}
@@ -334,7 +334,7 @@ def _begin(
 ) -> None:
     """Write the folder's description, partition, first notes and warnings.
 
-    The description comes first: it says whose folder this is, should the process end here.
+    The description is first, so that the folder is identified if the process ends here.
     """
     write_about(folder, about)
     partition.save(folder / PARTITION)
@@ -349,10 +349,10 @@ def _begin(
 def _merge_descriptions(
     folder: Path, old: dict[str, Any], new: dict[str, Any], accept: bool
 ) -> dict[str, Any]:
-    """Return the folder's description with further methods and seeds.
+    """Add methods and seeds to the folder's description.
 
-    Raises FczooError where the folder holds other runs, or other source began it and ``accept`` is
-    not given.
+    Raises FczooError if the folder has another configuration, or if its source differs and
+    ``accept`` is false.
     """
     changed_modules = check_code(folder, old, new, accept)
     again = {m: new["methods"].get(m, options) for m, options in old["methods"].items()}

@@ -1,4 +1,4 @@
-"""Estimates of the time of a run, from a few measured steps."""
+"""Estimates of a run's duration, from a few timed steps."""
 
 import time
 from collections.abc import Iterator
@@ -28,18 +28,18 @@ from fczoo.federation.stream import tasks_of
 from fczoo.runner.cost import FirstRound, first_tasks, random_backbone, with_random_weights
 from fczoo.runner.outline import Outlines, outline_weights
 
-STEPS = 3  # that are timed
-SHORT = 0.02  # seconds of a step that is timed, and not estimated from its operations
+STEPS = 3  # timed steps
+SHORT = 0.02  # seconds up to which a step is timed instead of estimated from its operations
 MOMENT = 0.5  # seconds that one measurement of the speed may take
-BLOCKS = 2  # of the backbone that are timed, since all blocks do the same work
-SLOW = 5.0  # seconds of a first step after which no other one is timed
+BLOCKS = 2  # timed blocks of the backbone; all blocks do the same work
+SLOW = 5.0  # seconds of a first step above which no further step is timed
 
 
 class StepTimer:
-    """Estimate how long the training of a run takes on its device.
+    """Estimate the duration of a run's training on its device.
 
-    Short steps are timed. The time of all others is that of their operations at the speed of the
-    backbone, measured on as many images as a moment allows: one on a slow device.
+    Short steps are timed. For other steps the number of operations is divided by the backbone's
+    speed, which is measured on as many images as ``MOMENT`` allows: one on a slow device.
     """
 
     def __init__(self, settings: Settings, classes: int = 0, config: ViTConfig | None = None):
@@ -48,7 +48,7 @@ class StepTimer:
         self.config = config or configuration(settings.backbone, settings.image_size, settings.pool)
 
     def seconds(self, method: Method, cost: FirstRound, image_steps: float, images: int) -> float:
-        """Return the seconds of ``image_steps``, and of the query features of ``images``."""
+        """Return the seconds of ``image_steps`` plus those of query features of ``images``."""
         if not self.trains(method):
             return 0.0
         queries, size = cost.query_flops * images / self.speed, self.settings.batch_size
@@ -66,7 +66,7 @@ class StepTimer:
 
     @cached_property
     def speed(self) -> float:
-        """Return operations per second of the backbone's forward and backward."""
+        """Return the operations per second of the backbone's forward and backward."""
         images, speed = 1, 0.0
         while True:
             seconds = min(self._seconds(self._few_blocks, images) for _ in thread_counts())
@@ -76,7 +76,7 @@ class StepTimer:
             images = min(4 * images, self.settings.batch_size)
 
     def trains(self, method: Method) -> bool:
-        """Return whether a method trains tensors of clients.
+        """Return whether clients train in the first round.
 
         Args:
             method: The method.
@@ -84,7 +84,9 @@ class StepTimer:
         return bool(method.training().active_optims(self.task, 0))
 
     def forward_seconds(self, images: int) -> float:
-        """Return the seconds of a forward pass of all blocks, which is half of one with backward.
+        """Estimate the seconds of forward passes through all blocks.
+
+        A forward pass is assumed to take half of the operations of forward and backward.
 
         Args:
             images: Number of images.
@@ -98,8 +100,8 @@ class StepTimer:
 
     @cached_property
     def _operations(self) -> float:
-        """Return the operations of an image's forward and backward through few blocks."""
-        with FlopCounterMode(display=False) as counter:  # and what is imported and allocated once
+        """Return the operations of an image's forward and backward through ``BLOCKS`` blocks."""
+        with FlopCounterMode(display=False) as counter:  # also a warm-up before steps are timed
             self._pass(self._few_blocks, 1)
         return float(counter.get_total_flops())
 
@@ -123,9 +125,8 @@ class StepTimer:
 def thread_counts() -> Iterator[int]:
     """Set PyTorch to all its threads, then to one, for a measurement with each.
 
-    The number of threads is restored at the end.
-
-    On a busy machine threads wait for one another in every operation; one thread waits for none.
+    The number of threads is restored at the end. On a busy machine one thread may be faster,
+    because several threads wait for one another in every operation.
     """
     threads = torch.get_num_threads()
     try:
@@ -139,12 +140,10 @@ def thread_counts() -> Iterator[int]:
 def seconds_a_step(
     method: Method, settings: Settings, classes: int = 0, backbone: Backbone | None = None
 ) -> float:
-    """Return the seconds of one client's step on a full batch in the first task.
+    """Measure the seconds of one client's step on a full batch of the first task on the device.
 
-    It is measured on the run's device.
-
-    Weights are random, or those of ``backbone``; ``classes`` as for ``measure``. 0 where the method
-    trains nothing.
+    Weights are random, or those of ``backbone``; ``classes`` as for ``cost.measure``. The result is
+    0 if the method trains nothing.
     """
     size, device = settings.batch_size, pick_device(settings.device)
     task = first_tasks(settings, classes)[0]
@@ -167,15 +166,15 @@ def seconds_a_step(
         )
         return time.perf_counter() - begin
 
-    first = seconds(1)  # with what is imported and allocated once
+    first = seconds(1)  # includes imports and first allocations
     if first > SLOW:
         return first
-    single_step, several_steps = [], []  # both with what a client does in addition to its steps
+    single_step, several_steps = [], []  # both include a client's work before and after its steps
     for _ in thread_counts():
         single_step.append(seconds(1))
         several_steps.append(seconds(1 + STEPS))
     shortest = min(several_steps)
-    if shortest <= min(single_step):  # the machine was busy with other work: no less can be told
+    if shortest <= min(single_step):  # the machine was busy: only an upper bound is known
         return shortest / (1 + STEPS)
     return (shortest - min(single_step)) / STEPS
 
@@ -189,13 +188,13 @@ def duration_text(seconds: float) -> str:
 
 
 def inference_operations(method: Method, settings: Settings) -> float:
-    """Return the operations of one test image's answer after the last task, from shapes only.
+    """Count the operations of predicting one image after the last task, from shapes only.
 
-    They include the image's query feature where the method needs one.
+    They include the image's query feature if the method needs one.
     """
     config = configuration(settings.backbone, settings.image_size, settings.pool)
     rng, state, tasks = torch.Generator().manual_seed(0), Tree(), tasks_of(settings, 0)
-    # fused attention has no count of operations on a CPU
+    # the operations of fused attention are not counted on a CPU
     with sdpa_kernel(SDPBackend.MATH), Outlines() as outlines:
         backbone = Backbone(config, outline_weights(config), copy=False)
         for task in tasks:

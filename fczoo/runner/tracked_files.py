@@ -1,4 +1,4 @@
-"""Final tables, figures and models as files for trackers."""
+"""Files that trackers get at the end: tables, figures and models."""
 
 import logging
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ from fczoo.runner.trackers import LOGGERS, Logger
 log = logging.getLogger(__name__)
 
 Files = dict[str, list[Path]]
-"""Kind -> files: ``tables``, ``figures``, ``results`` and ``model``."""
-MODEL_FILES = (TENSORS, RECORD, CARD)  # the rest of the server's state stays with its owner
+"""Files by kind: ``tables``, ``figures``, ``results`` and ``model``."""
+MODEL_FILES = (TENSORS, RECORD, CARD)  # other tensors of the server's state are never sent
 
 
 def send_run(run: RunSpec, trackers: Sequence[Logger], folder: Path) -> None:
-    """Send table, figures, result and kept model of a finished run to its trackers.
+    """Send table, figures, result and stored model of a finished run to its trackers.
 
     Args:
-        run: The run, whose result is written.
-        trackers: Its trackers, which are open.
-        folder: Empty folder for files, which must last until the trackers are closed.
+        run: The run; its files are complete.
+        trackers: Its open trackers.
+        folder: Empty folder for files, which must exist until the trackers are closed.
     """
     if not is_finished(run):
         return
@@ -46,9 +46,9 @@ def send_run(run: RunSpec, trackers: Sequence[Logger], folder: Path) -> None:
 
 
 def send_report(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
-    """Send the tables and figures of all runs of a command, in a separate run of the tracker.
+    """Send the tables and figures of all runs of a command, as a separate run of each tracker.
 
-    A single run has them already. A tracker that cannot store them is left with a warning.
+    Nothing is sent for a single run, which has them already. An error is logged as a warning.
 
     Args:
         folders: Run folders of the command.
@@ -123,7 +123,7 @@ def _report_files(experiments: Sequence[Experiment], folder: Path) -> Files:
 
 
 def _numbered(paths: Sequence[Path], number: int, count: int) -> list[Path]:
-    """Rename files of one of several experiments, because a tracker stores them in one place."""
+    """Rename files with the experiment's number as prefix, if there are several experiments."""
     if count == 1:
         return list(paths)
     return [path.rename(path.with_name(f"{number}-{path.name}")) for path in paths]

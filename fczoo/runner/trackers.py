@@ -1,6 +1,6 @@
-"""Experiment trackers behind one small interface, off by default.
+"""Experiment trackers behind one small interface: TensorBoard, Weights & Biases and MLflow.
 
-They are TensorBoard, Weights & Biases and MLflow, and each needs an extra.
+They are off by default, and each needs an extra of the package.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ from fczoo.federation.callbacks import Callback
 from fczoo.federation.result import Result
 from fczoo.reports.runs import effective_settings
 
-LONGEST_NAME = 128  # characters of a name of W&B
-LONGEST_TAG = 64
-REPORT = "report"  # job of a tracker's run that holds the tables of all runs
-TAGS = ("dataset", "partition", "backbone", "protocol")  # settings that are tags
+LONGEST_NAME = 128  # characters of a name in W&B
+LONGEST_TAG = 64  # characters of a tag in W&B
+REPORT = "report"  # group and job of the tracker's run with the tables of all runs
+TAGS = ("dataset", "partition", "backbone", "protocol")  # settings that become tags
 
 
 class Logger(Callback, ABC):
-    """Callback that sends the numbers of one run to a tracker.
+    """Callback that sends the metrics of one run to a tracker.
 
-    A tracker that cannot begin raises FczooError. One that fails later is left with a warning: the
-    run's own files have every number, and hours of training are worth more than a tracker's copy.
+    A tracker that cannot start raises FczooError. If it fails later, a warning is logged and the
+    run continues, since the run's own files have all metrics.
     """
 
-    extra: str  # of the package, and the name after --log
+    extra: str  # name of the package's extra, and of the tracker in --log
 
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         self.folder, self.config = folder, config
@@ -44,18 +44,18 @@ class Logger(Callback, ABC):
 
     @abstractmethod
     def open(self, name: str, config: Mapping[str, Any]) -> None:
-        """Start a run called ``name``; ``group``, ``job`` and ``tags`` describe it."""
+        """Start a run called ``name`` with ``self.group``, ``self.job`` and ``self.tags``."""
 
     @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers after ``step`` rounds."""
+        """Log metrics after ``step`` rounds."""
 
     @abstractmethod
     def close(self) -> None:
         """Close the finished or failed run."""
 
     def store(self, kind: str, files: Sequence[Path]) -> None:
-        """Store files of a kind, such as ``model``; a tracker without a store leaves them out."""
+        """Store files of a kind, such as ``model``; do nothing if the tracker stores no files."""
 
     def __enter__(self) -> "Logger":
         return self
@@ -73,7 +73,7 @@ class Logger(Callback, ABC):
         self._begin(f"{method.name} seed {seed}", {**self.config, **options, "seed": seed})
 
     def start_report(self, name: str) -> None:
-        """Start a run that holds the tables and figures of all runs of a command.
+        """Start a run for the tables and figures of all runs of a command.
 
         Args:
             name: Name of the run.
@@ -127,7 +127,7 @@ class Logger(Callback, ABC):
 
 
 def group_name(method: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Return the name that runs share which differ in their seed only.
+    """Return the group name of runs that differ only in their seeds.
 
     Args:
         method: Name of the method.
@@ -135,7 +135,7 @@ def group_name(method: str, options: Mapping[str, Any], settings: Mapping[str, A
         settings: Settings of the run as plain values.
 
     Returns:
-        Method, data set, partition and a hash of all options and settings that change a number.
+        Method, data set, partition, and a hash of all options and settings that affect results.
     """
     content = [dict(options), effective_settings(settings)]
     key = hashlib.sha256(encode_json(content).encode()).hexdigest()[:8]
@@ -149,7 +149,10 @@ def _tags(settings: Mapping[str, Any]) -> list[str]:
 
 
 class TensorBoard(Logger):
-    """Event files in the run's folder, where the model already is."""
+    """Logger that writes event files into the run's folder.
+
+    It stores no model, which is in this folder already.
+    """
 
     extra = "tensorboard"
 
@@ -178,9 +181,10 @@ class TensorBoard(Logger):
 
 
 class WandB(Logger):
-    """Project ``fczoo``, or WANDB_PROJECT; WANDB_MODE=offline keeps it on this machine.
+    """Logger for Weights & Biases, project ``fczoo`` or WANDB_PROJECT.
 
-    W&B's variables WANDB_NAME, WANDB_RUN_GROUP, WANDB_JOB_TYPE and WANDB_TAGS take precedence.
+    WANDB_MODE=offline sends nothing. The variables WANDB_NAME, WANDB_RUN_GROUP, WANDB_JOB_TYPE and
+    WANDB_TAGS take precedence.
     """
 
     extra = "wandb"
@@ -216,15 +220,15 @@ class WandB(Logger):
 
 
 def _unless(variable: str, value: Any) -> Any:
-    """Return None, for which W&B reads its environment variable, where the user has set it."""
+    """Return ``value``, or None if the variable is set, so that W&B reads it."""
     return None if os.environ.get(variable) else value
 
 
 class MLflow(Logger):
-    """Server of MLFLOW_TRACKING_URI.
+    """Logger for MLflow, on the server of MLFLOW_TRACKING_URI.
 
-    The experiment is that of MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID, else ``fczoo``. A run
-    is called MLFLOW_RUN_NAME, else after its method and seed.
+    The experiment is MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID, else ``fczoo``. The name of a
+    run is MLFLOW_RUN_NAME, else its method and seed.
     """
 
     extra = "mlflow"
@@ -243,7 +247,7 @@ class MLflow(Logger):
             self.server.log_param(self.run, key, value)
 
     def _experiment(self) -> str:
-        """Return the ID of the experiment, which is created if it has a new name."""
+        """Return the ID of the experiment; create it if the name is new."""
         name, number = map(os.environ.get, ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"))
         if number and not name:
             return str(self.server.get_experiment(number).experiment_id)
@@ -273,7 +277,7 @@ LOGGERS: dict[str, type[Logger]] = {cls.extra: cls for cls in (TensorBoard, Wand
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Raise FczooError for an unknown logger, and for one whose package is not installed."""
+    """Raise FczooError if a logger is unknown or its package is not installed."""
     for name in names:
         if name not in LOGGERS:
             raise FczooError(f"no logger is called {name!r}; {nearest(name, list(LOGGERS))}")

@@ -1,9 +1,9 @@
-"""``fczoo tune``: the same number of trials, of the same length, for every method.
+"""Hyper-parameter search, ``fczoo tune``: equally many trials of equal length for every method.
 
-No test image is seen. A trial runs the first tasks of a separate class order and split; it
-trains on a part of their training images and is scored on the rest. Only early tasks are used,
-since a learner that must not keep old data cannot tune on tasks that have not come yet (Chaudhry et
-al., Efficient Lifelong Learning with A-GEM, ICLR 2019).
+No test image is used. A trial runs the first tasks of a separate class order and split; it trains
+on a part of their training images and is scored on the rest. Only early tasks are used, because a
+continual learner cannot tune on data of future tasks (Chaudhry et al., Efficient Lifelong Learning
+with A-GEM, ICLR 2019).
 """
 
 import os
@@ -40,7 +40,7 @@ from fczoo.runner.study import open_trial_benchmark, search_method, tasks_of_tri
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedFile, TunedMethod, read_tuned
 
 EMPTY: Mapping[str, Mapping[str, Any]] = {}
-# added to the seed: class orders and splits of trials are not those of later runs
+# added to the seed, so that trials have other class orders and splits than runs
 ORDER = 1_000_000
 
 
@@ -53,24 +53,23 @@ def tune(
     given: Mapping[str, Mapping[str, Any]] = EMPTY,
     callback: Callback | None = None,
 ) -> TunedFile:
-    """Search each method's own space; ``jobs`` methods at a time.
+    """Search the hyper-parameters of each method in its own space, ``jobs`` methods at a time.
 
-    Earlier trials in ``out`` are kept.
+    Earlier trials in ``out`` are reused. Values of other methods in its ``tuned.json`` stay there.
+    Warnings are also logged to its ``log.txt``.
 
-    Warnings are in ``log.txt`` of ``out`` as well.
+    ``given`` has options by method that are not searched: they are fixed in every trial.
 
-    ``given`` has, by method, options that are not searched: every trial has them, and so has what
-    is found. What ``tuned.json`` in ``out`` has of other methods stays in it.
-
-    Raises FczooError, before anything is tried, for a method that has nothing to tune or cannot
-    start, for settings that cannot be tuned on, and where ``out`` belongs to another search or
-    process; after all searches, with what was found on disk, where no trial of a method succeeded;
-    and InterruptedCommandError after SIGINT.
+    Raises FczooError before the first trial if a method has no search space or cannot start, if
+    settings do not allow a search, or if ``out`` belongs to another search or process. Raises it
+    after all searches, whose values are on disk, if no trial of a method succeeded. Raises
+    InterruptedCommandError after SIGINT.
     """
     built = [_create_default(name, settings, given.get(name, {})) for name in methods]
     if settings.partition.startswith("file:"):
         raise FczooError(
-            "--partition file:... is a split of other tasks than those of trials; name a rule"
+            "--partition file:... has other tasks than the trials; give a rule such as "
+            "dirichlet:0.5"
         )
     trial_settings = replace(
         settings,
@@ -93,7 +92,7 @@ def tune(
                     search, methods, jobs, CallbackList([callback or Callback(), check])
                 )
         except KeyboardInterrupt:
-            advice = "the trials that had ended are kept, and the same command resumes"
+            advice = "finished trials are stored, and the same command resumes"
             raise InterruptedCommandError(
                 f"stopped on request; {advice} in {out}", signal.SIGINT
             ) from None
@@ -125,21 +124,18 @@ def tune(
 
 @dataclass(frozen=True)
 class StopWithCommand(Callback):
-    """Callback in a worker: ends it after the round in which its command died, e.g. by a kill."""
+    """Callback in a worker that ends it after a round if its command has died."""
 
-    command: int  # its process
+    command: int  # process ID of the command
 
     def round(self, record: dict[str, Any]) -> None:
-        """End the worker if its command has died.
-
-        Finished trials are saved; an interrupted one is repeated.
-        """
+        """End the worker if its command has died; a later command repeats the trial."""
         if os.getppid() != self.command:
             os._exit(1)  # loky's worker would wait for more work after an exception
 
 
 class InterruptCheck(Callback):
-    """Callback that ends a search after a round if SIGINT has arrived."""
+    """Callback that stops a search after a round if SIGINT has arrived."""
 
     has_arrived = False
 
@@ -151,10 +147,10 @@ class InterruptCheck(Callback):
 
 @contextmanager
 def recorded_interrupts() -> Iterator[InterruptCheck]:
-    """Record SIGINT and raise KeyboardInterrupt, which compiled code may swallow.
+    """Record SIGINT as well as raising KeyboardInterrupt, which compiled code may swallow.
 
     Yields:
-        The callback that raises it again.
+        A callback that raises KeyboardInterrupt again after the round.
     """
     check = InterruptCheck()
 
@@ -164,7 +160,7 @@ def recorded_interrupts() -> Iterator[InterruptCheck]:
 
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not usual or threading.current_thread() is not threading.main_thread():
-        yield check  # ignored, or of someone else
+        yield check  # SIGINT is ignored, or has another handler
         return
     signal.signal(signal.SIGINT, note)
     try:
@@ -175,7 +171,7 @@ def recorded_interrupts() -> Iterator[InterruptCheck]:
 
 def _create_default(name: str, settings: Settings, given: Mapping[str, Any]) -> Method:
     if not spaces(METHODS.get(name)):
-        raise FczooError(f"{name} says of no option where to look for its values; leave it out")
+        raise FczooError(f"{name} has no option with a search space; leave it out")
     return configure_run(name, settings, given).create_method()
 
 
@@ -184,7 +180,7 @@ def _results_of_other_methods(
 ) -> dict[str, TunedMethod]:
     """Return the values in the folder's ``tuned.json`` of methods that are not searched now.
 
-    Raises FczooError where it is of another search, or where they had another number of trials.
+    Raises FczooError if the file has another search, or another number of trials.
     """
     if not (out / TUNED_FILE).exists():
         return {}
@@ -206,20 +202,18 @@ def _results_of_other_methods(
     if uneven := [
         name for name, method in other_methods.items() if len(method.trials) != effort.trials
     ]:
-        problem = (
-            f"{out / TUNED_FILE} has another number of trials than {effort.trials} of "
-            f"{', '.join(uneven)}"
-        )
-        raise FczooError(f"{problem}; name these in --methods, too, or give another --out")
+        problem = f"{out / TUNED_FILE} does not have {effort.trials} trials of {', '.join(uneven)}"
+        raise FczooError(f"{problem}; add these to --methods, or give another --out")
     return other_methods
 
 
 def _check_methods(
     built: Sequence[Method], settings: Settings, effort: Effort
 ) -> tuple[int, int, str]:
-    """Return image-steps per trial, number of scoring images, and hash of the backbone.
+    """Check that all methods can start; return properties of the trials.
 
-    The hash is the SHA-256 of its weights. Raises FczooError for a method that cannot start.
+    These are the image-steps per trial, the number of images for scoring, and the SHA-256 of the
+    backbone's weights. Raises FczooError for a method that cannot start.
     """
     bench = open_trial_benchmark(settings, effort)
     for method in built:
@@ -234,7 +228,7 @@ def _all(
     jobs: int,
     callback: Callback,
 ) -> dict[str, TunedMethod | str]:
-    """Run every method's search, here or in workers; the first error ends all."""
+    """Run the search of every method, here or in workers; the first error stops all."""
     if jobs == 1:
         return dict(map(partial(search, callback=callback), methods))
     with search_workers(jobs) as workers:
@@ -243,7 +237,7 @@ def _all(
 
 @contextmanager
 def search_workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Open processes for searches; an error ends all of them.
+    """Create a pool of processes for searches; an error kills all of them.
 
     Args:
         jobs: Number of processes.
@@ -261,7 +255,7 @@ def search_workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _prepare() -> None:
-    """Ignore signals in a new worker; its command kills it when it stops."""
+    """Ignore signals in a new worker, which its command kills if it is interrupted."""
     for number in (signal.SIGINT, *HANGUP):
         signal.signal(number, signal.SIG_IGN)
-    tqdm.set_lock(threading.RLock())  # the one that it makes itself would be reported as leaked
+    tqdm.set_lock(threading.RLock())  # tqdm's own lock would be reported as leaked

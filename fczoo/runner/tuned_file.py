@@ -1,4 +1,4 @@
-"""``tuned.json``: the values that ``fczoo tune`` found for each method, and the effort."""
+"""File ``tuned.json``: the values that ``fczoo tune`` found for each method, and its effort."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -20,12 +20,12 @@ from fczoo.reports.text_format import option_word
 
 FORMAT = "fczoo-tuned-1"
 TUNED_FILE = "tuned.json"
-WITHOUT_WEIGHT = {  # settings of which the best values of a method do not depend
+WITHOUT_WEIGHT = {  # settings that do not affect the best values of a method
     *("data_root", "test_per_class", "class_order", "class_order_seed", "partition_seed", "vary"),
     *("device", "deterministic", "together", "cache_queries", *MEASUREMENTS),
 }
 
-# fields of a search in ``bench.json`` that describe the run
+# fields of the record in ``bench.json`` that describe the run, not the search
 RUN_KEYS = ("methods", "other_settings")
 
 log = logging.getLogger("fczoo")
@@ -37,8 +37,8 @@ class Effort:
 
     trials: Count
     tasks: Count  # first tasks of the stream that a trial runs
-    held_out: Number  # part of each class's training images on which a trial is scored
-    # this many instead, next to those that ``train_per_class`` keeps
+    held_out: Number  # fraction of each class's training images on which a trial is scored
+    # number instead of a fraction, in addition to the images that ``train_per_class`` keeps
     score_per_class: Count | None = None
     seed: Count
 
@@ -47,39 +47,37 @@ class TunedMethod(msgspec.Struct, frozen=True, kw_only=True):
     """Values found for one method."""
 
     values: dict[str, Any]  # of the best trial
-    score: Number  # its A_N on the images held out, %
-    default_score: Number  # that of the method with default options, the first trial
+    score: Number  # A_N of the best trial on the held-out images, in %
+    default_score: Number  # A_N of the first trial, with default options
     space: dict[str, Any]
-    trials: list[dict[str, Any]]  # values and score of each; 0 and the reason where a run failed
+    trials: list[dict[str, Any]]  # values and score of each; score 0 and ``error`` of a failed one
     importance: dict[str, Number]  # share of the score's variance that an option explains (fANOVA)
-    code: str  # SHA-256 of the modules that took part, as in the versions of a run
-    command: list[str] = []  # that searched; older files lack it, and versions
-    versions: dict[str, str] = {}  # of libraries then, Optuna among them
+    code: str  # SHA-256 of the modules with which the best values would run
+    command: list[str] = []  # of the search; older files lack command and versions
+    versions: dict[str, str] = {}  # of libraries during the search, including Optuna
 
 
 class TunedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``tuned.json``."""
+    """Content of ``tuned.json``."""
 
     settings: dict[str, Any]
     effort: Effort
-    image_steps: (
-        Count  # images of a trial's tasks, times rounds and epochs; a mean where clients are drawn.
-    )
-    # What a method trains on as well, exemplars or the images of earlier tasks, comes on top.
+    # images x epochs x rounds per trial, without exemplars; a mean if clients are sampled
+    image_steps: Count
     scored: Count  # training images on which a trial is scored
-    weights: str = ""  # SHA-256 of the backbone's; older files lack it
+    weights: str = ""  # SHA-256 of the backbone's weights; older files lack it
     methods: dict[str, TunedMethod]
 
     def write(self, path: Path) -> None:
-        """Write the file that ``read_tuned`` reads."""
+        """Write the file; ``read_tuned`` reads it."""
         write_record(path, FORMAT, msgspec.to_builtins(self))
 
 
 def read_tuned(path: Path) -> TunedFile:
     """Read the file that ``fczoo tune`` wrote.
 
-    Raises FczooError when it is missing, changed or of another form, and where a method of it was
-    searched for an option that the method here does not have.
+    Raises FczooError if it is missing, changed or has another format, or if a method in it has an
+    option that the installed method lacks.
     """
     content = read_record(path, "file of fczoo tune", TunedFile, FORMAT)
     if not isinstance(content.settings.get("dataset"), str):
@@ -104,7 +102,7 @@ class TunedValues:
     """Values of a search, for use in a run."""
 
     values: Mapping[str, Mapping[str, Any]]  # options by method
-    # searched options by method; with other values it does not count as tuned
+    # searched options by method; if one has another value, the method does not count as tuned
     searched: Mapping[str, Collection[str]]
     settings: Mapping[str, Any]  # settings of the search
     effort: Mapping[str, Any]  # effort of the search, as in a run folder
@@ -112,15 +110,14 @@ class TunedValues:
     def record(
         self, methods: Sequence[str], by_hand: Mapping[str, Mapping[str, Any]], settings: Settings
     ) -> dict[str, Any]:
-        """Return the search for a run folder, and the methods whose values are used.
+        """Return the record of the search for a run folder, with the methods that use its values.
 
-        A method is left out if one of its searched options has another value by hand. A warning
-        names these methods, methods for which nothing was searched, and settings that differed in
-        the search.
+        A method is left out if the user sets one of its searched options to another value. Warnings
+        name these methods, methods without values, and settings that differed in the search.
 
         Args:
             methods: Methods of the run.
-            by_hand: Options given by hand, by method.
+            by_hand: Options set by the user, by method.
             settings: Settings of the run.
 
         Returns:
@@ -147,7 +144,7 @@ class TunedValues:
                 f"{flag(name)} {option_word(value)}" for name, value in other_settings.items()
             )
             log.warning(
-                "the values of --tuned were found with %s, other than here, and may not fit",
+                "the values of --tuned were found with %s, unlike this run, and may not fit",
                 differences,
             )
         tuned_methods = [name for name in searched_methods if name not in changed_methods]
@@ -172,7 +169,7 @@ class TunedValues:
         )
 
     def _other_settings(self, settings: Settings) -> dict[str, Any]:
-        """Return settings of the search that differ in a run and may need other values."""
+        """Return settings of the search that differ in a run and may affect the best values."""
         run_settings = with_defaults(through_json(settings.portable()))
         return {
             k: v
@@ -217,9 +214,9 @@ def tuned_values_of(search_result: TunedFile) -> TunedValues:
 
 
 def tuned_values_of_run(about: About) -> TunedValues:
-    """Return the tuned values of a run folder made with ``--tuned``.
+    """Return the tuned values of a run folder that used ``--tuned``.
 
-    All options of these methods count as searched.
+    All options of its tuned methods count as searched.
 
     Args:
         about: Content of ``bench.json``.

@@ -1,4 +1,4 @@
-"""Warnings of a command: equal ones are one line, with how often and where."""
+"""Warnings of a command: equal warnings become one line with their number and places."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from fczoo.core.errors import current_place
 from fczoo.core.files import encode_json
 from fczoo.core.messages import message_line
 
-MAX_PLACES = 3  # places that a line names
+MAX_PLACES = 3  # most places in a line
 
 
 class LocatedWarning(NamedTuple):
@@ -42,10 +42,10 @@ def _locations_text(places: list[str]) -> str:
 
 
 class WarningRecorder(logging.Handler):
-    """Record each different warning inside a ``with`` block, in ``file`` if there is one.
+    """Record each distinct warning inside a ``with`` block, also in ``file`` if given.
 
-    Warnings that the file holds already are not repeated: a run that resumes may give them again.
-    Another ``level`` records other messages as well.
+    Warnings that the file already has are not repeated, since a resumed run may issue them again.
+    A lower ``level`` also records other messages.
     """
 
     def __init__(self, file: Path | None = None, level: int = logging.WARNING) -> None:
@@ -64,7 +64,7 @@ class WarningRecorder(logging.Handler):
         self.add(LocatedWarning(record.getMessage(), current_place()))
 
     def add(self, *warnings: LocatedWarning) -> None:
-        """Record warnings as if they were given now."""
+        """Record warnings as if they were issued now."""
         for warning in warnings:
             if warning in self.warnings:
                 continue
@@ -75,22 +75,22 @@ class WarningRecorder(logging.Handler):
 
 
 def read_warnings(file: Path) -> list[LocatedWarning]:
-    """Return the warnings of a file that ``WarningRecorder`` wrote; empty if there is none."""
+    """Read the warnings of a file that ``WarningRecorder`` wrote; empty if it is missing."""
     if not file.is_file():
         return []
     warnings = []
     for line in file.read_text(encoding="utf-8").splitlines():
         try:
             warnings.append(LocatedWarning(**json.loads(line)))
-        except (ValueError, TypeError):  # half a line of a process that was killed
+        except (ValueError, TypeError):  # incomplete line of a killed process
             continue
     return warnings
 
 
 class WarningCollector(logging.Handler):
-    """Keep warnings until ``flush``, which prints equal ones in one line.
+    """Collect warnings until ``flush``, which prints equal ones as one line.
 
-    A run calls it as it begins and after each task, and the command as it ends.
+    A run calls ``flush`` at its start and after each task, a command at its end.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class WarningCollector(logging.Handler):
 
 @contextmanager
 def gather_warnings() -> Iterator[None]:
-    """Gather warnings inside it; the rest is printed at its end, above any error."""
+    """Collect warnings inside a ``with`` block; print the remaining ones at its end."""
     collector = WarningCollector()
     try:
         with collector:
@@ -130,6 +130,6 @@ def gather_warnings() -> Iterator[None]:
 
 
 def earlier_warnings() -> list[LocatedWarning]:
-    """Return the warnings that the command has given so far."""
+    """Return the warnings that the command has issued so far."""
     handlers = logging.getLogger().handlers
     return [w for handler in handlers if isinstance(handler, WarningCollector) for w in handler.all]

@@ -1,7 +1,4 @@
-"""Folders of a federation's server and sites, with the keys and certificates in them.
-
-They prove who the server is and which sites may take part.
-"""
+"""Folders of a federation's server and sites, with the keys and certificates that identify them."""
 
 import re
 import shutil
@@ -26,9 +23,9 @@ from fczoo.sites.federation_config import CLASSES, RUN, SCHEDULE, FederationConf
 CA = "ca.crt"
 AGREEMENT_FOLDER, PLACE = "agreed", "place.json"
 SERVER = "server"  # name of the server's folder; no site can have it
-SITE_URI = "fczoo-site:"  # start of the name of a site in its certificate
+SITE_URI = "fczoo-site:"  # prefix of a site's name in its certificate
 DAYS = 365  # validity of certificates
-# what a certificate can name; a server listens on IPv4
+# hosts that a certificate can name; a server listens on IPv4
 HOST = r"(?=.{1,253}$)[a-zA-Z0-9]([\w.-]*[a-zA-Z0-9])?"
 
 
@@ -42,11 +39,11 @@ def host_and_port(address: str) -> tuple[str, int]:
         Host and port.
 
     Raises:
-        ValueError: The address is malformed, or no certificate could name the host.
+        ValueError: The address is malformed, or a certificate cannot name the host.
     """
     host, _, port = address.rpartition(":")
     if not re.fullmatch(HOST, host, re.ASCII):
-        requirement = "HOST is a name (of other letters its xn-- form) or an IPv4 address"
+        requirement = "HOST is a name (non-ASCII ones in their xn-- form) or an IPv4 address"
     elif not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) < 2**16:
         requirement = "PORT is a number from 1 to 65535"
     else:
@@ -60,7 +57,7 @@ def write_federation(out: Path, agreed: Path, host: str, port: int) -> Federatio
     """Write a folder for the server and one for each site of an agreement.
 
     Args:
-        out: Folder of all of them, which must not exist.
+        out: Parent of these folders, which must not exist.
         agreed: Folder of the agreement.
         host: Name or IPv4 address of the server.
         port: Port of the server.
@@ -77,7 +74,7 @@ def write_federation(out: Path, agreed: Path, host: str, port: int) -> Federatio
         raise FczooError(f"{out} exists already; choose another folder")
     if any(Path(name).name != name or name in ("", "..", SERVER) for name in agreement.sites):
         raise FczooError(
-            f"{agreed / RUN}: a site's name must be that of a folder, and not {SERVER!r}"
+            f"{agreed / RUN}: the name of a site must be a valid folder name, and not {SERVER!r}"
         )
     for name in (SERVER, *agreement.sites):
         (out / name / AGREEMENT_FOLDER).mkdir(parents=True)
@@ -95,7 +92,7 @@ def read_place(folder: Path) -> tuple[str, tuple[str, int]]:
         folder: Folder of a site or of the server, from ``write_federation``.
 
     Raises:
-        FczooError: It is not such a folder, or one of an older version.
+        FczooError: The folder is invalid, or was written by an older version.
     """
     path = folder / PLACE
     try:
@@ -107,14 +104,14 @@ def read_place(folder: Path) -> tuple[str, tuple[str, int]]:
         ) from error
     if (folder / "node.key").exists() or (folder / "keys").exists():
         raise FczooError(
-            f"{folder} is of an older fczoo, whose sites used Flower; write the folders of the "
+            f"an older fczoo wrote {folder}, whose sites used Flower; write the folders of the "
             "federation again with fczoo site init, and give each site its new one"
         )
     return name, address
 
 
 def site_uri(name: str) -> str:
-    """Return the name of a site as its certificate has it.
+    """Return the URI that names a site in its certificate.
 
     Args:
         name: Name of the site.
@@ -125,10 +122,10 @@ def site_uri(name: str) -> str:
 def _write_credentials(out: Path, host: str, sites: tuple[str, ...]) -> None:
     """Write a key and a certificate into the folders of the server and of each site.
 
-    One certificate authority signs all of them. Its key is thrown away, so it signs nothing else.
+    One certificate authority signs all of them. Its key is discarded, so it signs nothing else.
 
     Args:
-        out: Folder of these folders, which are called ``server`` and as the sites.
+        out: Parent of these folders, which are named ``server`` and after the sites.
         host: Name or IPv4 address of the server.
         sites: Names of the sites.
     """
@@ -156,7 +153,7 @@ def _certificate(
     usage: x509.ObjectIdentifier | None,
     names: list[x509.GeneralName],
 ) -> x509.Certificate:
-    """Create the certificate of a key; without usage, that of the authority itself."""
+    """Create the certificate of a key; without ``usage``, the authority's own certificate."""
     is_authority, current_time = usage is None, datetime.now(UTC)
     issuer = _name("fczoo federation")
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
@@ -199,7 +196,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def tls_context(folder: Path, is_server: bool) -> ssl.SSLContext:
-    """Load the credentials of a folder; the other end must have a certificate of the federation.
+    """Load the credentials of a folder; the peer must have a certificate of the same federation.
 
     Args:
         folder: Folder of the server or of a site, from ``write_federation``.

@@ -1,4 +1,4 @@
-"""Configuration of a federation between institutions: three short files that all of them have."""
+"""Configuration of a federation between institutions: three short files that all parties share."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ def terms_of(
     seed: int,
     sites: Sequence[str],
 ) -> dict[str, Any]:
-    """Return everything that numbers depend on except the images, as plain values.
+    """Return everything that affects results except the images, as plain values.
 
     Args:
         s: Settings of the run. Those that each site may choose (``SITE_SETTINGS``) are left out.
@@ -50,7 +50,7 @@ def terms_of(
         backbone: Frozen backbone.
         method: Method with its options.
         seed: Seed of the run.
-        sites: Names of the sites in their order, on which the numbers of the clients depend.
+        sites: Names of the sites; their order gives the numbers of the clients.
 
     Returns:
         Class list, schedule, method, seed, sites, settings, hash of the backbone, and versions.
@@ -79,7 +79,7 @@ def check_terms(own: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
     Args:
         own: Terms of this party, from ``terms_of``.
         other: Terms of the other party.
-        where: Place of the other party in the message, such as "at the server".
+        where: Description of the other party in the message, such as "at the server".
 
     Raises:
         FczooError: A term differs.
@@ -94,7 +94,7 @@ def check_terms(own: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
 
 
 def check_sites(settings: Settings, method: Method) -> None:
-    """Raise FczooError for what is impossible, or would protect no one, between institutions.
+    """Check that a run is possible and protects the sites between institutions.
 
     Args:
         settings: Settings of the run.
@@ -106,19 +106,17 @@ def check_sites(settings: Settings, method: Method) -> None:
     """
     for name in SIMULATION_SETTINGS:
         if getattr(settings, name) != getattr(Settings(), name):
-            raise FczooError(
-                f"{name} works in simulations only, and these sites are real; leave it out"
-            )
+            raise FczooError(f"{name} works in simulations only, not between sites; leave it out")
     if settings.tasks == "domains":
         raise FczooError(
-            "sites have their tasks from a schedule of classes; leave out tasks = domains"
+            "the tasks of sites follow a schedule of classes; leave out tasks = domains"
         )
     if method.training().data_scope == "pooled":
         raise FczooError(f"{method.name} pools the images of all clients, which sites do not share")
     if method.training().own_models:
         raise FczooError(
-            f"{method.name} has a model at each client and none at the server, which could evaluate "
-            "nothing; run it in a simulation with fczoo bench"
+            f"{method.name} has no model at the server to evaluate, only one at each client; run "
+            "it in a simulation with fczoo bench"
         )
     if settings.dp_noise and not settings.dp_secure:
         raise FczooError(
@@ -158,18 +156,18 @@ FIXED_SETTINGS = {
     "class_order": f"it is that of {SCHEDULE}",
     "class_order_seed": f"the order is that of {SCHEDULE}",
 }
-"""Settings that no agreement can set, and why."""
+"""Settings that an agreement cannot change, with the reason."""
 
 
 ImageLimit = int | Mapping[str, int]
-"""Images that a site may have of one task: the same number for all, or one per name of a site."""
-DEFAULT_IMAGES = 100_000  # of agreements that state no limit
+"""Most images of one task at a site: the same number for all sites, or one per site name."""
+DEFAULT_IMAGES = 100_000  # limit of agreements that state none
 
 
 def check_image_counts(site: str, images: Sequence[int], limit: ImageLimit) -> None:
-    """Raise FczooError if a site has, or claims, more images of a task than agreed.
+    """Check that a site has, or reports, at most the agreed number of images of each task.
 
-    A site weighs as much as the images that it claims, which no one else can count.
+    The weight of a site is the number of images that it reports, which no one else can verify.
 
     Args:
         site: Name of the site.
@@ -208,10 +206,7 @@ class _Schedule(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """Configuration that all share.
-
-    Images, and possibly weights, are at a different place at each site.
-    """
+    """Configuration that server and sites share; paths of images and weights differ by site."""
 
     sites: tuple[str, ...]
     classes: tuple[str, ...]  # names of folders; their positions are the labels
@@ -220,7 +215,7 @@ class FederationConfig:
     seed: int
     settings: Settings
     max_images: ImageLimit = DEFAULT_IMAGES  # of one task at a site
-    answer_mb: int | None = None  # largest upload in MB that the server reads, see ``upload_limit``
+    answer_mb: int | None = None  # largest upload in MB; None: as ``upload_limit`` estimates
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -251,7 +246,7 @@ def write_agreement(
     tasks: Sequence[Sequence[str]],
     settings: dict[str, Any],
 ) -> None:
-    """Write the three files of an agreement into a folder, to be handed to all sites.
+    """Write the three files of an agreement into a folder, for distribution to all sites.
 
     Args:
         folder: Folder, which is created if missing.
@@ -261,7 +256,7 @@ def write_agreement(
         settings: Settings of the run by name.
 
     Raises:
-        FczooError: One of the files exists already, or they could not be read again.
+        FczooError: One of the files exists already, or the agreement is invalid.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in (CLASSES, SCHEDULE, RUN):
@@ -293,9 +288,7 @@ def read_agreement(folder: Path) -> FederationConfig:
     run = _run(folder / RUN)
     for name in run.settings:
         if reason := FIXED_SETTINGS.get(name):
-            raise FczooError(
-                f"{folder / RUN}: {name} is not a setting here, {reason}; leave it out"
-            )
+            raise FczooError(f"{folder / RUN}: {name} cannot be set here, {reason}; leave it out")
     method = create_method(run.method, **run.options)
     settings = Settings.for_dataset(
         DATASET,

@@ -1,9 +1,9 @@
-"""Sites as clients of NVIDIA FLARE: the parts of a job that the server and the clients run.
+"""Sites as clients of NVIDIA FLARE: the parts of a job that server and clients execute.
 
 A job is three JSON files that name two classes of this module; it contains no code. A message in
-either direction is one ``bytes`` value: FLARE packs it by FOBS, msgpack with a fixed list of types
-and no pickle; anything else is not an answer. The name in a client's certificate is that of its
-site. In its FLARE workspace each client has a folder ``fczoo`` with ``agreed`` (the three files),
+either direction is one ``bytes`` value, which FLARE encodes with FOBS: msgpack with a fixed list of
+types and without pickle. Other messages are invalid. A client's certificate names its site. Each
+client's FLARE workspace has a folder ``fczoo`` with ``agreed`` (the three files of the agreement),
 ``images`` and its state.
 """
 
@@ -55,9 +55,7 @@ def write_job(out: Path, agreed: Path, patience: float) -> None:
 
 
 class Rounds(Controller):  # type: ignore[misc]
-    """The server's part. Its result is a file of the job; the job's log has the reason of a
-    failure.
-    """
+    """FLARE controller of the server; the job's log has the reason of a failure."""
 
     def __init__(self, patience: float):
         super().__init__()
@@ -70,7 +68,7 @@ class Rounds(Controller):  # type: ignore[misc]
         """Run all rounds of the federation and write ``result.json`` into the job's run folder.
 
         Args:
-            abort_signal: Is triggered when the job is stopped.
+            abort_signal: FLARE's signal, triggered when the job is stopped.
             fl_ctx: FLARE's context of the job.
         """
         folder, outcome = _folder(fl_ctx), fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())
@@ -94,8 +92,8 @@ class Rounds(Controller):  # type: ignore[misc]
     ) -> dict[int, bytes]:
         """Return the responses of sites within the time limit, without those above ``limit`` bytes.
 
-        Sites with the same request are asked at once. FLARE has received a response before its
-        size is known here.
+        Sites with the same request get it at the same time. FLARE receives a response completely
+        before its size is checked here.
         """
         answers: dict[int, bytes] = {}
         for question in dict.fromkeys(questions.values()):
@@ -117,7 +115,7 @@ class Rounds(Controller):  # type: ignore[misc]
 
 
 class Answers(Executor):  # type: ignore[misc]
-    """A site's part."""
+    """FLARE executor of a site, which answers the server's requests."""
 
     site: Site | None = None  # opened at the first request
 
@@ -135,7 +133,7 @@ class Answers(Executor):  # type: ignore[misc]
         Returns:
             Response or refusal, in ``bytes``.
         """
-        if is_log_streaming_allowed(fl_ctx):  # and a log may describe images
+        if is_log_streaming_allowed(fl_ctx):  # the log may describe private images
             return _refusal(
                 "its log goes to the server; set allow_log_streaming = false in its resources.json"
             )
@@ -146,7 +144,7 @@ class Answers(Executor):  # type: ignore[misc]
                 ledger = PrivacyLedger(default_ledger())
                 self.site = open_site(agreement, name, folder / "images", folder / "kept", ledger)
             return Shareable({BYTES: self.site.answer(_bytes(asked))})
-        except FczooError:  # its text may name private files
+        except FczooError:  # the error may name private files
             self.log_exception(fl_ctx, "the site cannot be opened")
             return _refusal("it cannot be opened; its log has the reason")
 

@@ -1,4 +1,4 @@
-"""Images in folders: those of a site, for training, and those of the server, for tests."""
+"""Image folders: training images of a site, and test images of the server."""
 
 import logging
 from pathlib import Path
@@ -30,8 +30,8 @@ from fczoo.sites.site_data import site_world
 log = logging.getLogger(__name__)
 
 
-CACHE = "cache"  # folder of decoded images and their features; private
-SIZE = 256  # side in pixels at which images are stored, as in ``imagefolder``
+CACHE = "cache"  # private folder of decoded images and their features
+SIZE = 256  # side of stored images in pixels, as in ``imagefolder``
 
 
 def open_site(
@@ -41,20 +41,21 @@ def open_site(
     folder: Path,
     ledger: PrivacyLedger | None = None,
 ) -> Site:
-    """Open the site called ``name`` with all images in ``images/CLASS/*``. It may lack classes.
+    """Open the site called ``name`` with its images ``images/CLASS/*``; classes may be missing.
 
     Args:
         agreement: Configuration of the federation.
         name: Name of the site.
         images: Folder of class folders.
-        folder: Folder of its state and decoded images, which only its owner can read.
+        folder: Folder of its state and decoded images; only the owner can read it.
         ledger: Ledger of the institution, see ``Site``.
 
     Returns:
         The site.
 
     Raises:
-        FczooError: The site is unknown, a class is not in the agreement, or images cannot be read.
+        FczooError: The site is unknown, a class is not in the agreement, a task has too many
+            images, images cannot be read, or the ledger's budget allows no upload.
     """
     settings = agreement.settings
     number, backbone = agreement.number(name), _backbone(settings)
@@ -74,7 +75,7 @@ def open_site(
 def open_server(
     agreement: FederationConfig, images: Path, way: SiteConnection, folder: Path | None = None
 ) -> SitesRun:
-    """Start the server's run with test images of every class, once all sites have enrolled.
+    """Start the server's run with test images of every class, after enrolling all sites.
 
     Args:
         agreement: Configuration of the federation.
@@ -104,7 +105,7 @@ def open_server(
 
 
 def _private(folder: Path) -> Path:
-    """Make a folder that only its owner can open. Raises FczooError where that is not possible."""
+    """Create a folder that only its owner can open, or raise FczooError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -127,8 +128,8 @@ def _backbone(s: Settings) -> Backbone:
 def _images(agreement: FederationConfig, folder: Path, cache: Path | None) -> Images:
     """Return all images of a folder in the order of ``imagefolder``.
 
-    Labels are in order of arrival. Files that are not read are logged. Raises FczooError for a
-    folder that is not an agreed class.
+    Labels number the classes in order of arrival. Skipped files are logged. Raises FczooError for
+    the folder of a class that is not in the agreement.
     """
     scans = scan_classes(folder)
     files_by_class = list_images(folder, scans)

@@ -1,8 +1,8 @@
-"""The privacy ledger of an institution: what its uploads have disclosed over all runs.
+"""Privacy ledger of an institution, which counts the privacy loss of its uploads over all runs.
 
-A run's epsilon covers the uploads of that run. A server that starts many runs, or many federations
-together, could average their noise away. The ledger therefore counts every protected upload of the
-institution, whatever the run, federation, folder or data set: data sets may share patients.
+The epsilon of a run covers only the uploads of that run. A server could average the noise over many
+runs or federations. The ledger therefore counts every protected upload of the institution, in all
+runs, federations, folders and data sets, since data sets may share patients.
 """
 
 import os
@@ -21,7 +21,7 @@ from fczoo.federation.settings import Settings
 from fczoo.security.privacy import composed_epsilon
 
 FORMAT = "fczoo-privacy-ledger-1"
-LARGEST_DELTA = 1e-5  # of the budget, whatever larger delta an agreement states
+LARGEST_DELTA = 1e-5  # delta of the budget, unless an agreement has a smaller one
 
 
 class Releases(msgspec.Struct):
@@ -38,33 +38,35 @@ class _Content(msgspec.Struct):
 
 
 def default_ledger() -> Path:
-    """Return the ledger of this user: in ``FCZOO_HOME``, or where the platform keeps user data."""
+    """Return this user's ledger file, in ``FCZOO_HOME`` or the platform's folder of user data."""
     folder = os.environ.get("FCZOO_HOME") or platformdirs.user_data_dir("fczoo")
     return Path(folder) / "privacy-ledger.json"
 
 
 @dataclass(frozen=True)
 class PrivacyLedger:
-    """A file of protected uploads, and the epsilon that they may reach; None: no limit."""
+    """File of protected uploads, with a budget for their epsilon."""
 
     path: Path
-    budget: float | None = None
+    budget: float | None = None  # largest epsilon; None: no limit
 
     def check(self, settings: Settings) -> None:
-        """Raise FczooError if a run cannot have a single upload.
+        """Check that a run can have at least one upload.
 
         Args:
             settings: Settings of the run.
 
         Raises:
-            FczooError: Uploads are not protected although there is a budget, or it is spent.
+            FczooError: There is a budget, and uploads have no noise or would exceed it.
         """
         self._check_noise(settings)
         if self.budget is not None:
             self._check_budget(self._read(), settings)
 
     def spend(self, settings: Settings, data: str, run: str) -> None:
-        """Record one upload, on disk before it leaves; no other process can do so in between.
+        """Record one upload on disk, before the site sends it; other processes have to wait.
+
+        Uploads without noise are not recorded.
 
         Args:
             settings: Settings of the run.
@@ -72,7 +74,8 @@ class PrivacyLedger:
             run: Unique name of the run.
 
         Raises:
-            FczooError: The upload would exceed the budget, or the ledger is damaged.
+            FczooError: There is a budget, and the upload has no noise or would exceed it; or the
+                ledger is damaged.
         """
         self._check_noise(settings)
         if not settings.dp_noise:
@@ -89,7 +92,7 @@ class PrivacyLedger:
             write_record(self.path, FORMAT, {"releases": msgspec.to_builtins(releases)})
 
     def epsilon(self, delta: float = LARGEST_DELTA) -> float:
-        """Return epsilon of all recorded uploads together; 0 without any.
+        """Return the total epsilon of all recorded uploads; 0 without any.
 
         Args:
             delta: Delta of the guarantee.
@@ -97,11 +100,11 @@ class PrivacyLedger:
         return composed_epsilon([(r.noise, r.uploads) for r in self._read()], delta)
 
     def _check_noise(self, settings: Settings) -> None:
-        """Raise FczooError for uploads without noise where there is a budget."""
+        """Raise FczooError if there is a budget and uploads have no noise."""
         if self.budget is not None and not settings.dp_noise:
             raise FczooError(
-                "the institution has set an epsilon budget, and uploads of this run have no "
-                "noise; agree on dp_clip, dp_noise and dp_secure in run.toml"
+                "the institution has an epsilon budget, but uploads of this run have no noise; "
+                "agree on dp_clip, dp_noise and dp_secure in run.toml"
             )
 
     def _check_budget(self, releases: list[Releases], settings: Settings) -> None:
@@ -112,8 +115,8 @@ class PrivacyLedger:
         total = composed_epsilon(uploads, min(settings.dp_delta, LARGEST_DELTA))
         if total > self.budget:
             raise FczooError(
-                f"one more upload would bring the institution's epsilon to {total:.3g}, and its "
-                f"budget is {self.budget:g}; agree on more noise or fewer rounds"
+                f"one more upload would raise the institution's epsilon to {total:.3g}, above its "
+                f"budget of {self.budget:g}; agree on more noise or fewer rounds"
             )
 
     def _read(self) -> list[Releases]:

@@ -1,8 +1,8 @@
-"""Messages between a server and a site, as bytes of ``fczoo.federation.checkpoint``.
+"""Messages between server and site, in the format of ``fczoo.federation.checkpoint``.
 
-The server calls all sites to enrol, then sends them the requests that workers get
-(``federation.spread``), with the name of the run. A site responds with its enrolment, with an
-upload, or with the reason of its refusal.
+The server first calls all sites to enrol. Then it sends the same requests as to remote workers
+(``fczoo.federation.remote``), with the name of the run. A site responds with its enrolment, an
+upload, or the reason of its refusal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,40 +29,40 @@ CALL, ENROLMENT, UPLOAD, REFUSAL = (
     "fczoo-refusal-1",
 )
 
-NUMBER_BYTES = 8  # of a number in an upload
-HEADER_BYTES = 2**16  # of names and shapes per tensor, and of plain values
+NUMBER_BYTES = 8  # bytes per element of an upload
+HEADER_BYTES = 2**16  # bytes for name and shape per tensor, and for plain values
 
 LARGEST_HEADER = 2**22  # bytes of names, shapes and plain values, which become Python objects
 
 T = TypeVar("T")
-# number of images of one task, at most as many as a server has memory for
+# number of images of one task; the limit bounds the server's memory
 Images = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 
 class InvalidMessage(ValueError):
-    """Bytes that are not a message, or another message."""
+    """Error for bytes that are not a valid message of the expected kind."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Start of a run, or its continuation after its server has ended."""
+    """Call to enrol in a new run, or in one that resumes after its server stopped."""
 
-    run: Annotated[str, msgspec.Meta(max_length=64)]  # its unique name, which the ledger stores
+    run: Annotated[str, msgspec.Meta(max_length=64)]  # unique name, which the ledger stores
     terms: dict[str, Any]  # see ``terms_of``
-    goes_on: bool = False
+    goes_on: bool = False  # the run resumes
 
 
 class Enrolment(msgspec.Struct, frozen=True):
-    """All that the server learns about a site's images before the first round."""
+    """Enrolment of a site: all that the server learns about its images before the first round."""
 
     images: list[Images]  # number of images of each task
-    # labels of which it has images, in order of arrival; None: not reported
+    # labels with images, numbered in order of arrival; None: not reported
     classes: list[Count] | None
 
 
 class About(msgspec.Struct, frozen=True):
     """Plain values of a site's upload."""
 
-    question: str  # seal of the request, see ``serialization.seal_of``
+    question: str  # seal of the request, see ``fczoo.federation.checkpoint.seal_of``
     images: Count  # number of images behind the upload
     loss: float | None  # mean training loss; None: not trained, or not reported
     exemplars: list[Count]  # number of stored images of each task
@@ -100,7 +100,7 @@ def deserialize(form: str, content: bytes, kind: type[T]) -> tuple[T, Tree]:
         Plain values, and tensors by name.
 
     Raises:
-        Damaged: The bytes are not such a message.
+        InvalidMessage: The bytes are not such a message.
     """
     with _as_invalid_message(content):
         trees, notes = unpack(form, content)
@@ -114,7 +114,7 @@ def is_call(content: bytes) -> bool:
         content: Bytes of the message.
 
     Raises:
-        Damaged: The bytes are not a message.
+        InvalidMessage: The bytes are not a message.
     """
     with _as_invalid_message(content):
         return form_of(content) == CALL
@@ -127,7 +127,7 @@ def refusal_reason(content: bytes) -> str | None:
         content: Bytes of the message.
 
     Raises:
-        Damaged: The bytes are not a message.
+        InvalidMessage: The bytes are not a message.
     """
     with _as_invalid_message(content):
         is_refusal = form_of(content) == REFUSAL
@@ -145,7 +145,7 @@ def read_request(content: bytes, device: torch.device) -> tuple[ClientRequest, s
         The request, and the name of the run.
 
     Raises:
-        Damaged: The bytes are not a request.
+        InvalidMessage: The bytes are not a request.
     """
     with _as_invalid_message(content):
         request, notes = asked_in(content, device)
@@ -160,17 +160,17 @@ def read_request(content: bytes, device: torch.device) -> tuple[ClientRequest, s
 
 
 def upload_limit(request: ClientRequest, size: int, method: Method, width: int) -> int:
-    """Return how many bytes the answer to a request may have, by what the method declares.
+    """Estimate the largest size of an upload in bytes, from the method's declaration.
 
-    Trained tensors and control variates are as large as those in the request. A declaration leaves
-    the side D of a statistic open; D is at most the largest dimension of the tensors in the
-    request, the width of the backbone or an option of the method.
+    Trained tensors and control variates are as large as those in the request. The declaration does
+    not give the dimension D of a statistic. D is at most the largest dimension of a tensor in the
+    request, the width of the backbone, or an option of the method.
 
     Args:
         request: The request.
-        size: Its bytes.
+        size: Size of the request in bytes.
         method: Method of the run.
-        width: Features of the backbone.
+        width: Feature dimension of the backbone.
     """
     tensors, classes = request.state.values(), request.ctx.task.stop
     options = [value for value in vars(method).values() if isinstance(value, int)]
@@ -190,7 +190,7 @@ def upload_limit(request: ClientRequest, size: int, method: Method, width: int) 
 
 
 def move_to_device(tree: Mapping[str, torch.Tensor], device: torch.device) -> Tree:
-    """Move tensors to a device; sites and server may have different kinds.
+    """Move tensors to a device; server and sites may have different devices.
 
     Args:
         tree: Tensors by name.
@@ -204,7 +204,7 @@ def move_to_device(tree: Mapping[str, torch.Tensor], device: torch.device) -> Tr
 
 @contextmanager
 def _as_invalid_message(content: bytes) -> Iterator[None]:
-    """Raise InvalidMessage for errors inside, and for a header that is too large to be read."""
+    """Convert errors inside to InvalidMessage; raise it also for a header that is too large."""
     try:
         if (size := header_size(content)) > LARGEST_HEADER:
             raise ValueError(f"its header has {size} bytes, at most {LARGEST_HEADER} are read")

@@ -1,4 +1,4 @@
-"""Processes of a federation: its server, which ends with the run, and its sites."""
+"""Processes of a federation: the server and the sites, which all end with the run."""
 
 import http.client
 import json
@@ -50,9 +50,9 @@ log = logging.getLogger("fczoo")
 MODEL = "model"
 RESULT, FAILURE, STATUS = "result.json", "failed.json", "status.json"
 LOG, LOCK = "fczoo.log", ".lock"
-LOG_BYTES = 10_000_000  # of a log file, of which the last two are kept
+LOG_BYTES = 10_000_000  # size of a log file; the last two files are kept
 STOP_REASON = "it was stopped; start it again to resume"
-NO_MODEL = "the server has kept no model, for the reason in its log"
+NO_MODEL = "the server stored no model; its log has the reason"
 NO_TRAFFIC = {"seconds": 0.0, "wire_bytes": 0, "connected": [], "missing": []}
 
 
@@ -62,11 +62,11 @@ def start(folder: Path, images: Path, patience: float, ledger: PrivacyLedger | N
     Args:
         folder: Folder of a site or of the server, from ``write_federation``.
         images: Folder of class folders.
-        patience: Seconds that the server waits for an answer, and a site for its server.
+        patience: Seconds that the server waits for answers, and a site for its server.
         ledger: Ledger of a site's institution; the server does not use it.
 
     Returns:
-        File of the result at the server, folder of the final model at a site.
+        The server's result file, or the site's folder of the final model.
 
     Raises:
         FczooError: A folder is missing or invalid, the server cannot be reached, or the run
@@ -84,12 +84,12 @@ def start(folder: Path, images: Path, patience: float, ledger: PrivacyLedger | N
 
 
 class RotatingLog(LogFile, RotatingFileHandler):
-    """A log of limited size."""
+    """Log file of limited size."""
 
 
 @contextmanager
 def _only_process(folder: Path) -> Iterator[None]:
-    """Hold a folder; the files written inside are private, and messages go to its log."""
+    """Lock a folder inside a ``with`` block; make new files private, and log to its file."""
     lock, old_mask = FileLock(folder / LOCK), os.umask(0o077)
     try:
         lock.acquire(timeout=0)
@@ -123,8 +123,8 @@ def status(folder: Path) -> dict[str, Any]:
         folder: Folder of the server.
 
     Returns:
-        ``status``, ``reason`` of a failure, ``seconds``, ``wire_bytes``, and the sites that are
-        ``connected`` and whose answer is ``missing``.
+        ``status``, ``reason`` of a failure, ``seconds``, ``wire_bytes``, the ``connected`` sites,
+        and the sites with ``missing`` answers.
 
     Raises:
         FczooError: No server was started in this folder.
@@ -152,10 +152,10 @@ def _serve(
     address: tuple[str, int],
     patience: float,
 ) -> Path:
-    """Run all rounds; the folder gets the result, or the reason of a failure."""
+    """Run all rounds and write the result, or the reason of a failure, into the folder."""
     try:
         listener = SiteListener(folder, agreement.sites, address[1], patience)
-    except FczooError as error:  # the outcome of an earlier run stays
+    except FczooError as error:  # keep the result of an earlier run
         with suppress(OSError):
             write_json(folder / FAILURE, {"reason": str(error)})
             write_json(folder / STATUS, {"status": RUN_FAILED, "reason": str(error), **NO_TRAFFIC})
@@ -175,10 +175,10 @@ def _serve(
         open_server(agreement, images, listener, folder).run_to(result)
     except BaseException as error:
         reason = _reason(error)
-        with suppress(OSError):  # a full disk, of which the sites must learn as well
+        with suppress(OSError):  # sites must be notified also if the disk is full
             write_json(folder / FAILURE, {"reason": reason})
             write_status(RUN_FAILED, reason)
-        if not isinstance(error, Exception):  # a signal: sites wait for the next start
+        if not isinstance(error, Exception):  # a signal: sites wait until the server restarts
             raise
         if not isinstance(error, FczooError):
             log.exception("the server cannot continue")
@@ -208,7 +208,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _wait_for_sites(listener: SiteListener, patience: float) -> None:
-    """Wait until the sites that are present know how the run has ended, or Ctrl-C."""
+    """Wait until all connected sites know the outcome of the run, or until Ctrl-C."""
     end, names = time.monotonic() + patience, list[str]()
     with suppress(KeyboardInterrupt):
         while (waiting := listener.wait_informed(1.0)) and time.monotonic() < end:
@@ -227,7 +227,7 @@ def _take_part(
     patience: float,
     ledger: PrivacyLedger | None = None,
 ) -> Path:
-    """Answer the server's questions until the run has ended, and fetch the model."""
+    """Answer the server's requests until the run has ended, then fetch the model."""
     link = ServerLink(folder, address, patience)
     site = open_site(agreement, name, images, folder / "kept", ledger)
     while True:
@@ -239,9 +239,9 @@ def _take_part(
         if status == HTTPStatus.OK:
             answer, limit = site.answer(content), _limit(headers)
             if len(answer) > limit:
-                reason = f"its answer has {len(answer)} bytes, and at most {limit} are declared"
+                reason = f"its answer has {len(answer)} bytes, but the limit is {limit}"
                 answer = serialize(REFUSAL, Refusal(f"{reason}; raise answer_mb in {RUN}"))
-            log.info("answered %d bytes with %d bytes", len(content), len(answer))
+            log.info("answered a request of %d bytes with %d bytes", len(content), len(answer))
             statuses = (
                 HTTPStatus.NO_CONTENT,
                 HTTPStatus.CONFLICT,
@@ -249,8 +249,8 @@ def _take_part(
             )
             try:
                 link.request(f"{ANSWER}/{headers.get(KEY, '')}", answer, statuses)
-            except FczooError as error:  # the server asks again if it still waits for the answer
-                log.info("the answer has not arrived: %s", error)
+            except FczooError as error:  # if it still waits, the server repeats the request
+                log.info("the answer did not arrive: %s", error)
                 time.sleep(RETRY)
     outcome = _outcome(content)
     reason = printable(outcome.get("reason", ""), 500)
@@ -263,7 +263,7 @@ def _take_part(
 
 
 def _limit(headers: Mapping[str, str]) -> int:
-    """Return the bytes that an answer may have; 0 if the server states no number."""
+    """Return the largest size of an answer in bytes; 0 if the header has no valid number."""
     text = headers.get(LIMIT, "")
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
 
@@ -274,7 +274,7 @@ def _outcome(content: bytes) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise FczooError(
             f"the server sent no outcome of the run: {first_line(error)}; install the same version "
-            "of fczoo at both"
+            "of fczoo at server and site"
         ) from error
 
 
@@ -289,7 +289,7 @@ def _fetch_model(link: "ServerLink", place: Path) -> Path:
 
 
 class ServerLink:
-    """A site's way to its server, which may be down for a while."""
+    """Client of a site for its server, which may be unreachable for a while."""
 
     def __init__(self, folder: Path, address: tuple[str, int], patience: float):
         """Load the credentials of a site.
@@ -297,7 +297,7 @@ class ServerLink:
         Args:
             folder: Folder of the site.
             address: Host and port of the server.
-            patience: Seconds to wait for a server that cannot be reached.
+            patience: Seconds for which an unreachable server is retried.
 
         Raises:
             FczooError: The credentials are missing or invalid.
@@ -309,21 +309,22 @@ class ServerLink:
     def request(
         self, path: str, body: bytes | None = None, statuses: Sequence[int] = (HTTPStatus.OK,)
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request; if the server cannot be reached, try again for ``patience`` seconds.
+        """Send a request; if the server is unreachable, retry for ``patience`` seconds.
 
-        A request with a body is given up at once: a server that does not wait for it any more
-        closes the connection without reading it.
+        A request with a body is not retried: the server closes the connection without reading it
+        if it no longer waits for this answer.
 
         Args:
             path: Path, such as ``question``.
-            body: Bytes to send. None: the request fetches something.
-            statuses: Statuses that the server may answer.
+            body: Bytes to send (POST). None: fetch the path (GET).
+            statuses: Expected HTTP statuses.
 
         Returns:
             Status, headers and body of the response.
 
         Raises:
-            FczooError: The server cannot be reached, is another one, or refuses the site.
+            FczooError: The server is unreachable, is not the federation's server, refuses the
+                site, or answers with another status.
         """
         end = time.monotonic() + (self.patience if body is None else 0.0)
         while True:
@@ -353,8 +354,8 @@ class ServerLink:
                         "this site; ask for the folder of its federation"
                     )
                 raise FczooError(
-                    f"the server at {self.host}:{self.port} answers {status} to {path}; it has "
-                    "another version of fczoo, install the same one"
+                    f"the server at {self.host}:{self.port} answers {status} to {path}; install "
+                    "the same version of fczoo at server and site"
                 )
             if time.monotonic() > end:
                 raise FczooError(
@@ -387,7 +388,7 @@ class ServerLink:
 
 
 def _words(error: Exception) -> str:
-    """Describe a connection that failed in a few words."""
+    """Describe the error of a failed connection in a few words."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.lower().replace("_", " ")
     if isinstance(error, OSError) and error.strerror:

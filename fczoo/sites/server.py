@@ -1,4 +1,4 @@
-"""The server's side of a run between sites: the rounds of a simulation with remote clients."""
+"""Server side of a run between sites: the rounds of a simulation, with sites as clients."""
 
 import logging
 import math
@@ -56,40 +56,43 @@ from fczoo.sites.site_data import RunStart, ServerFolder, ServerView, server_wor
 
 log = logging.getLogger("fczoo")
 
-ENROLMENT_BYTES = 4096  # of an enrolment per class and task, at most
-REFUSAL_BYTES = 2**14  # of a refusal, at most
+ENROLMENT_BYTES = 4096  # largest size of an enrolment, per class and task
+REFUSAL_BYTES = 2**14  # largest size of a refusal
 
 
 class SiteConnection(Protocol):
     """Transport of bytes to sites and back."""
 
     def __call__(self, questions: Mapping[int, bytes], limit: int, /) -> Mapping[int, bytes]:
-        """Return responses by the number of the site; omit sites that do not respond.
+        """Send requests and return the responses; omit sites that do not respond.
 
         Args:
-            questions: Request by number of the site.
-            limit: Bytes that a response may have, see ``upload_limit``.
+            questions: Requests by number of the site.
+            limit: Largest size of a response in bytes, see ``upload_limit``.
+
+        Returns:
+            Responses by number of the site.
         """
 
 
 @dataclass(frozen=True)
 class Sites:
-    """The sites of one run, as the server reaches them."""
+    """Sites of one run, with the server's connection to them."""
 
     names: Sequence[str]
     way: SiteConnection
     answer_mb: int | None = None  # largest upload in MB; None: as ``upload_limit`` estimates
     run: str = field(default_factory=lambda: secrets.token_hex(16))  # unique name of the run
     image_limit: ImageLimit = DEFAULT_IMAGES
-    failures: dict[int, str] = field(default_factory=dict)  # site -> why it has no upload now
+    failures: dict[int, str] = field(default_factory=dict)  # reason for a missing upload, by site
 
     def enrol_all(self, terms: Mapping[str, Any], stream: Stream, goes_on: bool) -> list[Enrolment]:
-        """Return the enrolments of all sites for a new or resumed run.
+        """Call all sites to enrol in a new or resumed run.
 
         Args:
             terms: Terms of the server, from ``terms_of``.
             stream: Classes and tasks of the run.
-            goes_on: The run is resumed.
+            goes_on: Whether the run is resumed.
 
         Returns:
             Enrolments in the order of ``names``.
@@ -129,7 +132,7 @@ class Sites:
         Args:
             numbers: Numbers of the sites.
             question: Request, as bytes.
-            limit: Bytes that an upload may have, unless the agreement states it.
+            limit: Largest size of an upload in bytes; the agreement's ``answer_mb`` replaces it.
 
         Yields:
             Plain values and tensors of an upload, or None, with the reason in ``failures``.
@@ -152,14 +155,14 @@ class Sites:
                 about, tensors = deserialize(UPLOAD, answer, About)
                 if about.question == seal_of(question):
                     return about, tensors
-                problem = "sent no upload: it answers another question"
+                problem = "sent no upload: it answers another request"
         except InvalidMessage as error:
             problem = f"sent no upload: {first_line(error)}"
         self.fail(number, problem)
         return None
 
     def fail(self, number: int, reason: str) -> None:
-        """Record that a site has no upload in an exchange, which continues without it.
+        """Record that an exchange continues without the upload of a site.
 
         Args:
             number: Number of the site.
@@ -171,24 +174,24 @@ class Sites:
 
 @dataclass(frozen=True, kw_only=True)
 class SitesEngine(ClientEngine):
-    """An engine whose clients are sites.
+    """Engine whose clients are sites.
 
-    Client state remains at the sites; the server knows only the number of exemplars.
+    Client state stays at the sites; the server knows only the number of exemplars.
     """
 
     sites: Sites
     world: ServerView
 
     def survey_form(self, phase: Boundary, state: Tree, client: Client, ctx: Context) -> Payload:
-        """Return the shape of a statistics upload, see ``upload_form``."""
+        """Return a template of a statistics upload, see ``upload_form``."""
         form = self.upload_form(self._surveying(phase, state, ctx))
         return form or Payload({}, client.number)
 
     def upload_form(self, request: ClientRequest) -> Payload | None:
-        """Return the upload of a client that has one test image of the task, in one epoch.
+        """Return a template of an upload, whose names, shapes and types a site's upload must have.
 
-        Its names, shapes and types are those that a site's upload must have. None: such a client
-        has nothing to send, and a majority decides.
+        It is the upload of a client that has one test image of the task and trains one epoch. None:
+        such a client sends nothing, and the form of the majority of uploads is valid.
         """
         stream, task = self.world.stream, request.ctx.task
         index = torch.from_numpy(stream.positions(stream.test, task)[:1])
@@ -198,7 +201,7 @@ class SitesEngine(ClientEngine):
         return next(filter(None, side.answer(request, [client], none).payloads), None)
 
     def _groups(self, clients: Sequence[Client], ctx: Context) -> list[list[int]]:
-        """Return one group per client; institutions never share a forward."""
+        """Return one group per client; a batched forward over institutions is impossible."""
         return [[position] for position in range(len(clients))]
 
     def _answers(
@@ -213,12 +216,12 @@ class SitesEngine(ClientEngine):
             if upload and len(upload[0].exemplars) != len(tasks):
                 self.sites.fail(number, "sent no upload: its exemplars are of other tasks")
                 upload = None
-            if upload is None:  # as from a client that drops out
+            if upload is None:  # same as a client that drops out
                 yield ClientResponse([Payload({}, number)], ClientState({}, {}, {}, {}), {})
                 continue
             about, tensors = upload
             payload = Payload(move_to_device(tensors, self.backbone.device), number, about.images)
-            # JSON has no NaN, and who has trained sends nothing only if its training diverged
+            # JSON has no NaN; after training, an upload is empty only if the training diverged
             diverged = asked.boundary is None and not tensors
             loss = math.nan if diverged else about.loss
             losses = {} if loss is None else {number: (loss, torch.empty(0))}
@@ -229,7 +232,7 @@ class SitesEngine(ClientEngine):
             )
 
     def _blank_memory(self, number: int, about: About) -> Tree:
-        """Return blank images in place of a site's memory, one per exemplar."""
+        """Return indices of blank images in place of a site's exemplars, equally many."""
         name = self.method.training().exemplars
         if not name:
             return {}
@@ -242,7 +245,7 @@ class SitesEngine(ClientEngine):
 
 
 class SitesRun(FederatedRun):
-    """The rounds of a run between sites."""
+    """Run between sites, as the server executes it."""
 
     def __init__(
         self,
@@ -254,7 +257,7 @@ class SitesRun(FederatedRun):
     ):
         super().__init__(world, method, seed, Callback(), checkpoint, None)
         self.known, self.sites = world, sites
-        self.failing: dict[int, str] = {}  # site -> reason, if its latest upload was not valid
+        self.failing: dict[int, str] = {}  # reason by site whose latest upload was invalid
         self.merged = False  # whether uploads of a round were merged
 
     def run(self) -> Result:
@@ -264,7 +267,7 @@ class SitesRun(FederatedRun):
             The result.
 
         Raises:
-            FczooError: The latest upload of no site is valid.
+            FczooError: The latest uploads of all sites are invalid, see ``_receive``.
         """
         with reproducible(self.settings.deterministic):
             return super().run()
@@ -272,8 +275,9 @@ class SitesRun(FederatedRun):
     def _receive(self, arrival: Arrival, exchange: Exchange) -> list[Payload]:
         """Return the uploads to merge: none if too few are valid, as one site must not end a run.
 
-        Raises FczooError when the latest upload of no site is valid, unless at least half of them
-        answer as asked after a merge: their training may diverge by the work of one site.
+        Raises FczooError if the latest uploads of all sites are invalid. The exception: after a
+        merge, at least half of the sites respond, but their training diverged. One hostile site can
+        cause this, and must not end the run.
         """
         failures = self.sites.failures
         rejected = [
@@ -303,7 +307,7 @@ class SitesRun(FederatedRun):
     def _end_task(
         self, engine: ClientEngine, clients: Sequence[Client], task: Task
     ) -> list[Client]:
-        """Let every site store its memory; one that fails is recorded as in other exchanges."""
+        """Let every site store its memory; record failures as in other exchanges."""
         self.sites.failures.clear()
         holders = super()._end_task(engine, clients, task)
         about = {"task": task.index, "moment": "after_rounds"}
@@ -316,7 +320,7 @@ class SitesRun(FederatedRun):
         """Run all remaining tasks, write model and result, and remove the checkpoint.
 
         Args:
-            outcome: File of the result; the folder ``model`` next to it gets the model.
+            outcome: File of the result; the model is written to the folder ``model`` next to it.
         """
         result = self.run()
         keep_model(outcome.parent / "model", self, "final", server_state=True)
@@ -340,7 +344,7 @@ def begin(
     sites: Sites,
     folder: Path | None = None,
 ) -> SitesRun:
-    """Start a run after all sites have enrolled.
+    """Start a new or resumed run after enrolling all sites.
 
     Args:
         settings: Settings of the run.
@@ -350,15 +354,15 @@ def begin(
         method: Method of the run.
         seed: Seed of the run.
         sites: Sites and the connection to them.
-        folder: Folder in which the run is saved after every round, and from which it resumes. None:
-            it is not saved.
+        folder: Folder of checkpoints, written after every round, from which a run resumes. None: no
+            checkpoints.
 
     Returns:
         The run.
 
     Raises:
-        FczooError: A site refuses or does not respond, or the resumed run differs from the first
-            one.
+        FczooError: A site refuses or does not respond, or a resumed run has other terms or images
+            than at its start.
     """
     check_sites(settings, method)
     terms = terms_of(settings, stream, backbone, method, seed, sites.names)

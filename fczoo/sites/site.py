@@ -1,4 +1,4 @@
-"""A site: one institution with its images, and its state between two requests."""
+"""Site of a federation: one institution with its images, and its state between requests."""
 
 import hashlib
 import logging
@@ -47,23 +47,22 @@ STATE_FORM = "fczoo-site-2"
 
 
 class SiteState(NamedTuple):
-    """Position of a site in a run."""
+    """State of a site in a run."""
 
-    run: str = ""  # empty: it has not enrolled
-    progress: tuple[int, float] = (-1, 0)  # task and position in it of the last exchange
+    run: str = ""  # name of the run; empty: the site has not enrolled
+    progress: tuple[int, float] = (-1, 0)  # task and position in it of the latest exchange
     kept: ClientState = ClientState({}, {}, {}, {})
-    answers: Mapping[
-        str, bytes
-    ] = {}  # by the seal of the question: those that may be requested again
+    # answers that may be requested again, by the seal of their request
+    answers: Mapping[str, bytes] = {}
 
 
 class Site:
-    """Answers for one client: bytes in, bytes out, over any transport.
+    """One client of a federation, which answers requests as bytes over any transport.
 
-    Images, memories, exemplars, teachers' outputs and control variates stay here. Uploads are
-    clipped, made noisy or withheld here, by the site's own settings, before they become bytes. The
-    state is written to disk before an answer leaves, and a repeated question gets the same answer:
-    a site or server that is killed resumes with its folder, and changes no number.
+    Images, memories, exemplars, teacher outputs and control variates never leave the site. The site
+    itself clips uploads, adds noise or withholds them, before it serializes them. It writes its
+    state to disk before it answers, and answers a repeated request with the same bytes. Therefore a
+    killed site or server resumes from its folder with the same results.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Site:
             ledger: Ledger of the institution; None: uploads are not counted over runs.
 
         Raises:
-            FczooError: Such a run is impossible, or the folder holds something else.
+            FczooError: Such a run is impossible between sites, or the state cannot be read.
         """
         check_sites(world.settings, method)
         self.world, self.number, self.ledger = world, number, ledger
@@ -98,7 +97,7 @@ class Site:
         self.standing = self._load()
 
     def answer(self, content: bytes) -> bytes:
-        """Answer a call or a request; if the site refuses, the response gives the reason.
+        """Answer a call or a request; a refusal contains its reason.
 
         Args:
             content: Bytes of the message.
@@ -116,25 +115,28 @@ class Site:
             reason = str(error)
         except InvalidMessage as error:
             reason = f"the message is damaged or of another version: {first_line(error)}"
-        except Exception as error:  # its text may describe private images
+        except Exception as error:  # its message may describe private images
             log.exception("the site cannot answer")
             reason = f"{type(error).__name__} at the site; its log has the reason"
         return serialize(REFUSAL, Refusal(reason))
 
     def _enrol(self, call: Call, _: Tree) -> bytes:
-        """Take part in a run if it is the agreed one; the state of an earlier run is dropped."""
+        """Join a run if its terms are the agreed ones; discard the state of another run."""
         check_terms(self.terms, call.terms, "at the server")
         if self.ledger:
             self.ledger.check(self.world.settings)
         if call.run != self.standing.run:
             if call.goes_on:
-                raise FczooError("the site has kept nothing of this run; begin it again")
+                raise FczooError("the site has no state of this run; begin it again")
             self._stand(SiteState(call.run))
         images = [len(client_indices[self.number]) for client_indices in self.world.partition.tasks]
         return serialize(ENROLMENT, Enrolment(images, self._classes()))
 
     def _classes(self) -> list[int] | None:
-        """Return the classes with images at the site; None if noise protects updates."""
+        """Return the classes with enough images at the site; None if updates are clipped.
+
+        Enough are at least ``min_class_count`` images.
+        """
         if self.world.settings.dp_clip is not None:
             return None
         images = np.bincount(self.world.stream.train.labels)
@@ -151,7 +153,7 @@ class Site:
             return site_state.answers[question]
         progress = self._position(request)
         client_state = site_state.kept
-        # teachers' outputs, control variates and losses of codes are dropped at a new task
+        # a new task resets teacher outputs, control variates and compression errors
         if progress[0] != site_state.progress[0]:
             client_state = ClientState(client_state.memories, {}, {}, {})
         upload, client_state, loss = self._respond(request, client_state)
@@ -175,9 +177,9 @@ class Site:
         return digest.hexdigest()
 
     def _repeatable_answers(self, asked: ClientRequest) -> Mapping[str, bytes]:
-        """Return responses that a resumed server may request again.
+        """Return answers that a resumed server may request again: those since its last checkpoint.
 
-        It saves after rounds and tasks.
+        The server saves after rounds and tasks.
         """
         task, position = self.standing.progress
         server_saved = task != asked.ctx.task.index or position in range(asked.ctx.rounds)
@@ -186,11 +188,10 @@ class Site:
     def _position(self, asked: ClientRequest) -> tuple[int, float]:
         """Return the position of an exchange in the schedule: task, and number within the task.
 
-        Rounds have their own numbers, and an exchange before the first round has -1.
+        The number of a round is its index; an exchange before the first round has number -1.
 
-        Raises FczooError for an exchange that is not in it, and for one that is repeated with
-        another question: the site's privacy guarantee holds for as many uploads as the schedule
-        has.
+        Raises FczooError for an exchange that is not in the schedule, and for one that is repeated
+        with another request: the privacy guarantee holds for the uploads of the schedule only.
         """
         ctx, method = asked.ctx, self.side_of.side.method
         exchanges = []
@@ -203,16 +204,16 @@ class Site:
         position = ctx.task.index, float(exchanges.index(exchange) - first_round)
         if position <= self.standing.progress:
             raise FczooError(
-                "the server asks for what the site has answered before; begin the run again"
+                "the server repeats an exchange with another request; begin the run again"
             )
         return position
 
     def _respond(
         self, asked: ClientRequest, kept: ClientState
     ) -> tuple[Payload, ClientState, float | None]:
-        """Return the protected upload, the new client state, and the mean loss, which has no noise.
+        """Return the protected upload, the new client state, and the mean loss without noise.
 
-        The loss is None where updates are clipped, or nothing was trained.
+        The loss is None if updates are clipped, or nothing was trained.
         """
         settings = self.world.settings
         with reproducible(settings.deterministic):
@@ -222,7 +223,7 @@ class Site:
         return upload, answer.kept, loss_entry[0] if loss_entry else None
 
     def _client(self, asked: ClientRequest, kept: ClientState) -> Client:
-        """Return the site's client with the images of an exchange, as ``FederatedRun`` has them."""
+        """Return the site's client with its images in an exchange, as in ``FederatedRun``."""
         side, task = self.side_of.side, asked.ctx.task
         everyone = self.world.clients(task, side.method.training().data_scope, idle=True)
         client, memory = everyone[self.number], kept.memories.get(self.number, {})
@@ -233,7 +234,7 @@ class Site:
         return client
 
     def _exemplars(self, kept: ClientState) -> list[int]:
-        """Return the number of exemplars per task."""
+        """Return the site's number of exemplars per task."""
         index = self.side_of.side.exemplars(kept.memories.get(self.number, {})).cpu().numpy()
         return [
             int(np.isin(client_indices[self.number], index).sum())
@@ -241,7 +242,7 @@ class Site:
         ]
 
     def _stand(self, standing: SiteState) -> None:
-        """Record the site's position in the schedule, first on disk."""
+        """Store the site's new state, first on disk."""
         answers = {
             question: torch.from_numpy(np.frombuffer(bytearray(answer), np.uint8))
             for question, answer in standing.answers.items()
@@ -254,9 +255,9 @@ class Site:
         self.standing = standing
 
     def _load(self) -> SiteState:
-        """Read the state from disk; without a file, return the initial state.
+        """Read the state from disk; without a file or with other terms, return the initial state.
 
-        Raises FczooError for a file that is damaged or something else.
+        Raises FczooError if the file is invalid.
         """
         if not self.path.exists():
             return SiteState()
@@ -267,7 +268,7 @@ class Site:
                 question: value.numpy().tobytes() for question, value in trees["answers"].items()
             }
             task, position = notes["moment"]
-            if notes.get("terms", terms) != terms:  # the agreement has changed since it enrolled
+            if notes.get("terms", terms) != terms:  # the agreement has changed since enrolment
                 return SiteState()
             return SiteState(notes["run"], (task, position), kept_in(trees), answers)
         except (ValueError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""Data of a site, the server's knowledge of it, and the server's folder."""
+"""Data of a site, the server's view of them, and the server's folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ from fczoo.sites.messages import Enrolment
 def site_world(
     settings: Settings, stream: Stream, backbone: Backbone, train: ImageStore, site: int
 ) -> World:
-    """Create the world of one site: it owns all training images and has no test images.
+    """Create the world of one site, which has all training images and no test image.
 
     Args:
         settings: Settings of the run.
@@ -58,18 +58,18 @@ def site_world(
 
 @dataclass(frozen=True)
 class ServerView(World):
-    """World of the server, which knows only the numbers of the sites' images.
+    """World of the server, which knows only the number of each site's images.
 
-    Its training images are blank, so that code that counts images works. Each site has the first
-    ones of a task, as many as it reports: memory depends on the largest site only. The world
-    contains no pixel, label or position of a site's image.
+    Its training images are blank, for code that counts images. Each site has as many of a task's
+    blank images as it reports, from the first one on. Sites share them, so memory depends only on
+    the largest site. The world contains no pixel, label or position of a site's image.
     """
 
     sees_clients: ClassVar[bool] = False
     held_by_any: Tensor = field(kw_only=True)  # [C] whether some site may have images of a class
 
     def uplink(self, method: Method, seed: int) -> Uplink:
-        """Create the uplink; ``SitesRun`` decides what happens with too few valid uploads."""
+        """Create the uplink; ``SitesRun`` handles too few valid uploads."""
         return replace(super().uplink(method, seed), ends_run=False)
 
     def classes_with_images(self, task: Task) -> Tensor:
@@ -83,7 +83,7 @@ def server_world(
     test: ImageStore,
     enrolments: Sequence[Enrolment],
 ) -> ServerView:
-    """Create the server's world: its test images, and the sites' image counts from enrolment.
+    """Create the server's world from its test images and the sites' enrolments.
 
     Args:
         settings: Settings of the run.
@@ -96,7 +96,7 @@ def server_world(
         The world.
 
     Raises:
-        FczooError: No site has an image of a task, or of a class if they report their classes.
+        FczooError: No site has an image of some task.
     """
     count = np.array([enrolment.images for enrolment in enrolments]).T  # [tasks, sites]
     if empty_tasks := [t for t, images in enumerate(count.sum(1)) if not images]:
@@ -135,28 +135,28 @@ RUN_START_FILE, CHECKPOINT = "begun.json", "checkpoint.safetensors"
 
 
 class RunStart(msgspec.Struct):
-    """Conditions at the start of a run."""
+    """State of a federation at the start of a run."""
 
-    run: str  # its name
+    run: str  # name of the run
     terms: dict[str, Any]  # see ``terms_of``
     enrolments: list[Enrolment]
 
 
 class ServerFolder:
-    """A server's folder: last round's checkpoint, and the conditions at the start of its run."""
+    """Folder of a server, with the latest checkpoint and the record of the run's start."""
 
     def __init__(self, folder: Path):
         self.path = folder / RUN_START_FILE
         self.checkpoint = Checkpoint(folder / CHECKPOINT)
 
     def run(self, terms: Mapping[str, Any]) -> str | None:
-        """Return the name of the run to resume; None: no round of one is finished.
+        """Return the name of the run to resume; None without a checkpoint.
 
         Args:
             terms: Terms of the server, from ``terms_of``.
 
         Raises:
-            FczooError: The run began with other terms.
+            FczooError: The run started with other terms.
         """
         if not self.checkpoint.path.exists():
             return None
@@ -173,10 +173,10 @@ class ServerFolder:
         Args:
             names: Names of the sites.
             begun: Name, terms and enrolments of the run.
-            goes_on: The run is resumed.
+            goes_on: Whether the run is resumed.
 
         Raises:
-            FczooError: A site has other images than at the beginning of the run.
+            FczooError: A site's enrolment differs from that at the start of the run.
         """
         if not goes_on:
             write_json(self.path, msgspec.to_builtins(begun))
@@ -186,7 +186,7 @@ class ServerFolder:
         ):
             if old_enrolment != new_enrolment:
                 problem = f"site {name} has other images than when the run began"
-                raise FczooError(f"{problem}; bring them back, or {self._anew}")
+                raise FczooError(f"{problem}; restore them, or {self._anew}")
 
     @property
     def _anew(self) -> str:
@@ -197,5 +197,5 @@ class ServerFolder:
             return convert_json(read_json(self.path, "beginning of a run"), RunStart)
         except ValueError as error:
             raise FczooError(
-                f"{self.path} is not a beginning of a run: {error}; {self._anew}"
+                f"{self.path} is not the record of a run's start: {error}; {self._anew}"
             ) from error

@@ -1,9 +1,9 @@
 """HTTPS between sites and their server, with certificates at both ends.
 
-Sites connect to the server's one port, and the server connects to no one. A site can fetch the
-next question, leave its answer, learn the outcome and fetch the final model; the port offers
-nothing else, and nothing at all before the certificate of a site is verified. Bodies are messages
-of ``fczoo.sites.messages``, JSON or the files of a model: data, which no side executes.
+Sites connect to the server's only port; the server opens no connections. A site can fetch its next
+request (a question), send its answer, and fetch the outcome and the final model. The port offers
+nothing else, and nothing before the certificate of a site is verified. Bodies are messages of
+``fczoo.sites.messages``, JSON or model files: data that neither side executes.
 """
 
 import contextlib
@@ -34,39 +34,39 @@ log = logging.getLogger("fczoo")
 VERSION = "1"  # of the paths; a server of another version answers 404
 QUESTION, ANSWER = "question", "answer"  # paths
 KEY, LIMIT = "Question-Key", "Answer-Limit"  # headers of a question
-MODEL_FILES = (RECORD, TENSORS)  # the files that sites can fetch, and never the server's state
-LARGEST_BODY = 2**34  # bytes of a question or of a model that a site reads
+MODEL_FILES = (RECORD, TENSORS)  # files that sites can fetch; they exclude the server's state
+LARGEST_BODY = 2**34  # largest question or model file in bytes that a site reads
 POLL = 20.0  # seconds after which the server answers that it has no question yet
-STALL = 60.0  # seconds without a byte after which a connection is given up
+STALL = 60.0  # seconds without a byte after which a connection is closed
 HANDSHAKE = 10.0  # seconds for a whole TLS handshake
 MAX_HANDSHAKES = 64  # callers without a verified certificate; one more closes the oldest
-ABSENT = 3 * POLL  # seconds without a request after which no one waits for a site any more
+ABSENT = 3 * POLL  # seconds without a request after which a site counts as disconnected
 RETRY = 2.0  # seconds between two attempts of a site to reach the server
-GRACE = 3 * RETRY  # seconds after the start in which each site may be about to connect
-CHUNK = 2**20  # bytes that are written at a time, each within STALL seconds
+GRACE = 3 * RETRY  # seconds after the start within which absent sites may still connect
+CHUNK = 2**20  # bytes per write, each within STALL seconds
 RUN_ENDED = HTTPStatus.GONE  # the run has ended; the body is its outcome
 RUN_COMPLETED, RUN_FAILED = "completed", "failed"  # status of an outcome
 
 
 @dataclass
 class SiteStatus:
-    """Exchange with one site, as the server knows it."""
+    """Server's state of the exchange with one site."""
 
-    question: bytes | None = None  # None: nothing is asked, or the answer has arrived
-    key: str = ""  # names the question in requests
+    question: bytes | None = None  # None: there is no request, or the answer has arrived
+    key: str = ""  # identifies the question in HTTP requests
     answer: bytes | None = None
-    connection: ssl.SSLSocket | None = None  # the newest; it closes the one before
-    last_request: float = -ABSENT
-    knows_outcome: bool = False  # it knows the outcome, and has the model if there is one
+    connection: ssl.SSLSocket | None = None  # the newest; a new one closes it
+    last_request: float = -ABSENT  # time
+    knows_outcome: bool = False  # it has fetched the outcome, and the model if there is one
 
 
 class SiteListener(ThreadingTCPServer):
-    """The public port of a server, as connection to the sites: bytes to each and back.
+    """Public port of a server, which exchanges bytes with the sites.
 
-    A site is who its certificate names, and has one connection at a time.
+    The certificate of a caller names its site. Each site has one connection at a time.
     """
 
-    allow_reuse_address = os.name == "posix"  # elsewhere it would share the port with others
+    allow_reuse_address = os.name == "posix"  # on Windows it would allow two servers on one port
     daemon_threads, block_on_close = True, False
     request_queue_size = 2 * MAX_HANDSHAKES
 
@@ -75,9 +75,9 @@ class SiteListener(ThreadingTCPServer):
 
         Args:
             folder: Folder of the server.
-            names: Names of the sites; all others are refused.
+            names: Names of the sites; other callers are refused.
             port: Port on all IPv4 addresses of this machine.
-            patience: Seconds to wait for the answer of a site.
+            patience: Seconds to wait for the answers of sites.
 
         Raises:
             FczooError: Certificates are missing or invalid, or another program uses the port.
@@ -88,7 +88,7 @@ class SiteListener(ThreadingTCPServer):
         self.model: Path | None = None  # folder of the final model
         self.outcome: dict[str, str] | None = None  # None: the run has not ended
         self.wire_bytes, self.start = 0, time.monotonic()
-        self.on_change: Callable[[], None] = lambda: None  # other sites are connected or missing
+        self.on_change: Callable[[], None] = lambda: None  # connected or missing sites changed
         self._reported: tuple[list[str], list[str]] = ([], [])
         self._sites = [SiteStatus() for _ in names]
         self._changed = threading.Condition()
@@ -97,20 +97,20 @@ class SiteListener(ThreadingTCPServer):
             super().__init__(("0.0.0.0", port), BaseHTTPRequestHandler)  # see finish_request
         except OSError as error:
             raise FczooError(
-                f"the server cannot have port {port}: {error.strerror}; stop the program that uses "
-                "it, which may be this server"
+                f"the server cannot use port {port}: {error.strerror}; stop the program that uses "
+                "it, perhaps another start of this server"
             ) from error
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
 
     def __call__(self, questions: Mapping[int, bytes], limit: int, /) -> Mapping[int, bytes]:
-        """Return the answers of sites; wait ``patience`` seconds for them.
+        """Send questions to sites and return their answers after at most ``patience`` seconds.
 
         Args:
-            questions: Question by number of the site.
-            limit: Bytes that an answer may have; more are not read.
+            questions: Questions by number of the site.
+            limit: Largest size of an answer in bytes; larger ones are not read.
 
         Returns:
-            Answer by number of the site, without sites that did not answer.
+            Answers by number of the site, without sites that did not answer.
 
         Raises:
             FczooError: No site answers, and none has sent a request within the last minute.
@@ -121,13 +121,13 @@ class SiteListener(ThreadingTCPServer):
                 site = self._sites[number]
                 site.question, site.key, site.answer = question, secrets.token_urlsafe(), None
             self._changed.notify_all()
-            log.info("question for %s", ", ".join(self.missing_sites))
+            log.info("request to %s", ", ".join(self.missing_sites))
             end = time.monotonic() + self.patience
             while self.missing_sites and (seconds_left := end - time.monotonic()) > 0:
                 self._report()
                 self._changed.wait(min(seconds_left, 1.0))
             for name in self.missing_sites:
-                log.info("site %s has not answered within %.0f s", name, self.patience)
+                log.info("site %s did not answer within %.0f s", name, self.patience)
             answers = {k: a for k in questions if (a := self._sites[k].answer) is not None}
             for number in questions:
                 self._sites[number].question = self._sites[number].answer = None
@@ -136,7 +136,7 @@ class SiteListener(ThreadingTCPServer):
             return answers
 
     def _report(self) -> None:
-        """Call ``on_change`` if other sites are connected or missing than at the last call."""
+        """Call ``on_change`` if the connected or missing sites have changed."""
         if (state := (self.connected_sites, self.missing_sites)) != self._reported:
             self._reported = state
             self.on_change()
@@ -148,7 +148,7 @@ class SiteListener(ThreadingTCPServer):
 
     @property
     def missing_sites(self) -> list[str]:
-        """Return the sites whose answer is missing."""
+        """Return the sites whose answers are missing."""
         return [self.names[k] for k, site in enumerate(self._sites) if site.question is not None]
 
     @property
@@ -160,7 +160,7 @@ class SiteListener(ThreadingTCPServer):
         return site.connection is not None or time.monotonic() - site.last_request < ABSENT
 
     def end(self, status: str, reason: str = "", model: Path | None = None) -> None:
-        """Announce how the run has ended.
+        """Publish the outcome of the run.
 
         Args:
             status: ``completed`` or ``failed``.
@@ -172,7 +172,7 @@ class SiteListener(ThreadingTCPServer):
             self._changed.notify_all()
 
     def wait_informed(self, seconds: float) -> list[str]:
-        """Wait until the sites that are present know the outcome; return those that do not.
+        """Wait until all connected sites know the outcome; return those that do not yet.
 
         Args:
             seconds: Longest wait.
@@ -198,10 +198,10 @@ class SiteListener(ThreadingTCPServer):
             for site in self._sites:
                 _cut(site.connection)
 
-    # one connection: accepted in the thread of the port, served in its own thread
+    # connections: accepted in the listener's thread, served in one thread each
 
     def get_request(self) -> tuple[ssl.SSLSocket, Any]:
-        """Accept a caller without waiting for it."""
+        """Accept a connection without waiting for its TLS handshake."""
         caller, address = self.socket.accept()
         caller.settimeout(HANDSHAKE)
         try:
@@ -220,7 +220,7 @@ class SiteListener(ThreadingTCPServer):
         return secure, address
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Verify the caller's certificate, then serve one request of its site."""
+        """Verify the caller's certificate, then serve its site."""
         try:
             request.do_handshake()
         except (OSError, ValueError) as error:
@@ -257,14 +257,14 @@ class SiteListener(ThreadingTCPServer):
         return self.numbers.get(names[0]) if len(names) == 1 else None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error of one connection; the others continue."""
+        """Log an unexpected error of one connection; other connections continue."""
         if not isinstance(sys.exception(), OSError | ValueError):
             log.error("a request failed", exc_info=True)
 
-    # what a site can do
+    # actions of a site
 
     def next_question(self, number: int, connection: ssl.SSLSocket) -> tuple[bytes, str] | None:
-        """Return the question of a site with its key; None if there is none for a while."""
+        """Return the question of a site with its key; None if there is none within POLL seconds."""
         site = self._sites[number]
         with self._changed:
             self._changed.wait_for(
@@ -282,7 +282,7 @@ class SiteListener(ThreadingTCPServer):
         )
 
     def take_answer(self, number: int, key: str, connection: ssl.SSLSocket, answer: bytes) -> bool:
-        """Take the answer of a site; return whether it is still asked for."""
+        """Store the answer of a site; return False if the server no longer waits for it."""
         with self._changed:
             if not self.is_open(number, key, connection):
                 return False
@@ -296,7 +296,7 @@ class SiteListener(ThreadingTCPServer):
             self.wire_bytes += number_of_bytes
 
     def record_outcome_sent(self, number: int) -> None:
-        """Record that a site knows the outcome, and has all that it can fetch."""
+        """Record that a site has fetched the outcome, and the model if there is one."""
         with self._changed:
             self._sites[number].knows_outcome = True
             self._changed.notify_all()
@@ -339,7 +339,7 @@ class SiteHandler(BaseHTTPRequestHandler):
             self._respond(HTTPStatus.NOT_FOUND)
 
     def do_POST(self) -> None:
-        """Take the answer to the site's question, if it is asked for and not too large."""
+        """Receive the answer to the site's question, if it is expected and not too large."""
         (path, _, key), server = (self._name() or "").partition("/"), self.server
         length = self.headers.get("Content-Length", "")
         if path != ANSWER or not re.fullmatch(r"[0-9]{1,18}", length):
@@ -347,9 +347,9 @@ class SiteHandler(BaseHTTPRequestHandler):
         elif not server.is_open(self.number, key, self.connection):
             self._respond(HTTPStatus.CONFLICT)
         elif int(length) > server.limit:
-            text = "site %s sends %s bytes, and %d are declared"
+            text = "site %s sends %s bytes, but the limit is %d"
             log.warning(text, server.names[self.number], length, server.limit)
-            server.take_answer(self.number, key, self.connection, b"")  # is not valid
+            server.take_answer(self.number, key, self.connection, b"")  # an invalid answer
             self._respond(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         else:
             answer = self.rfile.read(int(length))
@@ -359,7 +359,7 @@ class SiteHandler(BaseHTTPRequestHandler):
                 self._respond(HTTPStatus.NO_CONTENT if is_taken else HTTPStatus.CONFLICT)
 
     def _name(self) -> str | None:
-        """Return the requested path without its version; None if the version is another."""
+        """Return the requested path without its version; None if the version differs."""
         version, _, name = self.path.removeprefix("/").partition("/")
         return name if version == VERSION else None
 
@@ -376,7 +376,7 @@ class SiteHandler(BaseHTTPRequestHandler):
 
 
 def chunks_of(content: bytes) -> Iterator[memoryview]:
-    """Split a body into pieces, so that the time limit of a connection is one per piece.
+    """Split a body into chunks, so that the time limit of a connection applies to each chunk.
 
     Args:
         content: The body.
@@ -386,14 +386,14 @@ def chunks_of(content: bytes) -> Iterator[memoryview]:
 
 
 def _cut(connection: socket.socket | None) -> None:
-    """End a connection that another thread reads or writes."""
+    """Close a connection that another thread reads or writes."""
     if connection is not None:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _drain(connection: ssl.SSLSocket) -> None:
-    """Read what a refused caller has sent, so that the reason of the refusal reaches it."""
+    """Read the data that a refused caller has sent, so that it receives the refusal."""
     with contextlib.suppress(OSError, ValueError):
         socket.socket.shutdown(connection, socket.SHUT_WR)
         connection.settimeout(1.0)

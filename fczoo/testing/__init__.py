@@ -1,15 +1,15 @@
-"""Checks of data sets, partitioners, attacks, ... for authors of plug-ins, and a toy world.
+"""Checks of data sets, methods, partitioners, ... for authors of plug-ins, and a toy world.
 
-Like scikit-learn's ``check_estimator``, each check raises AssertionError with one sentence that
-says what is wrong and what to do, and needs no pytest::
+Like scikit-learn's ``check_estimator``, each check raises AssertionError with one sentence on what
+is wrong and what to do. The checks do not need pytest::
 
     from fczoo.testing import check_partitioner
 
     def test_mine() -> None:
         check_partitioner("mine:0.5")
 
-fczoo's own tests run the same checks on everything that it registers. Where hypothesis is installed
-it chooses the random cases.
+fczoo's own tests run the same checks on everything that it registers. hypothesis chooses the random
+cases, if it is installed.
 """
 
 from fczoo.testing.data_parts import check_dataset, check_partitioner

@@ -26,35 +26,35 @@ from fczoo.testing.world import (
 )
 
 Refuses = Callable[[int, int, int], bool]
-"""``refuses(images, classes, clients)``: whether a partitioner cannot split this many images of
-this many classes.
-"""
+"""``refuses(images, classes, clients)`` returns whether a partitioner cannot split such data."""
 
 TASKS = (Task(0, 0, 5, 10, 2), Task(1, 5, 10, 10, 2))
 EASY, CLIENTS = np.repeat(np.arange(5), 40), 8
-"""Labels that any partitioner can split, and over how many clients."""
+"""Labels and number of clients that any partitioner can handle."""
 GROUPS = CLIENTS
-"""Number of groups, such as domains, of the images here; image i belongs to group i modulo GROUPS."""
+"""Number of groups, such as domains, in these checks; image i has group i modulo GROUPS."""
 
 
 def check_partitioner(spec: str, refuses: Refuses | None = None, drawn: bool = True) -> None:
-    """Raise AssertionError, in one sentence, where a partitioner breaks a rule.
+    """Check that a partitioner follows all rules; a broken one raises AssertionError.
 
-    Checked on random labels of one to five classes and one to nine clients: there is one array of
-    positions for each client; positions are whole numbers inside the labels, none twice at one
-    client; the labels stay as they are; the same generator gives the same parts. Unless the class
-    says ``disjoint = False``, every image goes to one client and none is left over. One that needs
-    groups gets eight of them, by turns from image to image. Other seeds give other parts. A stream
-    of several tasks can be split, and is split by the seed. The class and each of its options have
-    a description.
+    The rules, on random labels of one to five classes and one to nine clients:
+
+    - The result is one array of integer positions per client. Positions are inside the labels, and
+      no client has one twice.
+    - The labels are unchanged, and the same generator gives the same result.
+    - Every image is assigned to exactly one client, unless the class has ``disjoint = False``.
+    - Different seeds give different results, also for a stream of several tasks.
+    - The class and each of its options have a description.
+
+    The images have eight groups, which alternate from image to image.
 
     Args:
         spec: Registered name with its options, such as ``dirichlet:0.1``.
-        refuses: Returns whether a request cannot be met: exactly these must raise FczooError, in
-            one line. None: any request may, except an easy one (200 images of five classes for
-            eight clients).
-        drawn: False for a spec that draws nothing at random; seeds and streams are then not
-            checked.
+        refuses: Returns whether a request is impossible: exactly these must raise FczooError with a
+            message of one line. None: any request may raise it, except an easy one (200 images of
+            five classes for eight clients).
+        drawn: False for a spec without random draws; seeds and streams are then not checked.
 
     Raises:
         AssertionError: A rule is broken.
@@ -156,7 +156,7 @@ def _split(
     seed: int,
     refuses: Refuses | None,
 ) -> list[np.ndarray] | None:
-    """Return the parts, or None if the request is refused and may be."""
+    """Return the parts; None if the partitioner refuses a request that it may refuse."""
     request = (len(labels), len(np.unique(labels)), clients)
     description = f"{request[0]} images of {request[1]} classes for {clients} clients"
     try:
@@ -176,9 +176,9 @@ def _split(
 
 
 def _easy_stream() -> Stream:
-    """Create two tasks as in ``EASY`` with images in random order.
+    """Create a stream of two tasks with labels as in ``EASY``, in random order.
 
-    Positions in the original differ from those in the stream.
+    Positions in the original data differ from positions in the stream.
     """
     labels = np.random.default_rng(0).permutation(np.concatenate([EASY, EASY + 5]))
     images, order = Images(np.empty((0, 0, 0, 3), np.uint8), labels), tuple(range(10))
@@ -219,24 +219,24 @@ def _check_stream(spec: str) -> None:
 def check_dataset(
     dataset: str | type[Dataset], root: Path | None = None, stored_size: int | None = None
 ) -> None:
-    """Raise AssertionError, in one sentence, where a data set breaks a rule.
+    """Check that a data set follows all rules; a broken one raises AssertionError.
 
-    Checked of the declarations: the name is registered; a docstring and one line ``about`` describe
-    it; the default schedule can be used (partition, augmentation, number of tasks); a data set that
-    is in a folder names its source, layout and licence, and a missing one is refused in one line
-    with its place and ``--data-root``.
+    Rules of the declaration: the name is registered; a docstring and the line ``about`` describe
+    the data set; the default schedule is valid (partition, augmentation, number of tasks). A data
+    set in a folder declares source, layout and licence. If it is missing, the error is one line
+    with the searched path and ``--data-root``.
 
-    Checked of a copy: it is found from the data root and from its own folder; class names are as
-    many as declared and differ; training and test part hold square uint8 RGB images and int64
-    labels, and at least one image of every class each; a second load gives the same; and it can be
-    cut into tasks.
+    Rules of a copy: the data root and the data set's own folder both work as root; class names are
+    distinct, and as many as declared; training and test part have square uint8 RGB images and int64
+    labels, with at least one image of every class; a second load gives the same; and it can be
+    split into tasks.
 
     Args:
-        dataset: Registered name or its class.
-        root: Data root that holds a copy, or a small imitation of one. None: only data that come
-            with a package are read.
-        stored_size: Side in pixels at which images of files are stored; they are decoded into a
-            temporary folder. None: their own size.
+        dataset: Registered name or class.
+        root: Data root with a copy, or a small imitation of one. None: a copy is checked only for
+            data that come with a package.
+        stored_size: Side in pixels at which image files are stored; they are decoded into a
+            temporary folder. None: their original size.
 
     Raises:
         AssertionError: A rule is broken.
@@ -295,7 +295,7 @@ def _check_declared(name: str, cls: type[Dataset]) -> None:
 
 
 def _check_absent(name: str, cls: type[Dataset]) -> None:
-    """Check that a missing copy raises an error with the place that was searched and the option."""
+    """Check that a missing copy raises an error with the searched path and the option."""
     with TemporaryDirectory() as empty:
         for root in (Path(empty), Path(empty) / "missing"):
             try:
@@ -333,7 +333,7 @@ def _check_copy(name: str, cls: type[Dataset], root: Path, stored_size: int | No
     stream = make_stream(name, root, tasks=min(2, len(first.classes)), stored_size=stored_size)
     need(
         stream.classes == first.classes,
-        f"{name} loses class names when it is cut into tasks; load must return them all",
+        f"{name} loses class names when it is split into tasks; load must return them all",
     )
 
 
@@ -382,8 +382,8 @@ def _check_images(label: str, split: Split, classes: int, stored_size: int | Non
     )
     need(
         stored_size is None or pixels.shape[1] == stored_size,
-        f"{label} has images of {pixels.shape[1]} pixels where {stored_size} were asked for; pass "
-        "the size to take",
+        f"{label} has images of {pixels.shape[1]} pixels instead of {stored_size}; pass the size "
+        "to take",
     )
     need(
         len(pixels) == len(labels) and np.array_equal(images.labels, labels),

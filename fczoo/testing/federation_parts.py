@@ -29,7 +29,7 @@ from fczoo.testing.world import (
 )
 
 Extra = Callable[[torch.Generator], Tree]
-"""What uploads hold in addition to parameters, drawn for one client."""
+"""Function that draws the tensors of one client's upload in addition to parameters."""
 
 PARAMETERS = ("head", "prompt", "half")
 SUM_TOLERANCE = 1e-9  # float64: only the order of sums differs
@@ -41,7 +41,7 @@ def random_uploads(count: int, seed: int, extra: Extra = lambda rng: {}) -> list
     Args:
         count: Number of uploads.
         seed: Seed of the draw.
-        extra: Draws tensors that an upload holds in addition to parameters.
+        extra: Draws the tensors of an upload in addition to parameters.
 
     Returns:
         Uploads with ``head`` [4, 3] and ``prompt`` [5] in float64, ``half`` [2] in bfloat16, and
@@ -63,18 +63,21 @@ def random_uploads(count: int, seed: int, extra: Extra = lambda rng: {}) -> list
 def check_aggregator(
     aggregator: str | ServerAggregator, extra: Extra = lambda rng: {}, fewest: int = 1
 ) -> None:
-    """Raise AssertionError, in one sentence, where an aggregator breaks a rule.
+    """Check that an aggregator follows all rules; a broken one raises AssertionError.
 
-    Checked on random uploads: no upload is changed, and the merged tree shares no memory with one;
-    the same uploads give the same tree; parameters keep their name, shape and type, are between the
-    clients' values in every coordinate, do not depend on the order of the clients, and stay where
-    all clients agree, whatever their numbers of images; fewer uploads than ``fewest`` are refused
-    in one line. A registered aggregator, and each of its options, has a description.
+    The rules, on random uploads:
+
+    - No upload is changed, and the merged tree shares no memory with one.
+    - The same uploads give the same tree, in any order of the clients.
+    - Parameters keep their name, shape and type. Every coordinate is between the clients' values,
+      and unchanged if all clients agree.
+    - Fewer uploads than ``fewest`` raise an error of one line.
+    - A registered aggregator and each of its options have a description.
 
     Args:
         aggregator: Registered name with its options, such as ``trimmed_mean:2``, or a function.
-        extra: Draws what it reads in addition to parameters.
-        fewest: Number of uploads that it needs.
+        extra: Draws the tensors that it reads in addition to parameters.
+        fewest: Smallest number of uploads that it accepts.
 
     Raises:
         AssertionError: A rule is broken.
@@ -98,7 +101,7 @@ def check_aggregator(
 
 
 def _merge_checked(label: str, merge: ServerAggregator, uploads: Sequence[Payload]) -> Tree:
-    """Merge uploads, and check that they are unchanged."""
+    """Merge uploads; check that they are unchanged and that a second merge gives the same."""
     copies = [{name: value.clone() for name, value in upload.items()} for upload in uploads]
     inputs = list(uploads)
     merged_tree = merge(inputs)
@@ -182,12 +185,12 @@ def _check_refusal(label: str, merge: ServerAggregator, uploads: Sequence[Payloa
 
 
 def check_attack(spec: str) -> None:
-    """Raise AssertionError, in one sentence, where an attack breaks a rule.
+    """Check that an attack follows all rules; a broken one raises AssertionError.
 
-    Checked on random changes: a forged change has the shape and type of the honest one and is
-    finite, the honest change stays as it is, and the same generator forges the same, also of a
-    tensor without elements. Checked in the toy world: one attacker of three changes the run, in the
-    same way each time. The class and each of its options have a description.
+    The rules, on random changes, also without elements: the forged change is finite, with the shape
+    and type of the honest change; the honest change stays unmodified; and the same generator gives
+    the same result. In the toy world one attacker of three clients changes the run, reproducibly.
+    The class and each of its options have a description.
 
     Args:
         spec: Registered name with its options, such as ``scale:10``.
@@ -230,7 +233,7 @@ def _check_forged(
     )
     need(
         first.isfinite().all(),
-        f"{spec} forges what is not finite; the server would reject it",
+        f"{spec} forges values that are not finite; the server would reject them",
     )
     need(
         torch.equal(first, second),
@@ -260,13 +263,14 @@ def _check_attacked_run(spec: str) -> None:
 
 
 def check_local_training(spec: str) -> None:
-    """Raise AssertionError, in one sentence, where a rule of local training breaks a rule itself.
+    """Check a rule of local training, such as FedProx; a broken one raises AssertionError.
 
-    Checked on random tensors: the added terms have names and shapes of gradients, are finite, and
-    are zero for a client whose weights are those of the beginning of the round and whose tree is
-    zero, or the server's where they are shared; no input is changed. Checked in the toy world: a
-    run is the same again and with clients together, what it uploads is declared, and the server's
-    tree is the mean of the clients'. The class and each of its options have a description.
+    On random tensors: the added terms are finite, with the names and shapes of gradients, and no
+    input is changed. The terms are zero at the start of the round if the client's tree is zero, or
+    equals the server's tree where they are shared. In the toy world: a run is reproducible, also
+    with clients in one batch; it uploads control variates only if ``shares`` is true; and the
+    server's tree is the mean of the clients' trees. The class and each of its options have a
+    description.
 
     Args:
         spec: Registered name with its options, such as ``fedprox:0.1``.
@@ -315,7 +319,7 @@ def _check_added(spec: str, rule: LocalRule, shapes: list[list[int]], seed: int)
     for name, value in rule.gradient_term(start, start, *same).items():
         need(
             not value.any(),
-            f"{spec} adds to {name} of a client that has the weights of the round's beginning",
+            f"{spec} adds to {name} of a client with the weights from the start of the round",
         )
 
 

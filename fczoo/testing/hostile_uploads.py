@@ -1,7 +1,7 @@
-"""Check of a method's server against uploads that no honest client sends.
+"""Check of a method's server against hostile uploads.
 
-One upload of a recorded exchange is changed at random: type, shape, values, layout in memory, names,
-sender or number of images. The server must admit or reject it, and merge what it admits.
+One upload of a recorded exchange is changed at random: its type, shape, values, memory layout,
+names, sender or number of images. The server must accept or reject it, and merge accepted uploads.
 """
 
 import math
@@ -53,12 +53,12 @@ CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
         torch.arange(v.numel()).view(v.shape) == 0, math.nan, v.double()
     ).to(v),
 }
-"""What happens to one tensor, by the name that messages give it."""
-COUNTS = (-(2**62), -1, 0, 1, 10**6, 2**62)  # numbers of images that are claimed
+"""Changes of one tensor, by their names in messages."""
+COUNTS = (-(2**62), -1, 0, 1, 10**6, 2**62)  # claimed numbers of images
 
 
 def a_hostile_client_cannot_stop_the_server(subject: MethodUnderTest) -> None:
-    """Check that the server admits or rejects a client's upload, whatever it is, and continues.
+    """Check that the server continues after any upload of a client.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -67,7 +67,7 @@ def a_hostile_client_cannot_stop_the_server(subject: MethodUnderTest) -> None:
 
 
 def check_hostile_uploads(subject: MethodUnderTest, times: int, seed: int) -> None:
-    """Change uploads of a recorded run at random, and let the server receive them.
+    """Change uploads of a recorded run at random and send them to the server.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -75,7 +75,8 @@ def check_hostile_uploads(subject: MethodUnderTest, times: int, seed: int) -> No
         seed: Seed of the changes.
 
     Raises:
-        AssertionError: The server raises an error, or rejects without a reason of one line.
+        AssertionError: The server raises an error, rejects another upload, or gives no reason of
+            one line.
     """
     run = subject.run()
     server = Server(run.bench, subject.method, 0)
@@ -104,12 +105,12 @@ def check_hostile_uploads(subject: MethodUnderTest, times: int, seed: int) -> No
 
 
 def place_of(call: Call, place: int) -> int:
-    """Return the number of the client at a place of a recorded exchange."""
+    """Return the number of the client at a position in a recorded exchange."""
     return call.clients[place].number
 
 
 def _change(payload: Payload, draw: Draw) -> tuple[Payload, str]:
-    """Return the changed upload, and what was changed."""
+    """Return the changed upload and a description of the change."""
     if not payload:
         return payload, "that is empty"
     names, kind = list(payload), draw(0, 9)
@@ -131,12 +132,12 @@ def _change(payload: Payload, draw: Draw) -> tuple[Payload, str]:
 
 
 def receive(server: Server, call: Call, payloads: list[Payload]) -> Arrival:
-    """Let a server in the state of a recorded exchange receive and merge uploads.
+    """Receive and merge uploads at a server in the state of a recorded exchange.
 
     Args:
-        server: Server of such a run; its state is replaced by that of the exchange.
+        server: Server of the method; its state is replaced by that of the exchange.
         call: The exchange.
-        payloads: Uploads of its clients in their order; empty ones were not sent.
+        payloads: Uploads of its clients in order; empty ones count as not sent.
 
     Returns:
         The arrival, whose valid uploads are merged.
@@ -160,7 +161,7 @@ def receive(server: Server, call: Call, payloads: list[Payload]) -> Arrival:
         arrival, folded = uplink.collect(payloads, clients, exchange, form)
     else:
         sent = [k for k, honest in enumerate(call.payloads) if honest]
-        form = call.payloads[sent[0]] if len(sent) < 3 else None  # no majority says what is valid
+        form = call.payloads[sent[0]] if len(sent) < 3 else None  # there is no majority
         senders, uploads = [clients[k] for k in sent], [payloads[k] for k in sent]
         arrival = uplink.arrive(uploads, senders, call.state, exchange, form=form)
         folded = {}

@@ -1,4 +1,4 @@
-"""Checks of every method: declaration, server functions, uploads.
+"""Rules of methods: declaration, server functions and uploads.
 
 Each function raises AssertionError with one sentence on what is wrong and what to do.
 """
@@ -28,15 +28,13 @@ from fczoo.testing.world import (
     toy_bench,
 )
 
-MIN_TUNED_OPTIONS, MAX_TUNED_OPTIONS = 2, 4  # options: twenty trials are too few for more
+MIN_TUNED_OPTIONS, MAX_TUNED_OPTIONS = 2, 4  # twenty trials are too few for more options
 
-# --- what a method is
+# --- declaration
 
 
 def is_a_value(subject: MethodUnderTest) -> None:
-    """Check that a method is a frozen dataclass.
-
-    It is equal to its copy, hashable, and unchanged by pickling.
+    """Check that a method is a frozen dataclass, hashable and unchanged by pickling.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -68,7 +66,7 @@ def is_a_value(subject: MethodUnderTest) -> None:
 
 
 def options_survive_json(subject: MethodUnderTest) -> None:
-    """Check that the hyper-parameters can be written to a run folder and read again.
+    """Check that a method is unchanged if its hyper-parameters pass through JSON.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -93,9 +91,9 @@ def says_where_to_tune(subject: MethodUnderTest) -> None:
     space, least = spaces(cls), min(MIN_TUNED_OPTIONS, len(fields(cls)))
     need(
         least <= len(space) <= MAX_TUNED_OPTIONS,
-        f"{name} has a space to tune for {len(space)} of its options; give {least} to "
-        f"{MAX_TUNED_OPTIONS} one, "
-        'rates among them: option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
+        f"{name} has a search space for {len(space)} of its options; give one to {least} to "
+        f"{MAX_TUNED_OPTIONS} options, "
+        'including rates: option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
     )
     for option, search_space in space.items():
         for value in search_space[:2] if isinstance(search_space, tuple) else search_space:
@@ -103,7 +101,7 @@ def says_where_to_tune(subject: MethodUnderTest) -> None:
                 build(cls, name, {option: value})
             except FczooError as error:
                 raise AssertionError(
-                    f"{name}.{option} has a search space with a value that it refuses: {error}"
+                    f"{name}.{option} has a search space with an invalid value: {error}"
                 ) from error
 
 
@@ -147,7 +145,7 @@ def values_for_data_sets_are_valid(subject: MethodUnderTest) -> None:
 
 
 def begins_from_an_empty_state(subject: MethodUnderTest) -> None:
-    """Check that the first state is finite and holds all that clients train.
+    """Check that the first state is finite and contains all tensors that clients train.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -205,8 +203,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "compress": ("int8", "fp16", "topk:0.1", "topk:0.5", "lowrank:2"),
 }
-"""Settings of a combined run. Methods that follow each other in the list of all get other ones, so
-that any 25 of them have each pair of values once.
+"""Settings of a combined run. Consecutive methods in the registry get different combinations; any
+25 of them cover each pair of values once.
 """
 
 
@@ -222,11 +220,11 @@ def combination(number: int) -> dict[str, Any]:
 
 
 def goes_with_other_parts_of_a_federation(subject: MethodUnderTest) -> None:
-    """Check a run with another family of backbone, other clients, a server optimizer and codes.
+    """Check a run with another backbone family, partition, server optimizer and compression.
 
-    Clients have a domain, a writer or another number of images each. A method that trains nothing
-    or sends nothing refuses server optimizer and codes in one line; one without
-    ``Training.averages_trained`` refuses a server optimizer.
+    Clients have one domain or group each, or different numbers of images. A method that trains or
+    sends nothing must refuse server optimizer and compression in one line; a method without
+    ``Training.averages_trained`` must refuse a server optimizer.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -240,7 +238,7 @@ def goes_with_other_parts_of_a_federation(subject: MethodUnderTest) -> None:
             toy_bench(**{option: settings[option]}).check(subject.method)
         except FczooError as error:
             need_one_line(error, name)
-            need(not is_able, f"{name} does not go with {option}: {error}")
+            need(not is_able, f"{name} does not work with {option}: {error}")
             del settings[option]
     run = subject.start(2, rounds=1, epochs=1, **settings)
     text = ", ".join(f"{option} {value}" for option, value in settings.items())
@@ -248,7 +246,7 @@ def goes_with_other_parts_of_a_federation(subject: MethodUnderTest) -> None:
 
 
 def private_state_is_not_broadcast(subject: MethodUnderTest) -> None:
-    """Check that no client gets ``server_only`` state.
+    """Check that no client receives ``server_only`` state.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -273,7 +271,7 @@ def private_state_is_not_broadcast(subject: MethodUnderTest) -> None:
 
 
 def clients_need_no_private_state(subject: MethodUnderTest) -> None:
-    """Check that clients compute the same without ``server_only`` state.
+    """Check that clients compute the same results without ``server_only`` state.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -301,13 +299,11 @@ def _again(call: Call, state: Tree) -> list[Payload]:
     return engine.train(state, call.clients, call.ctx)
 
 
-# --- what goes over the wire
+# --- uploads
 
 
 def every_upload_is_declared(subject: MethodUnderTest) -> None:
-    """Check that every tensor of an upload is declared.
-
-    It is trained (``Training.optims``) or belongs to a group of ``Training.uploads``.
+    """Check that every tensor of an upload is declared, as trained or in a group of uploads.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -329,7 +325,7 @@ def uploads_are_finite_and_signed(subject: MethodUnderTest) -> None:
         subject: The method and its runs in the toy world.
     """
     run, name = subject.run(), subject.name
-    need(run.calls, f"{name} asks its clients for nothing; declare what they train or survey them")
+    need(run.calls, f"{name} requests nothing from clients; declare trained tensors or statistics")
     for call in run.calls:
         need(
             len(call.payloads) == len(call.clients),
@@ -359,9 +355,9 @@ def uploads_are_finite_and_signed(subject: MethodUnderTest) -> None:
 
 
 def uploads_are_counted_in_bytes(subject: MethodUnderTest) -> None:
-    """Check that the bytes of the result are those of the uploads, and more than zero.
+    """Check that the result counts the bytes of all uploads, which are more than zero.
 
-    They are zero where every client has its own model, which sends nothing.
+    With ``own_models`` they must be zero, because clients send nothing.
 
     Args:
         subject: The method and its runs in the toy world.

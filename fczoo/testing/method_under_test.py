@@ -1,6 +1,6 @@
-"""A method under test: its recorded runs in the toy world, each made once.
+"""A method under test and its recorded runs in the toy world, which checks share.
 
-A record holds what every client received and uploaded, and the states that were evaluated.
+A record contains what every client received and uploaded, and all evaluated states.
 """
 
 from collections import deque
@@ -30,14 +30,14 @@ from fczoo.federation.server import Server
 from fczoo.testing.world import need, toy_bench
 
 SHORT: dict[str, Any] = {"epochs": 1, "batch_size": 8}
-"""Settings of a run: still two rounds, and one or two steps of a client in each."""
+"""Settings of a short run: two rounds, with one or two steps per client."""
 
 
 @dataclass
 class Call:
-    """One round or survey, as clients saw it. Trees are copies unless a comment says otherwise."""
+    """Record of one round or collection of statistics; trees are copies unless noted otherwise."""
 
-    # a round, or a survey at a boundary of the task
+    # a round, or a boundary of the task
     phase: Literal["train", "balanced"] | Boundary
     engine: ClientEngine
     state: Tree  # broadcast state before the call
@@ -45,25 +45,25 @@ class Call:
     clients: list[Client]
     ctx: Context
     payloads: list[Payload]
-    memories: dict[int, Tree]  # clients' memories before the call, by number of the client
-    remembered: dict[int, Tree]  # the original tensors of these, not copies
+    memories: dict[int, Tree]  # client memories before the call, by number of the client
+    remembered: dict[int, Tree]  # the same memories as original tensors, not copies
     kept: list[Payload]  # the original uploads, not copies, which the server uses later
-    server_state: Tree  # the server's state before the call, with its private tensors
+    server_state: Tree  # server state before the call, with its private tensors
 
 
 @dataclass
 class Record:
-    """Record of one run: uploads, and states that were evaluated."""
+    """Record of one run: its calls and evaluated states."""
 
     method: Method
     bench: Benchmark
     result: Result
     calls: list[Call] = field(default_factory=list)
-    states: dict[int, Tree] = field(default_factory=dict)  # task -> state after it
+    states: dict[int, Tree] = field(default_factory=dict)  # state after each task, by its index
 
     @property
     def rounds(self) -> list[Call]:
-        """Return the calls that trained."""
+        """Return the calls of training rounds."""
         return [call for call in self.calls if call.phase in ("train", "balanced")]
 
     @property
@@ -73,7 +73,7 @@ class Record:
 
 
 def copy_tree(tree: Tree) -> Tree:
-    """Copy a tree without shared memory.
+    """Copy a tree into new memory.
 
     Args:
         tree: Tensors by name.
@@ -90,20 +90,20 @@ def record_run(
     seed: int = 0,
     on_call: Callable[[Call], None] = lambda call: None,
 ) -> Record:
-    """Run ``method`` and record every use of the engine and every evaluated state.
+    """Run a method and record every call of the engine and every evaluated state.
 
     Args:
-        bench: Benchmark on which it runs.
+        bench: Benchmark of the run.
         method: Method to run.
         seed: Seed of the run.
-        on_call: Called after each use of the engine; an exception that it raises ends the run.
+        on_call: Called after each call of the engine; it may end the run by an exception.
 
     Returns:
         Record of the run.
     """
     calls: list[Call] = []
     states: dict[int, Tree] = {}
-    server_states: list[Tree] = []  # of the last broadcast
+    server_states: list[Tree] = []  # state at the latest broadcast
     send = Server.send
     train, survey, conclude, predict = (
         ClientEngine.train,
@@ -181,28 +181,28 @@ def record_run(
         mock.patch.object(type(method), "predict", noted_predict),
     ):
         result = bench.run(method, seed)
-    # these copies were made in inference mode; a clone outside of it is an ordinary tensor
+    # the states were copied in inference mode; a clone outside of it is an ordinary tensor
     return Record(method, bench, result, calls, {t: copy_tree(s) for t, s in states.items()})
 
 
 class _FirstCall(Exception):
-    """End a run after its first round or survey."""
+    """Exception that ends a run after its first call."""
 
 
 @dataclass
 class MethodUnderTest:
-    """A method and its watched runs in the toy world."""
+    """A method and its recorded runs in the toy world."""
 
     method: Method
     runs: dict[tuple[torch.dtype, int, int], Record] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Return the method's registered name, which starts every message."""
+        """Return the method's registered name, the first word of messages."""
         return self.method.name
 
     def run(self, dtype: torch.dtype = torch.float64, together: int = 1, seed: int = 0) -> Record:
-        """Return one run, made at the first call.
+        """Return a recorded run; the first call executes it.
 
         Args:
             dtype: Number type of the backbone.
@@ -230,17 +230,17 @@ class MethodUnderTest:
         seed: int = 0,
         **settings: Any,
     ) -> FederatedRun:
-        """Learn the first tasks of a run that is not recorded.
+        """Start a run that is not recorded, and learn its first tasks.
 
         Args:
             tasks: Number of tasks.
             dtype: Number type of the backbone.
             together: Number of clients in one batched forward.
             seed: Seed of the run.
-            settings: Fields of ``Settings`` that replace those of a run.
+            settings: Fields of ``Settings`` that replace those of ``SHORT``.
 
         Returns:
-            The run, whose ``state`` and ``result`` are as of then; it is a new one at each call.
+            A new run after these tasks.
 
         Raises:
             AssertionError: The method does not finish these tasks.
@@ -252,17 +252,17 @@ class MethodUnderTest:
         return run
 
     def first_uploads(self, dtype: torch.dtype, together: int) -> list[Payload]:
-        """Return the first uploads of a run with more steps, which show smaller differences.
+        """Return the uploads of the first call in a run with more steps than ``SHORT``.
 
         Args:
             dtype: Number type of the backbone.
             together: Number of clients in one batched forward.
 
         Returns:
-            Uploads of the first round or survey; the run ends there.
+            Uploads of the first round or collection of statistics; the run ends there.
 
         Raises:
-            AssertionError: The method does not come to them.
+            AssertionError: The method fails before its first upload.
         """
         calls: list[Call] = []
 
@@ -276,7 +276,7 @@ class MethodUnderTest:
 
     @contextmanager
     def _in_toy_world(self) -> Iterator[None]:
-        """Turn what a run raises into the sentence of a broken rule."""
+        """Convert an error of a run to an AssertionError."""
         try:
             yield
         except (FczooError, TypeError) as error:
@@ -307,15 +307,15 @@ class MethodUnderTest:
         )
 
     def answers(self, record: Record, task: int) -> Tensor:
-        """Compute the answers to all test images after a task.
+        """Predict the classes of all test images after a task.
 
         Args:
             record: Run whose state is used.
             task: Index of the task.
 
         Returns:
-            Classes [K, N] of the global model (K = 1); or of the clients' own models, each among
-            the classes that its client has had.
+            Classes [K, N] of the global model (K = 1), or of K clients' own models, each among the
+            classes that its client has had.
         """
         if not self.method.training().own_models:
             return self.logits(record, task).argmax(1)[None]
@@ -333,9 +333,9 @@ def batch_of(method: Method, store: ImageStore, index: Tensor) -> Batch:
     """Load the test view of some images in one batch, with the inputs of ``method``.
 
     Args:
-        method: Method that states which inputs it needs.
+        method: Method, which declares its inputs.
         store: Images.
-        index: Their positions [B].
+        index: Positions of images [B].
 
     Returns:
         The batch.
@@ -345,7 +345,7 @@ def batch_of(method: Method, store: ImageStore, index: Tensor) -> Batch:
 
 
 def models_of(run: FederatedRun) -> Tree:
-    """Return the state of a run, or all clients' models where each client has its own.
+    """Return the state of a run; with own models, those of all clients with prefixed names.
 
     Args:
         run: Run after some task.
@@ -360,13 +360,13 @@ def models_of(run: FederatedRun) -> Tree:
 def need_same(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], sentence: str, tolerance: float = 0.0
 ) -> None:
-    """Raise AssertionError where two trees differ in names or values.
+    """Raise AssertionError if two trees differ in names or values.
 
     Args:
         ours: Tensors by name.
-        theirs: Tensors that must be the same.
+        theirs: Tensors that must be equal.
         sentence: Start of the message, which ends with the name of the tensor.
-        tolerance: Relative and absolute difference that is allowed; 0: bit for bit.
+        tolerance: Largest relative and absolute difference; 0: bit for bit.
 
     Raises:
         AssertionError: The trees differ.

@@ -1,4 +1,4 @@
-"""The check of a method: its rules, and those about clients' memories and saved models."""
+"""Check of methods: all rules, including those of client memory and saved models."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,13 +22,13 @@ from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
 from fczoo.testing.world import need, need_one_line, small_method
 
-HEADER = 120  # bytes that a file has for name, shape and place of each tensor
+HEADER = 120  # bytes in a file for name, shape and offset of each tensor
 
 
 def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
     """Check that a saved and loaded model gives the last evaluation's logits, bit for bit.
 
-    A method whose clients have their own models has no global one: saving is refused in one line.
+    Methods with ``own_models`` have no global model, so saving must raise an error of one line.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -47,10 +47,10 @@ def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
 
 
 def a_kept_model_continues(subject: MethodUnderTest) -> None:
-    """Check that a run continues from its kept model with the same numbers, bit for bit.
+    """Check that a run continues from a saved model with the same results, bit for bit.
 
-    Methods whose clients keep something continue without it, or refuse in one line. Those whose
-    clients have their own models have none to continue from.
+    Methods with client memory may have other results, or refuse in one line. Methods with
+    ``own_models`` are not checked.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -80,16 +80,16 @@ def a_kept_model_continues(subject: MethodUnderTest) -> None:
             f"{name} loses the accuracies of the tasks before it continues",
         )
         if not keeps_client_memory(subject.method):
-            sentence = f"{name} continues with another state than in one go"
+            sentence = f"{name} continues with another state than an uninterrupted run"
             need_same(run.state, record.states[2], sentence)
             need(
                 run.result.accuracy == record.result.accuracy,
-                f"{name} continues with other accuracies than in one go",
+                f"{name} continues with other accuracies than an uninterrupted run",
             )
 
 
 def _evaluated_run(subject: MethodUnderTest, tasks: int) -> FederatedRun:
-    """Return the recorded run as it was after some tasks."""
+    """Return the recorded run with its state and result after some tasks."""
     record = subject.run(torch.float32, together=3)
     run = record.bench.start(subject.method)
     run.server.state = record.states[tasks - 1]
@@ -98,7 +98,7 @@ def _evaluated_run(subject: MethodUnderTest, tasks: int) -> FederatedRun:
 
 
 def _check_kept(subject: MethodUnderTest, run: FederatedRun, folder: Path) -> None:
-    """Save the model of a run, load it and compare its outputs with the last evaluation."""
+    """Save and load the model of a run, and compare its outputs with the last evaluation."""
     bench, name = run.world, subject.name
     task, index = bench.stream.tasks[-1], torch.arange(len(bench.test.labels))
     with torch.inference_mode():
@@ -142,7 +142,7 @@ def _check_kept(subject: MethodUnderTest, run: FederatedRun, folder: Path) -> No
 
 
 def exemplars_are_the_clients_own(subject: MethodUnderTest) -> None:
-    """Check that exemplars are positions of the client's images, each once, at most ``memory``.
+    """Check that exemplars are distinct images of the client, at most ``memory`` of them.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -175,7 +175,7 @@ def exemplars_are_the_clients_own(subject: MethodUnderTest) -> None:
 
 
 def memories_are_finite(subject: MethodUnderTest) -> None:
-    """Check that client memory is finite tensors, which are replaced and never changed in place.
+    """Check that client memory consists of finite tensors that are never changed in place.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -198,7 +198,7 @@ def memories_are_finite(subject: MethodUnderTest) -> None:
 
 
 def a_task_ends_in_order(subject: MethodUnderTest) -> None:
-    """Check the order at a task's end: rounds, client memory, round on exemplars, statistics.
+    """Check that exchanges of a task have the order of ``task_exchanges``.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -250,29 +250,31 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
     a_kept_model_continues,
     hostile.a_hostile_client_cannot_stop_the_server,
 )
-"""Each takes a ``MethodUnderTest`` and raises AssertionError where the method breaks the rule
-that its docstring states.
-"""
+"""Functions that raise AssertionError if a ``MethodUnderTest`` breaks the rule in the docstring."""
 
 
 def check_method(method: str | Method) -> None:
-    """Raise AssertionError, in one sentence, where a method breaks a rule.
+    """Check that a method follows all rules; a broken one raises AssertionError.
 
-    The method runs a few times in the toy world, one client at a time and with clients in one
-    batched forward, in float64 and float32: some seconds for a head on frozen features, up to a
-    minute for a method that trains prompts in six blocks.
+    The method runs a few times in the toy world, with clients one by one and in one batch, in
+    float64 and float32. This takes some seconds for a head on frozen features, and up to a minute
+    for prompts in six blocks.
 
-    Every one of ``METHOD_RULES`` is checked; their docstrings have the details: the method is a
-    frozen dataclass whose options are explained and survive JSON; server and clients change nothing
-    that they receive; every tensor of an upload is declared, finite and counted; nothing private
-    reaches a client; padding counts for nothing; answers are logits of the classes seen, and
-    features rows of images, whatever the batch; a run is the same from the same seed and however
-    many clients train together; its saved model predicts the same when it is loaded, and learns
-    further tasks with the same numbers; and no hostile upload stops the server.
+    The docstrings of ``METHOD_RULES`` have the details:
+
+    - The method is a frozen dataclass, whose options have descriptions and survive JSON.
+    - Server and clients do not modify their inputs.
+    - Every tensor of an upload is declared, finite and counted; private state reaches no client.
+    - Padding has no effect.
+    - ``predict`` returns logits of the classes seen and ``features`` one row per image, independent
+      of the batch.
+    - A run is reproducible, and independent of the number of clients in a batch.
+    - A saved model predicts the same after loading, and learns further tasks with the same results.
+    - No hostile upload stops the server.
 
     Args:
-        method: Registered name, whose whole-number options are made small (``small_method``), or an
-            instance, which is used as it is.
+        method: Registered name, whose integer options are reduced by ``small_method``, or an
+            instance, which is used unchanged.
 
     Raises:
         AssertionError: A rule is broken.

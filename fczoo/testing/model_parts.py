@@ -20,7 +20,7 @@ from fczoo.reports.tables import column_of
 from fczoo.testing.method_under_test import need_same
 from fczoo.testing.world import need, need_documented, toy_backbone
 
-# accuracies [T][i] in percent and test images per task; the second task of the last has no images
+# accuracies [T][i] in percent and test images per task; in the last one a task has no images
 MATRICES = (
     ([[50.0]], [4]),
     ([[90.0], [70.0, 80.0]], [10, 10]),
@@ -30,11 +30,10 @@ MATRICES = (
 
 
 def check_backbone(name: str) -> None:
-    """Raise AssertionError, in one sentence, where a registered backbone breaks a rule.
+    """Check that a registered backbone follows all rules; a broken one raises AssertionError.
 
-    Its docstring, configuration and weights are there and fit each other; weights are finite and
-    the same at every load; different images get different features; licence and pre-training data
-    are declared.
+    Docstring, licence and pre-training data are declared; configuration and weights match; weights
+    are the same at every load; features are finite, and differ between images.
 
     Args:
         name: Registered name.
@@ -47,8 +46,8 @@ def check_backbone(name: str) -> None:
     unknown = set(getattr(cls, "pretraining", ("",))) - TITLES.keys()
     need(
         not unknown,
-        f"{name}.pretraining is not a tuple of these data sets: {', '.join(TITLES)}; an empty one "
-        "says that it is not known",
+        f"{name}.pretraining is not a tuple of these data sets: {', '.join(TITLES)}; give an empty "
+        "one if they are unknown",
     )
     try:
         registered_backbone(name)
@@ -66,10 +65,10 @@ def check_backbone(name: str) -> None:
 
 
 def check_augmentation(spec: str) -> None:
-    """Raise AssertionError, in one sentence, where an augmentation breaks a rule.
+    """Check that an augmentation follows all rules; a broken one raises AssertionError.
 
-    Its views have the shape of images and values in [0, 1]; a view depends only on the image
-    and its random numbers. Class and options have descriptions.
+    Views have the shape of images and values in [0, 1]. A view depends only on its image and its
+    random numbers. The class and its options have descriptions.
 
     Args:
         spec: Registered name with its options, such as ``grey:0.5``.
@@ -89,7 +88,7 @@ def check_augmentation(spec: str) -> None:
     values = views * stds + means
     need(
         ((values > -1e-6) & (values < 1 + 1e-6)).all(),
-        f"{spec} gives values outside of 0 to 1, or none; clamp what change returns",
+        f"{spec} gives values outside [0, 1] or NaN; clamp the result of change",
     )
     need(
         torch.equal(views, _view(store, index, augment, draws)),
@@ -103,10 +102,10 @@ def check_augmentation(spec: str) -> None:
 
 
 def check_metric(name: str) -> None:
-    """Raise AssertionError, in one sentence, where a registered metric breaks a rule.
+    """Check that a registered metric follows all rules; a broken one raises AssertionError.
 
-    It has a description and a unique name, gives a number for one task, several tasks, and a
-    task without test images, the same every time, and does not change what it gets.
+    It has a description and a unique name. It returns the same number each time, for one task,
+    several tasks and a task without test images, and does not modify its inputs.
 
     Args:
         name: Registered name.
@@ -130,7 +129,7 @@ def check_metric(name: str) -> None:
 
 
 def _registered(registry: Registry[Any], name: str) -> Any:
-    """Return the entry of a name, which must be registered and documented."""
+    """Return the registered entry of a name; check that it is documented."""
     try:
         entry = registry.get(name)
     except FczooError as error:

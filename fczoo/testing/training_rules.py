@@ -1,4 +1,4 @@
-"""Checks of every method: training, predictions, seeds. Each raises AssertionError with advice."""
+"""Rules of methods: training, predictions and seeds; see ``method_rules``."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -20,15 +20,13 @@ from fczoo.testing.world import CONFIG, TASKS, need, random_weights, toy_bench
 
 SUM_TOLERANCE = 1e-9  # float64: only the order of sums differs
 TRAINING_TOLERANCE = 1e-7  # float64, after Adam, which divides rounding errors by eps = 1e-8
-FLOAT32_TOLERANCE = (
-    1e-3  # float32: Adam amplifies gradients that are zero except for rounding errors
-)
+FLOAT32_TOLERANCE = 1e-3  # float32: Adam amplifies rounding errors of zero gradients
 
 # --- training
 
 
 def clients_together_equal_clients_one_by_one(subject: MethodUnderTest) -> None:
-    """Check that three clients in one batched forward give the results of single clients.
+    """Check that three clients in one batched forward have the same results as one by one.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -60,11 +58,11 @@ def clients_together_equal_clients_one_by_one(subject: MethodUnderTest) -> None:
 
 
 def _with_gradient(subject: MethodUnderTest) -> MethodUnderTest:
-    """Return the method with a gradient above rounding errors, which Adam would amplify.
+    """Return a variant of the method whose gradient exceeds rounding errors.
 
-    A student that equals its teacher, with new head rows of zeros, has no gradient: its head
-    starts at random instead. Where teachers are part of the state, the optimizer is also plain
-    gradient descent.
+    Adam would amplify rounding errors. A student that equals its teacher, with new head rows of
+    zeros, has no gradient; its head therefore starts at random. If the state contains teachers, the
+    optimizer is also SGD.
     """
     if not isinstance(subject.method, LinearHead):
         return subject
@@ -76,7 +74,7 @@ def _with_gradient(subject: MethodUnderTest) -> MethodUnderTest:
 
 
 def so_they_do_in_single_precision(subject: MethodUnderTest) -> None:
-    """Check that first uploads of single and batched clients agree in float32; learn all tasks.
+    """Check in float32 that first uploads of single and batched clients agree, and a whole run.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -135,7 +133,7 @@ def the_backbone_stays_frozen(subject: MethodUnderTest) -> None:
 
 
 def padding_changes_nothing(subject: MethodUnderTest) -> None:
-    """Check that padding, rows of weight 0 with random values, changes no loss, gradient or sum.
+    """Check that padding (random rows of weight 0) changes no loss, gradient or statistic.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -154,7 +152,7 @@ def padding_changes_nothing(subject: MethodUnderTest) -> None:
         sentence = (
             f"{subject.name} counts padding, rows of weight 0, in {phase}; average by Batch.mean"
         )
-        if phase == "after_rounds":  # its batches have no padding
+        if phase == "after_rounds":  # this phase has no padding
             continue
         if phase == "train" or phase == "balanced":
             ctx = call.ctx
@@ -201,7 +199,7 @@ def _with_garbage(batch: Batch, rows: int = 2) -> Batch:
 
 
 def _context_with_memory(call: Call, method: Method, backbone: Backbone) -> Context:
-    """Return the context of a call with its first client's memory."""
+    """Return the context of a call with the memory of its first client."""
     client = call.clients[0]
     ctx = replace(call.ctx, memory=call.memories.get(client.number, {}))
     if not isinstance(method, HasClientMemory):
@@ -214,7 +212,7 @@ def _context_with_memory(call: Call, method: Method, backbone: Backbone) -> Cont
 def _gradients(
     subject: MethodUnderTest, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
 ) -> tuple[Tree, Tree]:
-    """Return loss and sums, and the gradient of the loss."""
+    """Return the loss and the sums of a step, and the gradient of the loss."""
     method = subject.method
     leaves = {k: v.clone().requires_grad_() for k, v in train.items()}
     if isinstance(method, HasTeacher):
@@ -223,7 +221,7 @@ def _gradients(
     loss, sums = loss_and_sums(method.loss(backbone, leaves, batch, ctx), subject.name)
     need(
         loss.requires_grad,
-        f"{subject.name}.loss does not depend on what it trains; look for a detach()",
+        f"{subject.name}.loss does not depend on trained tensors; look for a detach()",
     )
     gradients = torch.autograd.grad(
         loss, list(leaves.values()), allow_unused=True, materialize_grads=True
@@ -235,7 +233,7 @@ def _gradients(
     return {**sums, "loss of the check": loss.detach()}, dict(zip(leaves, gradients, strict=True))
 
 
-# --- answers
+# --- predictions
 
 
 def answers_are_logits_of_the_classes_seen(subject: MethodUnderTest) -> None:
@@ -276,7 +274,7 @@ def answers_do_not_depend_on_the_batch(subject: MethodUnderTest) -> None:
 
 
 def features_are_rows_of_images(subject: MethodUnderTest) -> None:
-    """Check that ``features`` returns one finite row per image, whatever the batch.
+    """Check that ``features`` returns one finite row per image, independent of the batch.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -287,8 +285,8 @@ def features_are_rows_of_images(subject: MethodUnderTest) -> None:
     features = method.features(store.backbone, state, batch_of(method, store, index))
     need(
         features.ndim == 2 and len(features) == len(index) and bool(features.isfinite().all()),
-        f"{method.name}.features gave {tuple(features.shape)}, or not finite; give a row per "
-        "image, [B, D]",
+        f"{method.name}.features returns {tuple(features.shape)}, or values that are not finite; "
+        "return a row per image, [B, D]",
     )
     single = [
         method.features(store.backbone, state, batch_of(method, store, i[None])) for i in index
@@ -302,7 +300,7 @@ def features_are_rows_of_images(subject: MethodUnderTest) -> None:
 
 
 def accuracy_covers_every_task_seen(subject: MethodUnderTest) -> None:
-    """Check that the result's accuracies are those of ``predict`` on each task seen so far.
+    """Check that the result's accuracies match ``predict`` on each task seen so far.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -325,7 +323,7 @@ def accuracy_covers_every_task_seen(subject: MethodUnderTest) -> None:
 
 
 def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
-    """Check that the method learns recurring classes from all domains, or refuses them.
+    """Check that the method learns recurring classes from all domains, or rejects such tasks.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -335,10 +333,10 @@ def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
         try:
             bench.run(subject.method)
         except FczooError as error:
-            need("tasks domains" in str(error), f"{name} fails where labels come back: {error}")
+            need("tasks domains" in str(error), f"{name} fails with recurring classes: {error}")
             return
         raise AssertionError(
-            f"{name} runs where labels come back, but does not set "
+            f"{name} runs with recurring classes, but does not set "
             "supports_recurring_classes = True"
         )
     other_pixels = bench.stream.train.pixels.copy()
@@ -356,8 +354,8 @@ def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
     first, second = states
     need(
         any(not torch.equal(value, second[key]) for key, value in first.items()),
-        f"{name} ends with the same state whatever the first domain holds; update what the "
-        "state has of a label",
+        f"{name} ends with the same state for other images of the first domain; update the state "
+        "of a label that recurs",
     )
 
 
@@ -365,7 +363,7 @@ def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
 
 
 def the_same_seed_gives_the_same_run(subject: MethodUnderTest) -> None:
-    """Check that a second run has the same accuracies and state after two tasks, bit for bit.
+    """Check that a repeated run has the same accuracies and state after two tasks, bit for bit.
 
     Args:
         subject: The method and its runs in the toy world.
@@ -379,7 +377,7 @@ def the_same_seed_gives_the_same_run(subject: MethodUnderTest) -> None:
 
 
 def another_seed_gives_another_run(subject: MethodUnderTest) -> None:
-    """Check that another seed trains other tensors in the first task.
+    """Check that another seed gives other trained tensors in the first task.
 
     Args:
         subject: The method and its runs in the toy world.

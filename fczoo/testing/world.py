@@ -1,14 +1,13 @@
-"""Small world in which a method runs in a second.
+"""Toy world: a benchmark on which a method runs in a second.
 
 It has a random ViT, seven separable classes and three clients of different sizes. The checks of
-``fczoo.testing`` use it, and so can the tests of other methods::
+``fczoo.testing`` use it; tests of methods can use it, too::
 
     bench = toy_bench(rounds=1)
     result = bench.run(small_method("fedprox"))
 
-The three tasks have 3, 2 and 2 classes. One client has no image in the second task, another one a
-single image in the third. Everything is in float64, so that tolerances can be tight, and is the
-same in every process.
+The three tasks have 3, 2 and 2 classes. One client has no image in the second task, another client
+a single image in the third. Numbers are float64, for tight tolerances, and equal in every process.
 """
 
 import math
@@ -67,18 +66,18 @@ FAMILIES = {
         norm_after_pool=True,
     ),
 }
-"""Networks of the same size, with the parts of other families of vision transformers."""
+"""Networks of the same size, with the architecture of other families of vision transformers."""
 TASKS = (Task(0, 0, 3, CLASSES, 3), Task(1, 3, 5, CLASSES, 3), Task(2, 5, 7, CLASSES, 3))
-IMAGE_COUNTS = ((13, 10, 7), (12, 8, 0), (5, 1, 14))  # training images of each client, task by task
-TRAIN, TEST = 10, 3  # images of each class
-TIMES = 40  # random cases of each property
+IMAGE_COUNTS = ((13, 10, 7), (12, 8, 0), (5, 1, 14))  # training images [task][client]
+TRAIN, TEST = 10, 3  # images per class
+TIMES = 40  # random cases per check
 
 
 def random_weights(config: ViTConfig, seed: int = 0) -> Tree:
-    """Draw weights of a ViT such that every layer matters and attention does not saturate.
+    """Draw weights of a ViT for which every layer has an effect and attention does not saturate.
 
     Args:
-        config: Architecture, which gives names and shapes.
+        config: Architecture, with names and shapes of the weights.
         seed: Seed of the draw.
 
     Returns:
@@ -98,12 +97,12 @@ def random_weights(config: ViTConfig, seed: int = 0) -> Tree:
 
 
 def random_images(per_class: int, seed: int) -> Images:
-    """Draw images of seven classes in random order: a pattern of coloured squares, plus noise.
+    """Draw images of seven classes in random order: one pattern of squares per class, plus noise.
 
-    The patterns do not depend on ``seed``, so that images of two seeds are of the same classes.
+    The patterns do not depend on ``seed``, so images of different seeds have the same classes.
 
     Args:
-        per_class: Number of images of each class.
+        per_class: Number of images per class.
         seed: Seed of order and noise.
 
     Returns:
@@ -126,7 +125,7 @@ def toy_backbone(dtype: torch.dtype = torch.float64) -> Backbone:
         dtype: Number type of the weights.
 
     Returns:
-        The backbone, which later calls share.
+        The backbone; all calls return the same object.
     """
     return Backbone(CONFIG, random_weights(CONFIG)).to(dtype=dtype)
 
@@ -135,7 +134,7 @@ def toy_backbone(dtype: torch.dtype = torch.float64) -> Backbone:
 def toy_stream() -> Stream:
     """Create a stream with ten training and three test images per class.
 
-    Its positions are odd numbers from 3 up, as if it had every second image of an original.
+    Its positions in the original data are odd numbers from 3, to differ from those in the stream.
     """
     train, test = random_images(TRAIN, 1), random_images(TEST, 2)
     train_index = 3 + 2 * np.arange(len(train.labels))
@@ -144,7 +143,7 @@ def toy_stream() -> Stream:
 
 @cache
 def toy_domains() -> Stream:
-    """Create a stream of two domains with all classes from the images of the toy stream.
+    """Create a stream of two domains, both with all classes, from the images of the toy stream.
 
     Images at even positions are of the first domain, the others of the second.
     """
@@ -158,7 +157,7 @@ def toy_domains() -> Stream:
 
 @cache
 def toy_partition() -> Partition:
-    """Assign ``IMAGE_COUNTS`` training images of the toy stream to each of three clients."""
+    """Split the training images of the toy stream over three clients, as in ``IMAGE_COUNTS``."""
     stream, rng, parts = toy_stream(), np.random.default_rng(3), []
     for task, counts in zip(stream.tasks, IMAGE_COUNTS, strict=True):
         task_indices = rng.permutation(stream.train_index[stream.positions(stream.train, task)])
@@ -180,7 +179,7 @@ def toy_bench(
         domains: Use the two tasks of ``toy_domains``, with images split at random (``iid``).
         family: Key of ``FAMILIES`` for another backbone; empty: that of ``toy_backbone``.
         settings: Fields of ``Settings`` that replace these. Without ``partition`` the images are
-            split as in ``toy_partition``; with one, image i is of group i modulo 3. Without
+            split as in ``toy_partition``; otherwise image i has group i modulo 3. Without
             ``together`` the clients are trained one after another.
 
     Returns:
@@ -213,14 +212,14 @@ def toy_bench(
 
 
 def small_method(name: str, **options: Any) -> Method:
-    """Create a method with small whole-number options, to run fast.
+    """Create a method with small integer options, which runs fast.
 
-    Each of them is replaced by its square root, rounded down, but not below its lower limit; a
-    number of steps by its fourth root. Their order stays the same.
+    The default of each integer option is replaced by its square root, that of a number of steps by
+    its fourth root, rounded down but not below the option's lower limit.
 
     Args:
         name: Registered name of the method.
-        options: Options that are set to just these values.
+        options: Options with other values.
 
     Returns:
         The method.
@@ -242,11 +241,11 @@ def _root(option: str, default: int) -> int:
 
 
 Draw = Callable[[int, int], int]
-"""``draw(low, high)``: a whole number, both ends included."""
+"""``draw(low, high)`` returns an integer; both ends are included."""
 
 
 def need(holds: Any, sentence: str) -> None:
-    """Raise AssertionError with ``sentence`` unless a condition holds, also under ``python -O``.
+    """Raise AssertionError unless a condition is true; unlike ``assert`` also with ``python -O``.
 
     Args:
         holds: The condition.
@@ -264,13 +263,13 @@ def check_random_cases(
 ) -> None:
     """Call a check on many random cases.
 
-    hypothesis chooses them, and shrinks a case that fails; where it is not installed they are drawn
+    hypothesis chooses them and shrinks a failing case. If it is not installed, the cases are drawn
     with the seeds 0, 1, 2, ...
 
     Args:
-        check: Function of ``draw``; it raises AssertionError for a case that fails.
+        check: Function of ``draw`` that raises AssertionError if a case fails.
         times: Number of cases.
-        seed: Seed from which all cases follow; None: others each time.
+        seed: Seed of the cases. None: hypothesis chooses other cases each time.
 
     Raises:
         AssertionError: A case fails.
@@ -303,7 +302,7 @@ def check_random_cases(
     failures: list[AssertionError] = []
     try:
         (attempt if seed is None else fix_seed(seed)(attempt))()
-    except Flaky:  # a case that fails once and passes the next time has failed
+    except Flaky:  # a case that failed once and passed at its repetition
         raise failures[-1] from None
 
 
@@ -326,27 +325,27 @@ def need_documented(cls: Any, label: str) -> None:
         and not cls.__doc__.startswith(
             f"{cls.__name__}("
         ),  # not the docstring that dataclass generates
-        f"{label} does not say what it is; write a docstring",
+        f"{label} has no description; write a docstring",
     )
     options = fields(cls) if is_dataclass(cls) else ()
     silent = [f.name for f in options if not f.metadata.get("meaning")]
     need(
         not silent,
-        f"{label} does not say what {', '.join(silent)} means; declare it with fczoo.option",
+        f"{label} does not describe {', '.join(silent)}; declare it with fczoo.option",
     )
 
 
 def need_one_line(error: Exception, label: str) -> None:
-    """Raise AssertionError unless an error's message is one line that a user can read.
+    """Raise AssertionError unless an error's message is a single line of text.
 
     Args:
         error: The error.
-        label: Name of what raised it.
+        label: Name of the entry that raised it.
 
     Raises:
         AssertionError: The message is empty or has several lines.
     """
     need(
         re.fullmatch(r".*\S.*", str(error)),
-        f"{label} refuses with {str(error)!r}; raise FczooError with one line",
+        f"{label} raises an error with message {str(error)!r}; raise FczooError with one line",
     )

@@ -70,4 +70,4 @@ def test_what_is_refused(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(feature_maps, "MOST_LABELS", 9)
     assert "t-SNE by class has 10 labels" in refuse("--html", page, "--tsne", "class")
     monkeypatch.setattr(feature_maps, "RECORD", "none.json")
-    assert "t-SNE needs the kept model of a run" in refuse("--html", page, "--tsne", "task")
+    assert "t-SNE needs the stored model of a run" in refuse("--html", page, "--tsne", "task")

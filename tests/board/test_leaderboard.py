@@ -153,7 +153,7 @@ def test_a_site_is_built_again_in_its_folder_and_in_no_other(site, tmp_path):
         main, ["leaderboard", str(site.parent / "runs"), "--out", str(tmp_path)]
     )
     assert outcome.exit_code == 1
-    assert "holds thesis.tex, which is not a page of a leaderboard" in outcome.stderr
+    assert "contains thesis.tex, which is not a page of a leaderboard" in outcome.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -59,10 +59,8 @@ def test_show_and_doctor():
     assert "did you mean" in CliRunner().invoke(main, ["show", "hpg"]).stderr
 
 
-BALANCED_ROUND = "in one more round, on exemplars only, from the second task on"
-AFTER_ROUNDS = (
-    "once the rounds are over, as a client settles what it keeps, from the second task on"
-)
+BALANCED_ROUND = "in an extra round on exemplars only, from the second task on"
+AFTER_ROUNDS = "after the rounds, when clients update their memory, from the second task on"
 
 
 @pytest.mark.parametrize(
@@ -97,13 +95,13 @@ def test_show_has_a_table_of_moments():
     table = page.partition("Its uploads, MB:\n")[2].partition("\n\n")[0].splitlines()[2:]
     rows = [tuple(re.split(r" {2,}", line)) for line in table]
     assert rows == [
-        ("as a task begins, in a survey", "0.004", "0.004"),
+        ("as statistics at the start of a task", "0.004", "0.004"),
         ("in a round", "4.829", "4.829"),
-        ("once the rounds are over, as a client settles what it keeps", "nothing", "nothing"),
-        ("in one more round, on exemplars only", "0.020"),
+        ("after the rounds, when clients update their memory", "nothing", "nothing"),
+        ("in an extra round on exemplars only", "0.020"),
     ]
-    assert "Remembered by a client from the first task: exemplar.index." in page
-    assert "as a task ends, in a survey" in output_of("show", "afc")
+    assert "Memory of a client after the first task: exemplar.index." in page
+    assert "as statistics at the end of a task" in output_of("show", "afc")
 
 
 def test_doctor_says_what_is_there(tmp_path):

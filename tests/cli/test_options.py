@@ -179,7 +179,7 @@ def test_written_seeds_are_read_back(seeds: list[int]) -> None:
 def test_a_kind_of_picture_that_nobody_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     line = refusal_of("partition", "--plot", str(tmp_path / "p.xyz"))
-    assert "names no kind of picture" in line
+    assert "has no suffix of a picture" in line
     assert ".png" in line
     assert not any(tmp_path.iterdir())
 

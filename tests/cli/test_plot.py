@@ -91,9 +91,9 @@ def test_features_and_confusion_of_one_method(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(runs: Path, make_run, tmp_path: Path) -> None:
-    message = "--kind heatmap shows one row; take --method from: pilora, codap"
+    message = "--kind heatmap shows one row; choose --method from: pilora, codap"
     assert message in refusal(runs, "--kind", "heatmap")
-    message = "no row has method 'hgp'; take --method from: pilora, codap"
+    message = "no row has method 'hgp'; choose --method from: pilora, codap"
     assert message in refusal(runs, "--kind", "heatmap", "--method", "hgp")
     assert "no run has recorded what --kind rounds shows" in refusal(runs, "--kind", "rounds")
     unrecorded = refusal(runs, "--kind", "confusion", "--method", "pilora")
@@ -113,5 +113,5 @@ def test_what_is_refused(runs: Path, make_run, tmp_path: Path) -> None:
 
 def test_features_need_an_opener(runs: Path) -> None:
     (experiment,) = read_experiments([runs])
-    with pytest.raises(FczooError, match="t-SNE needs the kept model of a run"):
+    with pytest.raises(FczooError, match="t-SNE needs the stored model of a run"):
         make_plot(experiment, "tsne", "pilora", lambda *_: pytest.fail("opened"))

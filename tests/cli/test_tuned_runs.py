@@ -115,7 +115,7 @@ def test_settings_that_are_lists_are_those_of_the_search(tmp_path, caplog):
         "--out",
         str(tmp_path / "runs"),
     )
-    assert "other than here" not in caplog.text
+    assert "unlike this run" not in caplog.text
     assert "other_settings" not in about(tmp_path / "runs")["tuned"]
 
 

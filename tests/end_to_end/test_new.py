@@ -92,7 +92,7 @@ def test_new_plugins_are_installed_listed_and_run(tmp_path: Path) -> None:
         ("../mine", "'../mine' cannot name a partitioner"),
         ("mine_", "'mine_' cannot name a partitioner"),
         ("iid", "there is a partitioner called iid already; choose another name"),
-        ("none", "'none' cannot name a partitioner: None means something else"),
+        ("none", "'none' cannot name a partitioner: None has another meaning"),
         ("mine", "fczoo-mine exists already; remove it or choose another folder with --out"),
     ],
 )
@@ -133,5 +133,5 @@ def test_a_class_never_hides_what_its_module_uses(
     monkeypatch.chdir(tmp_path)
     outcome = CliRunner().invoke(main, ["new", kind, name])
     assert outcome.exit_code == 1
-    assert "means something else; choose another name" in outcome.output
+    assert "has another meaning; choose another name" in outcome.output
     assert not list(Path().iterdir())

@@ -115,7 +115,7 @@ def test_images_of_other_sizes_and_modes_are_cut_and_resized(folder):
     model = fczoo.load_model(folder)
     grey = Image.new("L", (50, 40), 128)
     assert model.transform(grey).shape == (3, 32, 32)
-    with pytest.raises(FczooError, match=r"give an image of PIL: Image.open"):
+    with pytest.raises(FczooError, match=r"give a PIL image: Image.open"):
         model.transform(torch.zeros(3, 32, 32))
 
 

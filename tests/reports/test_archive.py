@@ -190,7 +190,7 @@ def test_a_reference_to_no_earlier_row_is_refused_in_one_line(target, folders, t
     change_row(archive, 1, command=f"as row {target}")
     result = CliRunner().invoke(main, ["report", str(archive)])
     assert result.exit_code == 1
-    assert f"line 3: command is 'as row {target}', which is no earlier row" in result.stderr
+    assert f"line 3: command is 'as row {target}', not an earlier row" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

@@ -183,7 +183,7 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json", lambda c: c["versions"].update(code="0" * 64)
         ),
-        "fedncm/seed0: its result was made by other code than bench.json names",
+        "fedncm/seed0: its result was made with other code than bench.json records",
     ),
     (
         "changed code",
@@ -195,7 +195,7 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "no fingerprint of the images",
         lambda f: change_and_seal(f / "bench.json", lambda c: c["data"].clear()),
-        "fedncm/seed0: it does not record which images it used",
+        "fedncm/seed0: the hash of its images is not recorded",
     ),
     (
         "a result of other settings",

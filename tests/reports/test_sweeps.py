@@ -163,7 +163,7 @@ def test_figures_are_written(rates: Path, make_run: MakeRun, tmp_path: Path) -> 
     assert "--kind sweep shows one sweep, and there are 2 (hgp.lr; clients)" in message
     words = ("--kind", "sweep", "--method", "glfc", "--out", str(plot))
     message = output_of("plot", str(rates), *words, code=1)
-    assert message == "Error: no sweep is of 'glfc'; take --method from: hgp, fppl\n"
+    assert message == "Error: no sweep has method 'glfc'; choose --method from: hgp, fppl\n"
 
 
 def test_what_is_no_sweep_is_refused(make_run: MakeRun, tmp_path: Path) -> None:

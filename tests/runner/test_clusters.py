@@ -98,7 +98,7 @@ def test_a_job_that_slurm_ends_or_requeues_goes_on_after_its_last_round(slurm, t
     subprocess.run([*how, running_job(slurm, tmp_path / "run")], env=slurm, check=True)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
-    assert stderr.count("its process died; once more") == (how == ["scancel"])
+    assert stderr.count("its process died; restarting it") == (how == ["scancel"])
     log = (tmp_path / "run" / "log.txt").read_text()
     assert log.count("task 2 of 2") == 1 and len(numbers(tmp_path / "run")) == 1
 
@@ -128,7 +128,7 @@ def test_told_to_stop_the_jobs_save_their_round(slurm, tmp_path):
 def test_what_slurm_does_not_take_is_one_line(slurm, tmp_path):
     for value, says in {
         "colour=red": "--cluster for Slurm",
-        "slurm_partition=none": "Slurm takes no job",
+        "slurm_partition=none": "Slurm rejected the job",
     }.items():
         bench = start(
             tmp_path / value[:3],
@@ -159,7 +159,7 @@ def test_a_job_that_is_not_taken_is_recorded_and_others_go_on(slurm, tmp_path):
     )
     record = json.loads((tmp_path / "run" / "fedncm" / "seed0" / "failed.json").read_text())
     assert code == 1
-    assert "Slurm takes no job" in record["error"]
+    assert "Slurm rejected the job" in record["error"]
     assert "Traceback" not in stderr
 
 
@@ -205,7 +205,7 @@ def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begu
         time.sleep(0.05)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
-    assert has_killed and stderr.count("its process died; once more") == 1
+    assert has_killed and stderr.count("its process died; restarting it") == 1
     assert numbers(tmp_path / "run") == in_turn
 
 
@@ -245,7 +245,7 @@ def test_a_ray_address_where_something_else_listens_is_one_line(tmp_path, monkey
         http_server.shutdown()
     (line,) = (line for line in outcome.stderr.splitlines() if line.startswith("Error"))
     assert outcome.exit_code == 1
-    assert f"no Ray cluster answers at {address}: what listens there did not answer" in line
+    assert f"no Ray cluster answers at {address}: the program there did not answer" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -297,5 +297,5 @@ def test_a_node_that_differs_is_refused_by_name(tmp_path, monkeypatch):
         check_node(run)
     message = str(error.value)
     assert "torch is" in message and "1.0 where the command was started" in message
-    assert "to be on cuda, it would take cpu" in message
-    assert "fczoo.core.method is another" in message
+    assert "need device cuda, this node would use cpu" in message
+    assert "fczoo.core.method differs" in message

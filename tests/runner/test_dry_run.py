@@ -103,7 +103,7 @@ def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path
         "no folder cifar-100-python",
         "by task: 125,000 + ",  # 5,000 images x 5 epochs x 5 rounds
         "= 1,250,000",
-        "Weights: vit_nano_32 is at hand",
+        "Weights: vit_nano_32 is available",
         "GB is an estimate",
     ):
         assert excerpt in result.stdout
@@ -129,7 +129,7 @@ def test_dry_run_says_where_values_come_from() -> None:
         ["bench", "--methods", "hgp,fedncm", "--dry-run", "--rounds", "7", "--set", "hgp.lr=0.5"],
     )
     assert result.exit_code == 0, result.output
-    doing = "counting what it sends and computes"
+    doing = "counting bytes and operations"
     assert result.stderr.splitlines() == [
         f"hgp: {doing}",
         f"fedncm: {doing}",

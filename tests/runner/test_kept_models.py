@@ -96,7 +96,7 @@ def test_a_model_that_cannot_be_saved_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "save_model", fail)
     bench(tmp_path)
     (line,) = (tmp_path / "fedncm/seed0/warnings.jsonl").read_text().splitlines()
-    assert "the model of fedncm is not kept: OSError: [Errno 28] No space left" in line
+    assert "the model of fedncm is not stored: OSError: [Errno 28] No space left" in line
     assert json.loads((tmp_path / "fedncm/seed0/result.json").read_text())["finished"]
 
 

@@ -56,11 +56,11 @@ def test_a_terminal_shows_tasks_runs_time_and_the_best(tmp_path: Path) -> None:
     lines = [line.strip() for line in re.split(r"[\r\n]+", screen)]
     task = re.compile(r"run 2 of 2, fedavg seed 0: task \d of 3, [\d.]+ % over")
     assert len(list(filter(task.match, lines))) == 3
-    end = re.compile(r"1 of 2 runs ended; best so far [\d.]+ %, fedncm seed 0; about \d+ s to go")
+    end = re.compile(r"1 of 2 runs ended; best so far [\d.]+ %, fedncm seed 0; about \d+ s left")
     assert any(map(end.match, lines))
     bars = [line for line in lines if line.startswith("run 2 of 2, fedavg seed 0  ")]
     assert any(
-        re.search(r"67 % .* gone, \d\d:\d\d to go, task 2, round 1, loss [\d.]+", bar)
+        re.search(r"67 % .* elapsed, \d\d:\d\d left, task 2, round 1, loss [\d.]+", bar)
         for bar in bars
     )
     assert f"2 runs; log: {tmp_path / 'run' / 'log.txt'}" in lines
@@ -79,7 +79,7 @@ def test_one_bar_shows_all_runs_that_go_on_in_other_processes(tmp_path: Path) ->
     command = [sys.executable, *bench(tmp_path / "run")[1:], *words]  # whose workers start slowly
     lines = re.split(r"[\r\n]+", on_terminal(command))
     bars = [
-        line for line in lines if re.match(r"\d of 3 runs ", line.strip()) and " gone, " in line
+        line for line in lines if re.match(r"\d of 3 runs ", line.strip()) and " elapsed, " in line
     ]
     assert any(re.search(r"hgp seed \d [\d.]+ %, hgp seed \d", bar) for bar in bars)
     shares = [int(re.search(r"(\d+) % \|", bar)[1]) for bar in bars]

@@ -259,7 +259,10 @@ def test_rows_of_two_versions_of_the_code_share_no_page(folder: Path) -> None:
     write_archive([first, other], archive)
     outcome = CliRunner().invoke(main, ["suite", "report", "means"])
     assert outcome.exit_code == 1
-    assert "runs of fedncm in results/means.csv are of several versions" in outcome.stderr
+    assert (
+        "runs of fedncm in results/means.csv have different code or different options"
+        in outcome.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_images_that_score_can_be_others_than_those_kept_of_each_class():
     assert set(part.train_index) <= set(first)
     all_images = trial_images(Settings.for_dataset("digits"), replace(EFFORT, score_per_class=30))
     assert np.bincount(all_images.test.labels).tolist() == [30] * 4
-    with pytest.raises(FczooError, match="of which a search would hold out 10000"):
+    with pytest.raises(FczooError, match="but a search would hold out 10000"):
         trial_images(settings, replace(EFFORT, score_per_class=10_000))
 
 
@@ -132,7 +132,7 @@ def test_a_picture_shows_how_much_each_option_matters(tmp_path):
     with pytest.raises(FczooError, match="nothing to show"):
         write_importance(tmp_path / "none.png", {"fedridge": {}})
     short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path / "out")]
-    assert "names no kind of picture" in error_line(*short, "--plot", str(tmp_path / "plot.xyz"))
+    assert "has no suffix of a picture" in error_line(*short, "--plot", str(tmp_path / "plot.xyz"))
     missing = str(tmp_path / "nowhere" / "plot.png")
     assert "nowhere; create it first" in error_line(*short, "--plot", missing)
     assert not (tmp_path / "out").exists()
@@ -196,10 +196,10 @@ def test_other_settings_than_those_of_the_search_are_said(search_folder, tmp_pat
         "4",
     ]
     assert "in an order and their own split, scored on 24 images: fedncm" in run(*bench, *same)
-    assert "other than here" not in caplog.text
+    assert "unlike this run" not in caplog.text
     output = run(*bench, str(tmp_path / "other"), "--partition", "iid", "--epochs", "2")
     assert (
-        "found with --partition dirichlet:0.5, --epochs 1, other than here, and may not fit"
+        "found with --partition dirichlet:0.5, --epochs 1, unlike this run, and may not fit"
         in caplog.text
     )
     assert "scored on 24 images, with partition=dirichlet:0.5, epochs=1: fedncm" in output
@@ -284,7 +284,7 @@ def test_what_cannot_be_tuned_is_one_line(search_folder, tmp_path):
     assert "nope" in error_line("tune", "--methods", "nope", "--out", str(tmp_path))
     options = ["--set", "hgp.lr=1", "--out", str(tmp_path)]
     assert "hgp, not among --methods" in error_line("tune", "--methods", "fedncm", *options)
-    assert "a class has 1 training image, of which a search would hold out 1; raise " in error_line(
+    assert "a class has 1 training image, but a search would hold out 1; raise " in error_line(
         "tune", "--methods", "fedncm", "--train-per-class", "1", "--out", str(tmp_path)
     )
     (tmp_path / "wrong.json").write_text("{}")

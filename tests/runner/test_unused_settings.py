@@ -79,6 +79,6 @@ def test_a_method_without_class_statistics_withholds_none(tmp_path: Path) -> Non
     _, heading = bench(tmp_path / "one", "--methods", "fedavg", *words[2:])
     assert "statistics of at least" not in heading
     assert any(
-        line.endswith("fedavg uploads no counts of classes: --min-class-count 2 has no effect")
+        line.endswith("fedavg uploads no class counts: --min-class-count 2 has no effect")
         for line in warnings
     )

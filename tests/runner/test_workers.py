@@ -63,7 +63,7 @@ def test_a_worker_that_dies_costs_its_own_run_and_is_begun_again(tmp_path):
     os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
-    assert stderr.count("its process died; once more") == 1
+    assert stderr.count("its process died; restarting it") == 1
     assert len(numbers(tmp_path)) == 2
 
 

@@ -101,7 +101,7 @@ def test_an_answer_to_another_question_is_left_out(make_bench, small_method, tmp
 
     result = server_of(bench, method, Late(sites_of(bench, method, tmp_path))).run()
     assert [entry["client"] for entry in result.rejected] == [0]
-    assert "it answers another question" in caplog.text
+    assert "it answers another request" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_failure_is_one_line_at_the_server_and_at_all_sites(
     message = f"the run has failed at the server: {failure}"
     assert {name: str(error) for name, error in outcomes.items()} == dict.fromkeys(NAMES, message)
     if kind == "too large":
-        assert "at most 16384 are declared; raise answer_mb in run.toml" in failure
+        assert "but the limit is 16384; raise answer_mb in run.toml" in failure
     state = run_command("status", federation / "server").output
     assert state.startswith("failed, ") and reason in state
 
@@ -194,7 +194,7 @@ def test_sites_learn_that_the_server_kept_no_model(federation, data, monkeypatch
     with sites_in_threads(federation, data, *NAMES) as outcomes:
         node.start(federation / "server", data / "test", 60.0)
     message = (
-        "the run is complete, but the server has no model to fetch: the server has kept no model"
+        "the run is complete, but the server has no model to fetch: the server stored no model"
     )
     assert all(str(error).startswith(message) for error in outcomes.values()), outcomes
 
@@ -375,7 +375,7 @@ def test_a_second_server_leaves_the_first_ones_files(federation, data):
         result = serve(federation, data / "test")
     assert result.exit_code == 1
     (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
-    assert line.startswith("Error: the server cannot have port ")
+    assert line.startswith("Error: the server cannot use port ")
     assert json.loads((server / "failed.json").read_text()) == {"reason": line[len("Error: ") :]}
     assert run_command("status", server).output.startswith("failed, 0 s")
     with node._only_process(server):

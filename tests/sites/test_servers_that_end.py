@@ -146,7 +146,7 @@ def test_a_site_that_has_lost_what_it_kept_does_not_go_on(make_bench, small_meth
     method, bench, _ = stop_run(make_bench, small_method, tmp_path)
     (tmp_path / "1" / "kept.safetensors").unlink()
     with pytest.raises(
-        FczooError, match=r"^site rome: the site has kept nothing of this run; begin it again$"
+        FczooError, match=r"^site rome: the site has no state of this run; begin it again$"
     ):
         server_of(
             bench, method, LocalConnection(sites_of(bench, method, tmp_path)), "second", tmp_path

@@ -203,7 +203,7 @@ def test_an_answer_that_is_larger_than_declared_is_not_read(federation, listener
         assert hostile.recv(100).startswith(b"HTTP/1.0 413")
     thread.join()
     assert answers == [{0: b""}]  # is not a message, so the site has no upload in this round
-    assert "site paris sends 1000000000000 bytes, and 1000 are declared" in caplog.text
+    assert "site paris sends 1000000000000 bytes, but the limit is 1000" in caplog.text
 
 
 @pytest.mark.parametrize("length", ["", "-1", "1e3", "9" * 30, "²"])
@@ -299,7 +299,7 @@ def test_errors_of_connections_are_one_line(federation, agreement_folder, tmp_pa
         ServerLink(folder / "paris", ("nowhere.invalid", port), 0.1).request(QUESTION)
     listener = SiteListener(folder / "server", NAMES[:2], port, 1.0)
     try:
-        with pytest.raises(FczooError, match=f"the server cannot have port {port}: Address"):
+        with pytest.raises(FczooError, match=f"the server cannot use port {port}: Address"):
             SiteListener(folder / "server", NAMES, port, 1.0)
         write_federation(tmp_path / "other", agreement_folder, "localhost", port)
         with pytest.raises(FczooError, match="is not the one for which this folder was written"):
@@ -310,7 +310,9 @@ def test_errors_of_connections_are_one_line(federation, agreement_folder, tmp_pa
         with pytest.raises(FczooError, match="does not have this site"):
             link_of(federation, "lyon").request(QUESTION)
         monkeypatch.setattr(node, "VERSION", "2")
-        with pytest.raises(FczooError, match="another version of fczoo, install the same one"):
+        with pytest.raises(
+            FczooError, match="install the same version of fczoo at server and site"
+        ):
             link_of(federation, "paris").request(QUESTION)
     finally:
         listener.close()

@@ -236,7 +236,7 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
         HalfTold,
         "for 1 of its options; give 2 to 4 one, rates among them: option",
     ),
-    (rules.says_where_to_tune, LooksOutside, "lr has a search space with a value that it refuses"),
+    (rules.says_where_to_tune, LooksOutside, "lr has a search space with an invalid value"),
     (rules.values_for_data_sets_are_valid, Misspelt, "has no option 'lrr'"),
     (rules.values_for_data_sets_are_valid, OutOfRange, "it must be at least 0"),
     (

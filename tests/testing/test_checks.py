@@ -82,7 +82,7 @@ def refused_without_words(labels, clients, rng):
         (as_lists, "not an array of whole numbers"),
         (labels_sorted, "changes the labels that it is given"),
         (always_refused, "refuses even 200 images of 5 classes for 8 clients"),
-        (refused_without_words, r"refuses with ''; raise FczooError with one line"),
+        (refused_without_words, r"raises an error with message ''; raise FczooError with one line"),
     ],
 )
 def test_a_broken_partitioner_is_refused(monkeypatch, split: Callable, says: str) -> None:
@@ -116,11 +116,11 @@ def test_options_and_classes_are_explained(monkeypatch) -> None:
 
     monkeypatch.setitem(PARTITIONERS._entries, "silent", Callback)
     with pytest.raises(
-        AssertionError, match=r"silent does not say what beta means; declare it with fczoo.option"
+        AssertionError, match=r"silent does not describe beta; declare it with fczoo.option"
     ):
         check_partitioner("silent")
     Callback.__doc__ = "Callback(beta: float = 1.0)"
-    with pytest.raises(AssertionError, match="silent does not say what it is; write a docstring"):
+    with pytest.raises(AssertionError, match="silent has no description; write a docstring"):
         check_partitioner("silent")
 
 
@@ -147,7 +147,7 @@ def test_the_checks_need_no_hypothesis(monkeypatch) -> None:
         (lambda change, rng: change, "changes nothing in a run"),
         (lambda change, rng: change.sum(), r"makes torch.float\d+ \[\] of"),
         (lambda change, rng: change.double().half(), "makes torch.float16"),
-        (lambda change, rng: change / 0, "forges what is not finite"),
+        (lambda change, rng: change / 0, "forges values that are not finite"),
         (lambda change, rng: change.neg_(), "changes the honest change in place"),
         (lambda change, rng: torch.rand_like(change), "forges differently from the same generator"),
     ],

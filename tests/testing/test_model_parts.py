@@ -84,7 +84,7 @@ def test_a_broken_backbone_is_one_line(monkeypatch, tmp_path, changes: dict, err
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"__doc__": ""}, "mine does not say what it is"),
+        ({"__doc__": ""}, "mine has no description"),
         ({"licence": None}, "mine has no text licence"),
         ({"pretraining": ("photos",)}, "mine.pretraining is not a tuple of these data sets: tiny"),
         (
@@ -115,7 +115,7 @@ def test_no_backbone_takes_the_name_of_another(monkeypatch, name: str) -> None:
     ("change", "error"),
     [
         (lambda images, draws: images[:, :1], "Broken.change returns"),
-        (lambda images, draws: images + 1, "broken gives values outside of 0 to 1"),
+        (lambda images, draws: images + 1, "broken gives values outside [0, 1]"),
         (lambda images, draws: images * torch.rand(1), "another view from the same random numbers"),
         (lambda images, draws: images - images.amin(0) / 2, "images of a batch change each other"),
     ],

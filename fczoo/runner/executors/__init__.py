@@ -1,9 +1,9 @@
-"""Runs of a sweep side by side: on this machine's cores, on a Slurm cluster, or on a Ray cluster.
+"""Parallel execution of a sweep: on this machine's cores, on a Slurm cluster, or on a Ray cluster.
 
-Sequential or parallel execution changes no number. A worker that dies takes its own run
-with it and no other: the run is begun once more, from its last saved round, and has failed when its
-worker dies again. Each executor is a module of ``fczoo.runner.executors``, see ``MODULES``, with
-``check(execution)`` and ``workers(count, execution, out)``.
+Results are the same as in sequential execution. If a worker dies, only its own run is affected: it
+restarts from its last saved round, and fails if its worker dies again. Each executor is a module of
+``fczoo.runner.executors``, see ``MODULES``, with ``check(execution)`` and
+``workers(count, execution, out)``.
 """
 
 import os
@@ -35,8 +35,8 @@ from fczoo.runner.progress import say
 from fczoo.runner.resume import CLUSTER, Interrupts, only_process
 from fczoo.runner.warnings import gather_warnings
 
-TRIES = 2  # of a run whose worker dies
-WAIT = 0.5  # seconds between two looks at whether the user wants to stop
+TRIES = 2  # attempts at a run whose worker dies
+WAIT = 0.5  # seconds between two checks for a signal to stop
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,27 @@ class Outcome:
 
 
 class Worker(Protocol):
-    """A place for one run at a time, somewhere else than in this process."""
+    """Worker outside this process, which executes one run at a time."""
 
     def begin(self, run: RunSpec, execution: ExecutionConfig) -> "Future[Outcome]":
         """Start a run in this worker."""
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
-        """Return the outcome of a finished run; afterwards the worker can take the next one."""
+        """Return the outcome of a finished run; then the worker is ready for the next one."""
 
     def stop(self) -> None:
-        """Ask the run to end after the round it is in; one that has not begun need not begin."""
+        """Stop the run after its current round; a run that waits in a queue need not start."""
 
     def close(self, at_once: bool) -> None:
-        """Stop the workers; with ``at_once`` interrupt their runs."""
+        """Release the worker; with ``at_once`` interrupt its run."""
 
 
 MODULES = {"cores": "local", "slurm": "slurm", "ray": "ray"}
-"""Names of executors, as options have them, and their modules."""
+"""Modules by name of the executor, as in ``--executor``."""
 
 
 def check_executor(execution: ExecutionConfig) -> None:
-    """Raise FczooError for an executor that cannot be used here, or an option that it lacks."""
+    """Raise FczooError if the executor is unavailable here, or does not have an option."""
     _module(execution).check(execution)
 
 
@@ -83,13 +83,13 @@ def run_side_by_side(
     on_end: Callable[[RunSpec], None],
     on_wait: Callable[[Iterable[RunSpec]], None],
 ) -> None:
-    """Run ``runs``, ``execution.jobs`` of them at a time.
+    """Execute runs in parallel, ``execution.jobs`` at a time.
 
-    ``on_end`` is called after each, and ``on_wait`` at short intervals with those that execute.
+    ``on_end`` is called after each run, ``on_wait`` at short intervals with the active runs.
 
-    Raises FczooError for an executor that cannot be used here, for a run that fails, unless
-    failures are skipped, after the other workers have saved their round; and InterruptedCommandError after
-    SIGINT or SIGTERM.
+    Raises FczooError for an unavailable executor and, unless failures are skipped, for a failed
+    run, once the other workers have saved their round; InterruptedCommandError after SIGINT or
+    SIGTERM.
     """
     workers: Sequence[Worker] = _module(execution).workers(
         min(execution.jobs, len(runs)), execution, out
@@ -127,7 +127,7 @@ def _run(
 
 @dataclass
 class _RunQueue:
-    """Runs that wait and those that execute, each in one of the workers."""
+    """Waiting runs, and active runs with their workers."""
 
     waiting: deque[RunSpec]
     execution: ExecutionConfig
@@ -147,7 +147,7 @@ class _RunQueue:
     def pop_ended(self) -> Iterator[RunSpec]:
         """Yield the runs that have ended, after a short wait.
 
-        A run whose worker died for the first time waits again.
+        A run whose worker died returns to the queue, unless it has no attempt left.
         """
         futures, _ = wait(self.running, WAIT, FIRST_COMPLETED)
         for future in futures:
@@ -156,13 +156,13 @@ class _RunQueue:
             if outcome.end == "died":
                 self.deaths[run] += 1
                 if self.deaths[run] < TRIES:
-                    say(f"{run.numbered_label}: its process died; once more")
+                    say(f"{run.numbered_label}: its process died; restarting it")
                     self.waiting.appendleft(run)
                     continue
                 outcome = Outcome("failed", f"its process died {TRIES} times; {outcome.error}")
                 record_failure(run, outcome.error)
             if outcome.end == "failed":
-                if not (run.folder_of_run / FAILURE).exists():  # it never came to run
+                if not (run.folder_of_run / FAILURE).exists():  # it failed before it started
                     record_failure(run, outcome.error)
                     say(f"{run.numbered_label}: failed, {outcome.error}")
                 if not self.execution.skip_failed:
@@ -170,11 +170,11 @@ class _RunQueue:
             yield run
 
 
-_benchmarks: dict[Settings, Benchmark] = {}  # in a worker: the benchmark that it ran last
+_benchmarks: dict[Settings, Benchmark] = {}  # in a worker: the benchmark of its latest run
 
 
 def open_benchmark(run: RunSpec) -> Benchmark:
-    """Return the run's benchmark in a worker: from shared memory, or opened again."""
+    """Return the run's benchmark in a worker: the latest one, from shared files, or opened."""
     settings = run.config.settings
     if settings not in _benchmarks:
         _benchmarks.clear()
@@ -184,15 +184,15 @@ def open_benchmark(run: RunSpec) -> Benchmark:
 
 @options_in_messages()
 def work(run: RunSpec, execution: ExecutionConfig, check_interrupt: Callable[[], None]) -> Outcome:
-    """Execute one run in a worker, and report every outcome."""
+    """Execute one run in a worker; return the outcome, also of a failure."""
     try:
-        # should the parent be gone, no one else begins this run meanwhile
+        # the lock also excludes a new command if this one's parent has died
         with gather_warnings(), only_process(run.folder_of_run):
             execute_run(run, open_benchmark(run), execution, check_interrupt)
     except InterruptedCommandError:
         return Outcome("stopped")
     except Exception as error:
-        if _is_interrupted(check_interrupt):  # a killed command's shared files are removed
+        if _is_interrupted(check_interrupt):  # shared files vanish when the command is killed
             return Outcome("stopped")
         if not isinstance(error, FczooError) and not lacks_memory(error):
             traceback.print_exc()
@@ -210,13 +210,13 @@ def _is_interrupted(check_interrupt: Callable[[], None]) -> bool:
 
 @dataclass(frozen=True)
 class Command:
-    """The command that began the runs, as other machines see it: by files.
+    """The command that started the runs, as seen by other machines through shared files.
 
-    Once ``stop`` is in its run folder, runs end after their round.
+    Once the file ``stop`` exists, runs end after their current round.
     """
 
     out: Path  # run folder
-    base_folder: Path  # where it was given: names of files may be relative
+    base_folder: Path  # working folder of the command, for relative file names
 
     @property
     def stop(self) -> Path:
@@ -224,13 +224,13 @@ class Command:
         return self.out / CLUSTER / "stop"
 
     def check_interrupt(self) -> None:
-        """Raise InterruptedCommandError once the file is there."""
+        """Raise InterruptedCommandError if the stop file exists."""
         if self.stop.exists():
             raise InterruptedCommandError("stopped on request", SIGTERM)
 
 
 def command_in(out: Path) -> Command:
-    """Return this command with its run folder; remove stop files of an earlier command."""
+    """Return this command with its run folder; remove an earlier command's stop file."""
     command = Command(out.resolve(), Path.cwd())
     command.stop.parent.mkdir(parents=True, exist_ok=True)
     command.stop.unlink(missing_ok=True)
@@ -238,7 +238,7 @@ def command_in(out: Path) -> Command:
 
 
 def work_on_node(run: RunSpec, execution: ExecutionConfig, command: Command) -> Outcome:
-    """Execute one run on another machine, if its environment equals the command's."""
+    """Execute one run on another machine, if versions and source match the command's."""
     import torch
 
     os.chdir(command.base_folder)
@@ -251,9 +251,9 @@ def work_on_node(run: RunSpec, execution: ExecutionConfig, command: Command) -> 
 
 
 def check_node(run: RunSpec) -> None:
-    """Raise FczooError where versions or source differ from those in the folder's ``bench.json``.
+    """Raise FczooError if versions, device or source differ from those in ``bench.json``.
 
-    The numbers of this machine would not be those of the table's other rows.
+    Otherwise results of this machine could differ from the other rows of the table.
     """
     about = read_about(run.folder)
     differences = [
@@ -265,13 +265,11 @@ def check_node(run: RunSpec) -> None:
     device = str(pick_device(config.settings.device))
     if device != about.device:
         differences.append(
-            f"the runs are to be on {about.device}, it would take {device} (say --device)"
+            f"the runs need device {about.device}, this node would use {device} (set --device)"
         )
     code = code_of(config.settings, config.create_method())
     differences += [
-        f"{name} is another"
-        for name, sha256 in code.items()
-        if about.code.get(name, sha256) != sha256
+        f"{name} differs" for name, sha256 in code.items() if about.code.get(name, sha256) != sha256
     ]
     if differences:
         raise FczooError(

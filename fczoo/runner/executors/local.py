@@ -1,4 +1,4 @@
-"""Runs on this machine's cores and GPUs, each in a process with its share of the threads."""
+"""Local executor: one process per parallel run, each with its share of the threads and one GPU."""
 
 import os
 import signal
@@ -17,12 +17,12 @@ from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.executors import Outcome, work
 from fczoo.runner.shared_memory import shared_folder
 
-# seconds after which a process without work ends, so that none outlives a parent that was killed
+# seconds after which an idle process ends, so that none outlives a killed parent
 IDLE = 10
 
 
 def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["CoreWorker"]:
-    """Create one worker per run that may execute at the same time."""
+    """Create ``count`` workers, one per parallel run."""
     return [CoreWorker(number, execution) for number in range(count)]
 
 
@@ -31,7 +31,7 @@ def check(execution: ExecutionConfig) -> None:
 
 
 class CoreWorker:
-    """A pool of one process, which is replaced when it dies."""
+    """Worker with a pool of one process, which is replaced if it dies."""
 
     def __init__(self, number: int, execution: ExecutionConfig):
         self.resources = ExitStack()
@@ -57,7 +57,7 @@ class CoreWorker:
         except BrokenProcessPool:
             self.pool.shutdown(kill_workers=True)
             self._open()
-            return Outcome("died", "if memory ran out, take fewer --jobs")
+            return Outcome("died", "if memory ran out, lower --jobs")
 
     def stop(self) -> None:
         """Write the file that the process checks after every round."""
@@ -75,12 +75,12 @@ class CoreWorker:
         )
 
 
-# in a worker: the process that began it, and the file that stops it
+# in a worker: its parent process, and the file that stops it
 _parent: list[tuple[int, Path]] = []
 
 
 def _prepare(parent: int, stop: Path) -> None:
-    """Ignore signals in a new worker, since its parent decides when to stop."""
+    """Ignore signals in a new worker, whose parent decides when to stop."""
     for number in (signal.SIGINT, signal.SIGTERM, *HANGUP):
         signal.signal(number, signal.SIG_IGN)
     _parent.append((parent, stop))
@@ -88,12 +88,14 @@ def _prepare(parent: int, stop: Path) -> None:
 
 def _check_interrupt() -> None:
     parent, stop = _parent[0]
-    if stop.exists() or os.getppid() != parent:  # told to stop, or left alone
+    if stop.exists() or os.getppid() != parent:  # asked to stop, or orphaned
         raise InterruptedCommandError("stopped on request", signal.SIGTERM)
 
 
 def _work(run: RunSpec, execution: ExecutionConfig) -> Outcome:
     outcome = work(run, execution, _check_interrupt)
-    if os.getppid() != _parent[0][0]:  # no one reads the outcome, and loky would wait 40 s for more
+    if (
+        os.getppid() != _parent[0][0]
+    ):  # no one reads the outcome, and loky would wait 40 s for another run
         os._exit(0)
     return outcome

@@ -1,7 +1,7 @@
-"""Runs as tasks of a Ray cluster, or of one that is started on this machine.
+"""Ray executor: runs as tasks of a Ray cluster, which may be started on this machine.
 
-Ray's own retries are off: a run whose worker dies is begun once more here, after its last saved
-round.
+Ray's own retries are off. ``run_side_by_side`` restarts a run whose worker died, after its last
+saved round.
 """
 
 import logging
@@ -22,15 +22,15 @@ from fczoo.core.options import quote
 from fczoo.runner.configs import CLIENTS, ExecutionConfig, RunSpec
 from fczoo.runner.executors import Command, Outcome, command_in, work_on_node
 
-NEW = "new"  # --cluster address=new: a cluster of this machine only, which ends with the command
-ANSWER = 20.0  # seconds in which a cluster has let a process join
+NEW = "new"  # --cluster address=new: a cluster on this machine, which ends with the command
+ANSWER = 20.0  # seconds within which a process must be able to join the cluster
 JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False)"
 
 
 def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["RayWorker"]:
-    """Create one worker per task that may wait or execute at the same time.
+    """Create ``count`` workers, one per task of the cluster.
 
-    Raises FczooError as ``join``.
+    Raises FczooError as ``join`` does.
     """
     ray, options = join(execution)
     task = ray.remote(**options, max_retries=0)(work_on_node)
@@ -39,7 +39,7 @@ def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["RayW
 
 
 def check(execution: ExecutionConfig) -> None:
-    """Raise FczooError where Ray is missing, no cluster answers, or --cluster is invalid."""
+    """Raise FczooError if Ray is missing, no cluster answers, or --cluster is invalid."""
     _, address, _ = _cluster_options(execution)
     if address != NEW:
         _check_there(address)
@@ -72,15 +72,14 @@ def _cluster_options(execution: ExecutionConfig) -> tuple[Any, str, float]:
 def join(execution: ExecutionConfig) -> tuple[Any, dict[str, Any]]:
     """Connect to a Ray cluster; return Ray and the resources per worker.
 
-    Raises FczooError as ``check``.
+    Raises FczooError as ``check`` does.
     """
     ray, address, gpus = _cluster_options(execution)
     if address == NEW:
-        # a word by which its processes know each other, which Ray would leave in a file
+        # shared secret of the cluster's processes; Ray would store its own in a file
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ.setdefault(
-            "RAY_worker_niceness", "0"
-        )  # else other work on the machine goes first
+        # by default Ray lowers the priority of its workers
+        os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         ray.init(
             address="local" if address == NEW else address,
@@ -101,10 +100,10 @@ def join(execution: ExecutionConfig) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_there(address: str) -> None:
-    """Raise FczooError where no one listens at HOST:PORT, or something that is not a Ray cluster.
+    """Raise FczooError if HOST:PORT has no listener, or one that is not a Ray cluster.
 
-    Ray itself would wait for minutes, and has no limit for it; so a process that can be ended joins
-    first.
+    Ray would wait for minutes, without a timeout. Therefore another process, which can be ended,
+    joins the cluster first.
     """
     host, sign, port = address.rpartition(":")
     if not sign or not port.isdecimal() or "/" in host:
@@ -114,17 +113,16 @@ def _check_there(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise FczooError(f"no Ray cluster answers at {address}: {error}") from error
     try:
-        # how it fails does not matter: whatever is not endless, this process meets and tells as
-        # well
+        # only a timeout matters here: this process reports all other errors when it joins
         subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, timeout=ANSWER)
     except subprocess.TimeoutExpired as error:
-        problem = f"what listens there did not answer as one within {ANSWER:.0f} s"
+        problem = f"the program there did not answer as a Ray cluster within {ANSWER:.0f} s"
         raise FczooError(f"no Ray cluster answers at {address}: {problem}") from error
 
 
 @dataclass
 class RayWorker:
-    """One task of the cluster."""
+    """Worker that submits one task to the cluster at a time."""
 
     task: Any
     command: Command
@@ -137,25 +135,22 @@ class RayWorker:
         return future
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
-        """Return the outcome of the task.
-
-        The death of a worker or node is not the run's failure.
-        """
+        """Return the outcome of the task: ``died`` if its process or node was lost."""
         import ray
 
         try:
             return future.result()
         except ray.exceptions.OutOfMemoryError:
-            return Outcome("died", "memory ran out on its node; take fewer --jobs")
+            return Outcome("died", "memory ran out on its node; lower --jobs")
         except ray.exceptions.RayError as error:
             return Outcome("died", f"{type(error).__name__} on the cluster")
 
     def stop(self) -> None:
-        """Stop tasks after their round, including one that starts now."""
+        """Write the stop file: all tasks end after their round."""
         self.command.stop.touch()
 
     def close(self, at_once: bool) -> None:
-        """Take the task away if it must be at once, and leave the cluster."""
+        """Stop the task if ``at_once`` is true, and leave the cluster."""
         import ray
 
         if at_once and self.reference is not None and ray.is_initialized():

@@ -1,8 +1,8 @@
-"""Clients of a run on a Ray cluster, or on one that is started on this machine.
+"""Clients of a run on a Ray cluster, which may be started on this machine.
 
-Each worker is an actor that opens backbone and data once. One that dies is begun again by Ray,
-where there is room; the clients for which it was to answer are asked of another one. Since workers
-keep nothing of clients, neither changes a number.
+Each worker is an actor that opens backbone and data once. If a worker dies, Ray restarts it when
+resources are free, and another worker processes its clients. Workers store no client state, so
+results do not change.
 """
 
 import logging
@@ -30,12 +30,12 @@ from fczoo.runner.warnings import LocatedWarning, WarningCollector
 
 log = logging.getLogger("fczoo")
 
-# blocks a worker that may be asked before the first answer is there: answers wait in memory
+# batches per worker that may run ahead of the oldest missing answer; their answers are in memory
 AHEAD = 2
 BLOCK = 4_000_000  # bytes of the answers to one call
-PARTS = 4  # of a worker's share of the groups that are left: a call is about one
-TRIES = 3  # of clients at which workers die
-PATIENCE = 60.0  # seconds without a worker after which that is said
+PARTS = 4  # a call has at most 1/PARTS of a worker's share of the remaining groups
+TRIES = 3  # attempts at clients with which workers die
+PATIENCE = 60.0  # seconds without a worker after which a message is printed
 
 
 @contextmanager
@@ -44,8 +44,8 @@ def clients_on_ray(
 ) -> Iterator[Callable[[RunSpec], Transport]]:
     """Start the workers of a cluster; yield a function that returns a run's transport.
 
-    The server has as many threads as each worker, so that numbers are those of one process with so
-    many. Raises FczooError where no cluster answers, or it has no room for a single worker.
+    The server has as many threads as each worker, so results equal those of one process with this
+    number. Raises FczooError if no cluster answers, or its resources are too small for one worker.
     """
     ray, options = join(execution)
     threads = torch.get_num_threads()
@@ -66,7 +66,7 @@ def clients_on_ray(
 def _worker_count(cluster: dict[str, float], worker: dict[str, Any]) -> int:
     """Return the number of workers that fit on a cluster.
 
-    Raises FczooError for none.
+    Raises FczooError if there is none.
     """
     shares = {"CPU": worker["num_cpus"], "GPU": worker["num_gpus"]}
     count = min(int(cluster.get(name, 0) / share) for name, share in shares.items() if share)
@@ -88,21 +88,21 @@ class WorkerResponse:
 
 
 class ClientWorker:
-    """In an actor: answers for clients of the run that it is asked about."""
+    """Actor that answers requests for clients of any run."""
 
     def __init__(self, command: Command, threads: int):
         self.command, self.threads = command, threads
         self.run: RunSpec | None = None
-        self.question: Any = None  # reference to the last one, which all clients of a round share
+        self.question: Any = None  # reference to the latest request; clients of a round share it
 
     def ready(self) -> None:
         """Return once the actor is ready."""
 
     def answer(self, run: RunSpec, question: list[Any], groups: Sequence[bytes]) -> WorkerResponse:
         """Answer a request, passed by reference, for groups of clients."""
-        warnings = WarningCollector()  # no one would see them here
+        warnings = WarningCollector()  # returned, since no one sees the output of an actor
         try:
-            self._open(run)  # of which the command itself has been warned
+            self._open(run)  # its warnings are dropped: the command has printed them
             with warnings:
                 request = self._request_of(question[0])
                 answers = [self.answering.answer(request, group) for group in groups]
@@ -130,10 +130,10 @@ class ClientWorker:
 
 
 class ClientBatches(Iterator[list[bytes]]):
-    """Groups of clients in batches: a call costs some milliseconds for one group or for many.
+    """Batches of client groups: a call has a fixed overhead of some milliseconds.
 
     Batches become smaller towards the end, so that all workers end at about the same time. The
-    first ones are single groups, until it is known how long an answer is.
+    first batches are single groups, until the size of an answer is known.
     """
 
     def __init__(self, groups: Iterable[bytes], count: int, workers: int):
@@ -150,13 +150,13 @@ class ClientBatches(Iterator[list[bytes]]):
 
 
 class ClientWorkers:
-    """Actors, and which of them are free."""
+    """Pool of actors: free, busy and starting ones."""
 
     def __init__(self, ray: Any, actors: Sequence[Any]):
         self.ray, self.count = ray, len(actors)
         self.free: list[Any] = []
-        self.busy: dict[Any, Any] = {}  # reference to an answer that will come -> actor
-        self.starting: dict[Any, Any] = {}  # reference to the readiness of an actor -> actor
+        self.busy: dict[Any, Any] = {}  # actors by reference to their pending answer
+        self.starting: dict[Any, Any] = {}  # actors by reference to their call of ``ready``
         for actor in actors:
             self._await(actor)
 
@@ -165,12 +165,13 @@ class ClientWorkers:
     ) -> Iterator[bytes]:
         """Yield responses, see ``Transport``; ``run`` is a reference to the run.
 
-        Raises FczooError for what a worker says has failed, and for clients at which workers die.
+        Raises FczooError if a worker reports a failure, or workers die repeatedly with the same
+        clients.
         """
         question_reference = [self.ray.put(question)]
         batches = ClientBatches(groups, count, self.count)
         todo = enumerate(batches)
-        waiting = deque(islice(todo, 1))  # one is made ahead, the others when a worker is free
+        waiting = deque(islice(todo, 1))  # one batch is prepared; others are once a worker is free
         out: dict[Any, tuple[int, list[bytes]]] = {}
         answers_by_number: dict[int, Sequence[bytes]] = {}
         deaths, number = Counter[int](), 0
@@ -185,7 +186,7 @@ class ClientWorkers:
                 number += 1
                 continue
             reference, response = self._next()
-            if reference not in out:  # an actor is there, or has done with what no one waits for
+            if reference not in out:  # an actor is ready, or ended a call of an earlier question
                 continue
             place, batch = out.pop(reference)
             if isinstance(response, WorkerResponse):
@@ -194,22 +195,19 @@ class ClientWorkers:
                 continue
             deaths[place] += 1
             if deaths[place] == TRIES:
-                raise FczooError(f"workers died {TRIES} times at the same clients: {response}")
-            say(f"a worker died ({response}); its clients are asked once more")
+                raise FczooError(f"workers died {TRIES} times with the same clients: {response}")
+            say(f"a worker died ({response}); retrying its clients")
             waiting.appendleft((place, batch))
 
     def _await(self, actor: Any) -> None:
-        """Record an actor once it is ready.
-
-        Ray restarts a dead one when there is room.
-        """
+        """Add an actor to the starting ones; Ray restarts it if it died."""
         self.starting[actor.ready.options(max_task_retries=-1).remote()] = actor
 
     def _next(self) -> tuple[Any, WorkerResponse | str | None]:
         """Return the next event: a response, the death of its worker, or a free worker."""
         while not (ready := self.ray.wait([*self.busy, *self.starting], timeout=PATIENCE)[0]):
             if not self.busy:
-                say("no worker of the Ray cluster is there yet")
+                say("still waiting for the first worker of the Ray cluster")
         (reference,) = ready
         if actor := self.starting.pop(reference, None):
             self._record_ready(actor, reference)
@@ -220,14 +218,14 @@ class ClientWorkers:
         except self.ray.exceptions.RayError as error:
             self._await(actor)
             full = isinstance(error, self.ray.exceptions.OutOfMemoryError)
-            return reference, "memory ran out on its node; take fewer --jobs" if full else type(
+            return reference, "memory ran out on its node; lower --jobs" if full else type(
                 error
             ).__name__
         self.free.append(actor)
         return reference, response
 
     def _record_ready(self, actor: Any, reference: Any) -> None:
-        """Record that an actor is ready or lost.
+        """Record that an actor is free or lost.
 
         Raises FczooError when none is left.
         """
@@ -241,9 +239,9 @@ class ClientWorkers:
 
 
 def _content(response: WorkerResponse) -> Sequence[bytes]:
-    """Return the responses and log their warnings.
+    """Return the answers of a worker and log its warnings.
 
-    Raises FczooError on failure.
+    Raises FczooError if the worker reports an error.
     """
     for level, warnings in response.warnings.items():
         for text, place in warnings:

@@ -1,9 +1,9 @@
-"""Runs as jobs of a Slurm cluster, through submitit.
+"""Slurm executor: runs as jobs of a Slurm cluster, through submitit.
 
-A job that is preempted or reaches its time limit is put back into the queue and resumes after its
-last saved round. The run folder, the package, data and weights must be seen by the nodes under the
-same paths. The command watches the jobs; one that ends without a word, since it was cancelled or
-its node failed, counts as a process that died.
+A job that is preempted or reaches its time limit returns to the queue and resumes after its last
+saved round. Nodes must find run folder, package, data and weights under the same paths. The command
+watches its jobs. A job that ends without a result, because it was cancelled or its node failed,
+counts as a process that died.
 """
 
 import subprocess
@@ -21,7 +21,8 @@ from fczoo.runner.executors import Command, Outcome, command_in, work_on_node
 from fczoo.runner.progress import say
 from fczoo.runner.resume import CLUSTER
 
-LOOK = 2.0  # seconds between two looks at the queue
+LOOK = 2.0  # seconds between two calls of squeue
+# reasons for which a job waits without being reported
 USUAL_REASONS = (
     "None",
     "Priority",
@@ -29,28 +30,28 @@ USUAL_REASONS = (
     "BeginTime",
     "Dependency",
     "Cleaning",
-)  # to wait
-ALWAYS = 10**6  # times that a job may reach its limit and continue
-# seconds that a shared file system may take to show the result of a job that has left the queue
+)
+ALWAYS = 10**6  # times that a job may reach its time limit and continue
+# seconds that a shared file system may take to show the result of a job that left the queue
 GRACE = 15.0
 
 
 def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["SlurmWorker"]:
-    """Create one worker per job that may be in the queue at the same time.
+    """Create ``count`` workers, one per job that is queued or active at the same time.
 
-    Raises FczooError as ``check``.
+    Raises FczooError as ``check`` does.
     """
     executor, watch, command = _executor(execution, out), Watch(), command_in(out)
     return [SlurmWorker(executor, watch, command) for _ in range(count)]
 
 
 def check(execution: ExecutionConfig) -> None:
-    """Raise FczooError where submitit or Slurm is missing, or they lack an option of --cluster."""
+    """Raise FczooError if submitit or Slurm is missing, or an option of --cluster is unknown."""
     _executor(execution, Path())
 
 
 def _executor(execution: ExecutionConfig, out: Path) -> Any:
-    """Create submitit's executor, which writes below the run folder ``out`` once it has a job."""
+    """Create submitit's executor, which writes files of jobs below the run folder ``out``."""
     try:
         import submitit
     except ImportError as error:
@@ -70,7 +71,7 @@ def _executor(execution: ExecutionConfig, out: Path) -> Any:
         name: int(value) if value.isdecimal() else value for name, value in execution.cluster
     }
     if conflicts := parameters.keys() & {"cpus_per_task", "slurm_cpus_per_task"}:
-        raise FczooError(f"--cluster {min(conflicts)} is not taken; say threads=N")
+        raise FczooError(f"--cluster {min(conflicts)} is not supported; use threads=N")
     parameters["cpus_per_task"] = parameters.pop("threads", execution.threads)
     try:
         executor.update_parameters(**parameters)
@@ -81,9 +82,9 @@ def _executor(execution: ExecutionConfig, out: Path) -> Any:
 
 @dataclass
 class SlurmWorker:
-    """One job in the queue or on a node."""
+    """Worker that submits one job at a time."""
 
-    executor: Any  # submitit's
+    executor: Any  # of submitit
     watch: "Watch"
     command: Command
     job: Any = None
@@ -92,10 +93,10 @@ class SlurmWorker:
         """Submit the run to Slurm."""
         try:
             self.job = self.executor.submit(RequeuedJob(), run, execution, self.command)
-        except Exception as error:  # sbatch refuses in many ways, each of which it explains
+        except Exception as error:  # sbatch has many errors, with an explanation each
             reason = " ".join(str(getattr(error, "__cause__", None) or error).split())
             refusal: Future[Outcome] = Future()
-            refusal.set_result(Outcome("failed", f"Slurm takes no job: {reason}"))
+            refusal.set_result(Outcome("failed", f"Slurm rejected the job: {reason}"))
             return refusal
         return self.watch.follow(self.job)
 
@@ -105,20 +106,20 @@ class SlurmWorker:
         return future.result()
 
     def stop(self) -> None:
-        """Cancel a job in the queue; stop one that executes after its round."""
+        """Cancel a job in the queue; stop an active job after its round."""
         self.command.stop.touch()
         if self.job is not None and self.watch.is_pending(self.job):
             self.job.cancel(check=False)
             self.watch.settle(self.job, Outcome("stopped"))
 
     def close(self, at_once: bool) -> None:
-        """Take the job away if it must be at once."""
+        """Stop the job if ``at_once`` is true."""
         if at_once and self.job is not None:
             self.job.cancel(check=False)
 
 
 class RequeuedJob:
-    """Work of a job. submitit calls ``checkpoint`` when the job returns to the queue."""
+    """Callable of a job; submitit calls ``checkpoint`` when the job returns to the queue."""
 
     def __call__(self, run: RunSpec, execution: ExecutionConfig, command: Command) -> Outcome:
         return work_on_node(run, execution, command)
@@ -132,15 +133,14 @@ class RequeuedJob:
 class Watch:
     """One thread that watches all jobs.
 
-    It uses ``squeue``, which every Slurm has, and the files that jobs leave.
+    It uses ``squeue``, which every Slurm installation has, and the result files of jobs.
     """
 
     def __init__(self) -> None:
-        self.jobs: dict[
-            Any, tuple[Future[Outcome], float]
-        ] = {}  # since when it is out of the queue
-        self.queued: dict[str, tuple[str, str]] = {}  # by the last output of squeue
-        self.reported: set[Any] = set()  # jobs whose reason to wait was reported
+        # future, and time at which the job left the queue
+        self.jobs: dict[Any, tuple[Future[Outcome], float]] = {}
+        self.queued: dict[str, tuple[str, str]] = {}  # by the latest output of squeue
+        self.reported: set[Any] = set()  # jobs whose reason for waiting was reported
         self.lock = threading.Lock()
         threading.Thread(target=self._look, daemon=True).start()
 
@@ -152,11 +152,11 @@ class Watch:
         return future
 
     def is_pending(self, job: Any) -> bool:
-        """Return whether a job was still waiting at the last look at the queue."""
+        """Return whether a job was waiting at the latest call of squeue."""
         return self.queued.get(job.job_id, ("", ""))[0] == "PENDING"
 
     def settle(self, job: Any, outcome: Outcome) -> None:
-        """Set the outcome of a job, once."""
+        """Set the outcome of a job, unless it has one."""
         with self.lock:
             future, _ = self.jobs.pop(job, (None, 0.0))
         if future is not None:
@@ -172,7 +172,7 @@ class Watch:
             try:
                 self.queued = _read_queue()
             except (OSError, ValueError, subprocess.SubprocessError):
-                continue  # the controller may be away for a while
+                continue  # the controller may be unavailable for a while
             for job, (future, last_left_at) in jobs.items():
                 state, reason = self.queued.get(job.job_id, ("", ""))
                 if state == "PENDING" and reason not in USUAL_REASONS and job not in self.reported:
@@ -200,18 +200,18 @@ class Watch:
 
 
 def _result(job: Any) -> Outcome | None:
-    """Return the outcome that a job left, or None if it did not end by itself."""
+    """Return the outcome in a job's result file, or None if the file is missing."""
     if not job.paths.result_pickle.exists():
         return None
     try:
         outcome: Outcome = job.result()
-    except Exception as error:  # whatever a job may leave in place of its result
+    except Exception as error:  # the result file may have any content
         return Outcome("died", f"{type(error).__name__}; see {job.paths.stderr}")
     return outcome
 
 
 def _read_queue() -> dict[str, tuple[str, str]]:
-    """Return state and waiting reason by job, for all jobs of this user in Slurm."""
+    """Return state and reason by job, for all waiting or active Slurm jobs of this user."""
     output = subprocess.run(
         ["squeue", "--me", "--noheader", "--format=%A %T %r"],
         capture_output=True,
