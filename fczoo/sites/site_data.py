@@ -194,7 +194,7 @@ class ServerFolder:
 
     def _read(self) -> RunStart:
         try:
-            return convert_json(read_json(self.path, "beginning of a run"), RunStart)
+            return convert_json(read_json(self.path, "record of a run's start"), RunStart)
         except ValueError as error:
             raise FczooError(
                 f"{self.path} is not the record of a run's start: {error}; {self._anew}"

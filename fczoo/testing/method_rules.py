@@ -91,9 +91,9 @@ def says_where_to_tune(subject: MethodUnderTest) -> None:
     space, least = spaces(cls), min(MIN_TUNED_OPTIONS, len(fields(cls)))
     need(
         least <= len(space) <= MAX_TUNED_OPTIONS,
-        f"{name} has a search space for {len(space)} of its options; give one to {least} to "
-        f"{MAX_TUNED_OPTIONS} options, "
-        'including rates: option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
+        f"{name} has a search space for {len(space)} of its options; {least} to "
+        f"{MAX_TUNED_OPTIONS} must have one, including rates: "
+        'option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
     )
     for option, search_space in space.items():
         for value in search_space[:2] if isinstance(search_space, tuple) else search_space:

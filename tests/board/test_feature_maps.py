@@ -31,7 +31,7 @@ def test_groups_stay_groups_and_the_seed_is_fixed() -> None:
     to_centre = np.linalg.norm(positions - np.repeat(centres, 10, 0), axis=1)
     other = np.linalg.norm(positions - np.repeat(centres[::-1], 10, 0), axis=1)
     assert (to_centre < other).all()
-    with pytest.raises(FczooError, match="t-SNE of 3 test images shows nothing"):
+    with pytest.raises(FczooError, match="t-SNE has only 3 test images"):
         project(noise[:3])
 
 

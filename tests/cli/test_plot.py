@@ -95,7 +95,7 @@ def test_what_is_refused(runs: Path, make_run, tmp_path: Path) -> None:
     assert message in refusal(runs, "--kind", "heatmap")
     message = "no row has method 'hgp'; choose --method from: pilora, codap"
     assert message in refusal(runs, "--kind", "heatmap", "--method", "hgp")
-    assert "no run has recorded what --kind rounds shows" in refusal(runs, "--kind", "rounds")
+    assert "no run has recorded the data of --kind rounds" in refusal(runs, "--kind", "rounds")
     unrecorded = refusal(runs, "--kind", "confusion", "--method", "pilora")
     assert "the runs of pilora have not recorded their confusion; give their run folders" in (
         unrecorded

@@ -104,7 +104,7 @@ def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path
         "by task: 125,000 + ",  # 5,000 images x 5 epochs x 5 rounds
         "= 1,250,000",
         "Weights: vit_nano_32 is available",
-        "GB is an estimate",
+        "GB: estimated memory",
     ):
         assert excerpt in result.stdout
     rows = {

@@ -269,7 +269,7 @@ def test_rows_of_two_versions_of_the_code_share_no_page(folder: Path) -> None:
     ("old", "new", "problem"),
     [
         ("question", "questio", "is not a suite"),
-        ('["fedlda", "fedncm"]', '["fedlda", "ncm"]', "compare names 'ncm', no row"),
+        ('["fedlda", "fedncm"]', '["fedlda", "ncm"]', "compare has unknown row 'ncm'"),
         ('name = "cosine"', 'name = "fedncm"', "two rows are called fedncm"),
         ('name = "cosine"', 'name = "a/b"', "cannot name a folder"),
         ('name = "cosine"', 'name = "a, b"', "the row's name 'a, b' has a comma"),

@@ -172,5 +172,7 @@ def test_what_goes_on_is_what_began(make_bench, small_method, tmp_path, monkeypa
 def test_a_damaged_beginning_is_told(make_bench, small_method, tmp_path, content):
     method, bench, sites = stop_run(make_bench, small_method, tmp_path)
     (tmp_path / RUN_START_FILE).write_text(content)
-    with pytest.raises(FczooError, match=r"begun\.json is not a (valid )?beginning of a run"):
+    with pytest.raises(
+        FczooError, match=r"begun\.json is not (the|a valid) record of a run's start"
+    ):
         server_of(bench, method, LocalConnection(sites), "second", tmp_path)

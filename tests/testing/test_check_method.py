@@ -229,12 +229,12 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
     (
         rules.says_where_to_tune,
         Untold,
-        "for 0 of its options; give 1 to 4 one, rates among them: option",
+        "for 0 of its options; 1 to 4 must have one, including rates: option",
     ),
     (
         rules.says_where_to_tune,
         HalfTold,
-        "for 1 of its options; give 2 to 4 one, rates among them: option",
+        "for 1 of its options; 2 to 4 must have one, including rates: option",
     ),
     (rules.says_where_to_tune, LooksOutside, "lr has a search space with an invalid value"),
     (rules.values_for_data_sets_are_valid, Misspelt, "has no option 'lrr'"),

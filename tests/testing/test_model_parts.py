@@ -115,7 +115,7 @@ def test_no_backbone_takes_the_name_of_another(monkeypatch, name: str) -> None:
     ("change", "error"),
     [
         (lambda images, draws: images[:, :1], "Broken.change returns"),
-        (lambda images, draws: images + 1, "broken gives values outside [0, 1]"),
+        (lambda images, draws: images + 1, r"broken gives values outside \[0, 1\]"),
         (lambda images, draws: images * torch.rand(1), "another view from the same random numbers"),
         (lambda images, draws: images - images.amin(0) / 2, "images of a batch change each other"),
     ],
