@@ -37,7 +37,10 @@ def test_list_names_what_is_there(kind):
     "kind", ["methods", "baselines", "partitioners", "aggregators", "attacks", "local"]
 )
 def test_what_is_said_of_a_name_in_a_list_is_a_whole_sentence(kind):
-    assert all(line.endswith(".") for line in output_of("list", kind).splitlines())
+    lines = output_of("list", kind).splitlines()
+    assert all(
+        line.endswith(".") for line in lines[kind == "methods" :]
+    )  # less the heads of columns
 
 
 def test_show_and_doctor():

@@ -70,7 +70,9 @@ def test_a_row_has_year_trained_sent_and_bytes(group: str, name: str, words: str
 
 
 def test_every_line_is_whole() -> None:
-    assert all(line.endswith(".") for line in run("list", "methods").splitlines())
+    head, *lines = run("list", "methods").splitlines()
+    assert head.split()[-1] == "description"
+    assert all(line.endswith(".") for line in lines)
 
 
 def test_the_list_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +93,7 @@ def test_a_method_without_a_row_is_listed_too(monkeypatch: pytest.MonkeyPatch) -
     (line,) = [line for line in lines if line.startswith("  ewc ")]
     assert line.split()[:5] == ["ewc", "-", "?", "?", "?"]
     assert lines.index(line) > lines.index(GROUPS["baselines"])
-    assert "?: not measured, as the method came later or from a plug-in." in lines
+    assert "?: not measured, because the method is newer or from a plug-in." in lines
 
 
 def test_the_table_has_the_methods_of_this_repository() -> None:

@@ -329,7 +329,7 @@ def test_a_site_is_called_as_a_folder_can_be(agreement_folder, tmp_path, name):
     out = tmp_path / "out"
     result = run_command("init", out, "--agreed", agreement_folder, "--address", "localhost:9443")
     assert result.exit_code == 1
-    assert "a site's name must be that of a folder" in result.output
+    assert "the name of a site must be a valid folder name" in result.output
     assert not out.exists()
 
 
