@@ -1,14 +1,14 @@
-"""Kill real runs at random moments, run the same command again, and compare with an unhurt run.
+"""Kill real runs at random times, repeat the command, and compare with an undisturbed run.
 
     python benchmarks/crashes.py --trials 10
     python benchmarks/crashes.py --runs scaffold,together,tune --faults SIGKILL
 
-Every trial is one command in a separate process (forked, so that it starts at once): ``fczoo
-bench`` with a method, or one of ``COMMANDS``. A fault hits it at a moment drawn over the length of
-an unhurt run; then the same command runs again until it ends well. ``file operation`` is SIGKILL just
-before the run opens, renames or removes one of its files, drawn from all such moments. A trial
-survives when no process prints a traceback and every file equals the unhurt run's byte by byte,
-with times, memory and the command line left out. Linux only.
+Each trial is one command in a forked process, which starts fast: ``fczoo bench`` with a method, or
+one of ``COMMANDS``. A fault occurs at a random time within the duration of an undisturbed run; then
+the same command is repeated until it succeeds. The fault ``file operation`` is SIGKILL just before
+a random operation that opens, renames or removes a file of the run. A run survives if no process
+prints a traceback and every file equals the undisturbed run's byte by byte, without times, memory
+and the command line. Linux only.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def without_times(tree):
 
 
 def fill(folder):
-    """Leave no free byte on the file system of ``folder``."""
+    """Fill the file system of ``folder``."""
     with (folder / "filler").open("wb", buffering=0) as file:
         for size in (65536, 1):
             try:

@@ -1,12 +1,11 @@
-"""Kill the server or a site of real federations, start it again, and compare with an unhurt one.
+"""Kill server or sites of real federations, restart them, and compare with undisturbed ones.
 
     python benchmarks/crashes_of_sites.py --trials 10
 
-A federation is a server and three sites over TLS, each in a process of its own. SIGKILL hits one of
-them at a moment drawn over the length of an unhurt federation, and the next one when a moment of
-``--kills`` has come; whoever was killed starts again. A trial survives when no process prints a
-traceback, the federation ends, and its results and models equal the unhurt one's byte by byte,
-with times left out. Linux only.
+A federation is a server and three sites over TLS, each in a separate process. SIGKILL hits random
+members at ``--kills`` random times within the duration of an undisturbed federation; killed members
+restart. A federation survives if no process prints a traceback, the federation ends, and its
+results and models equal the undisturbed one's byte by byte, without times. Linux only.
 """
 
 import argparse
@@ -56,7 +55,7 @@ def start(member: str, folder: Path) -> BaseProcess:
 
 
 def run(method: str, kills: list[tuple[float, str]]):
-    """Run a federation in which members are killed at moments in seconds.
+    """Run a federation in which members are killed at given times in seconds.
 
     Return what its files hold, the seconds, the exit codes of killed members, and what is wrong.
     """

@@ -3,13 +3,14 @@
     python benchmarks/gpu.py --device cuda --data-root DATA --out gpu
     python benchmarks/gpu.py --device cpu --small --out gpu    # tries the script itself
 
-1. Same numbers: every method runs on the CPU in float64, in a world of seven classes, and every
-   round and survey is repeated on the device from the same state. Uploads may differ only by
-   rounding.
-2. Whole runs on the device: attacked, with one client or three in a forward; the same again when
-   the run is killed after its first round and resumed. Also in bfloat16, which must only end.
+1. Same numbers: every method runs on the CPU in float64, in the toy world. Every round and
+   collection of statistics is repeated on the device from the same state. Uploads may differ only
+   by rounding.
+2. Whole runs on the device, with an attack and with one or three clients per forward. They must
+   give the same results if the run is killed after its first round and resumed. In bfloat16 they
+   must only finish.
 3. ``step.py``: speed and peak memory of training steps next to a plain loop.
-4. HGP's schedule of CIFAR-100 (ten tasks, ViT-B/16), if data and weights are at hand.
+4. HGP's schedule of CIFAR-100 (ten tasks, ViT-B/16), if data and weights are available.
 
 The exit code is the number of parts that failed.
 """
@@ -79,7 +80,7 @@ def largest_difference(cpu: list[Payload], device: list[Payload]) -> float:
 
 
 class Replay:
-    """Repetition of a CPU run's rounds and surveys on a device, with the gaps of the uploads."""
+    """Repetition of a CPU run's exchanges on a device, with the differences of the uploads."""
 
     def __init__(self, bench: Benchmark):
         self.bench, self.gaps = bench, list[float]()
@@ -124,7 +125,7 @@ class Replay:
 
 
 class KillError(Exception):
-    """End of a run, as if its process had been killed."""
+    """Exception that ends a run as if its process had been killed."""
 
 
 def kill() -> None:

@@ -1,13 +1,13 @@
-"""Let hostile parties and broken files try to stop fczoo, and count what they stop.
+"""Test fczoo against hostile parties and broken files, and count failures.
 
     python benchmarks/hostile.py --seed 1
 
 ``uploads``: changed uploads of every method reach the server of a simulation. ``sites``: the same
-changes reach the server of a federation over TLS with certificates at both ends. ``clients``:
-attacks of ``--attack`` in whole runs, with and without a defence. ``files``: mutated files and
-checkpoints, by the tests that draw them. ``cases``: archives, odd images, weight files with code
-and names with markup, by the tests that name them. A trial fails when a run ends, or a file ends in
-another error than one line. All runs are of the toy world.
+changes reach the server of a federation over TLS with mutual certificates. ``clients``: attacks of
+``--attack`` in whole runs, with and without a defence. ``files``: tests that read randomly mutated
+files and checkpoints. ``cases``: tests of archives, odd images, weight files with code, and names
+with markup. A trial fails if it stops a run, or if a file causes anything but an error of one line.
+All runs are in the toy world.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def changed_answer(answer, rng):
 
 
 class HostileSite:
-    """A site that enrols honestly and then changes most of its answers."""
+    """Site that enrols honestly and then changes most of its answers."""
 
     def __init__(self, site, rng):
         self.site, self.rng, self.enrolled = site, rng, False

@@ -1,4 +1,4 @@
-"""Measure what it costs to keep the models of runs: seconds next to those of the run, and bytes.
+"""Measure the cost of storing the models of runs: seconds relative to the run, and bytes.
 
     python benchmarks/keep_model.py --methods fedavg,hgp,fedncm
 
@@ -32,7 +32,7 @@ from fczoo.models.classifier import prediction_tensors
 def main(
     methods: str, dataset: str, train_per_class: int | None, rounds: int, repeats: int
 ) -> None:
-    """Print seconds of a run, seconds and share of keeping its model, and bytes."""
+    """Print seconds of a run, seconds and share of storing its model, and bytes."""
     settings = Settings.for_dataset(
         dataset, rounds=rounds, train_per_class=train_per_class, device="cpu"
     )

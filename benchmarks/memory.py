@@ -1,4 +1,4 @@
-"""Measure resident memory and disk use over many rounds: neither may grow with them.
+"""Measure resident memory and disk use over many rounds, which must not grow.
 
 python benchmarks/memory.py --rounds 200 --methods hgp,fcilpt,glfc
 """

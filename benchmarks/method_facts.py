@@ -1,7 +1,8 @@
 """Write the table from which ``fczoo list methods`` prints: ``python benchmarks/method_facts.py``.
 
-The list imports neither torch nor a method, so this script computes once what a method trains and
-sends. Run it after a change to what a method declares; a test compares the table with the methods.
+The list imports neither torch nor a method, so this script computes in advance which tensors a
+method trains and sends. Run it after a method's declaration has changed; a test compares the table
+with the methods.
 """
 
 import csv
@@ -30,11 +31,11 @@ SHORT = {
     "gradients of single images": "gradients",
     "losses": "losses",
 }
-"""What is trained or sent -> its word in a narrow column."""
+"""Short word for a narrow column, by trained or sent content."""
 
 
 def facts_of(name: str) -> Facts:
-    """Return what the list says of a method, from what it declares and from one measured upload."""
+    """Return a method's row of the list, from its declaration and one measured upload."""
     method = create_method(name, DATASET)
     training = method.training()
     kinds = sorted(
@@ -57,7 +58,7 @@ def facts_of(name: str) -> Facts:
 
 
 def group_of(method: Method) -> str:
-    """Return the group of a method, from what it declares and where it is defined."""
+    """Return the group of a method, from its declaration and its package."""
     training = method.training()
     if training.data_scope != "task":
         return "bounds"

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 @main.command(context_settings=ANY)
-@click.option("--jobs", default="1,2", show_default=True, help="Numbers of runs side by side.")
+@click.option("--jobs", default="1,2", show_default=True, help="Numbers of parallel runs.")
 @click.option("--methods", default="hgp", show_default=True)
 @click.option("--seeds", default="0-3", show_default=True)
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
@@ -106,7 +106,7 @@ def rounds(jobs: str, methods: str, more: tuple[str, ...]) -> None:
 )
 @click.option("--tasks", default=100, show_default=True)
 def clients(numbers: str, tasks: int) -> None:
-    """Measure time and memory of rounds of ten participants among ever more clients."""
+    """Measure time and memory of rounds with ten participants among growing numbers of clients."""
     script = str(Path(__file__).with_name("scale_clients.py"))
     rows = []
     for number in numbers.split(","):

@@ -1,4 +1,4 @@
-"""Compare the memory of processes that map pixels and weights with that of a copy in each.
+"""Compare the memory of processes that map pixels and weights with processes that copy them.
 
     python benchmarks/sharing.py --jobs 1,2,4
 
@@ -31,9 +31,7 @@ from fczoo.runner.shared_memory import SharedBenchmark, share
 
 
 @click.command()
-@click.option(
-    "--jobs", default="1,2,4", show_default=True, help="Numbers of processes side by side."
-)
+@click.option("--jobs", default="1,2,4", show_default=True, help="Numbers of parallel processes.")
 @click.option("--backbone", default="vit_base_patch16_224.augreg_in21k", show_default=True)
 @click.option("--images", default=60_000, show_default=True)
 def main(jobs: str, backbone: str, images: int) -> None:

@@ -31,16 +31,16 @@ def parse_numbers(_: click.Context, __: click.Parameter, value: str) -> list[int
     "--clients", default="10,100,1000,10000", callback=parse_numbers, help="Clients of a round."
 )
 @click.option("--client-seconds", default=5.0, help="Median time that a client trains.")
-@click.option("--spread", default=0.2, help="Of clients' times, see above.")
-@click.option("--download-mb", default=1.0, help="Broadcast to a worker.")
-@click.option("--upload-mb", default=1.0, help="Of a client.")
+@click.option("--spread", default=0.2, help="Spread of clients' times, see above.")
+@click.option("--download-mb", default=1.0, help="Size of the broadcast to a worker.")
+@click.option("--upload-mb", default=1.0, help="Size of a client's upload.")
 @click.option("--link-mb-s", default=1000.0, help="Rate of the server's link, MB/s.")
-@click.option("--merge-ms", default=5.0, help="The server reads, checks and adds one upload.")
+@click.option("--merge-ms", default=5.0, help="Time of the server to read and add one upload.")
 @click.option(
     "--dispatch-ms", default=20.0, help="Time of the server to hand one client to a worker."
 )
 def main(workers: list[int], clients: list[int], **costs: float) -> None:
-    """Print seconds and speed-up of one round, and what it waits for most."""
+    """Print seconds and speed-up of one round, and its bottleneck."""
     rows = []
     for number in clients:
         for count in workers:
@@ -74,7 +74,7 @@ def one_round(
     merge_ms: float,
     dispatch_ms: float,
 ) -> tuple[float, float, dict[str, float]]:
-    """Return seconds of a round, those of one process, and for how long each part was busy."""
+    """Return seconds of a round, seconds of one process, and the busy time of each part."""
     training_seconds = client_seconds * np.exp(
         spread * np.random.default_rng(0).standard_normal(clients)
     )

@@ -1,4 +1,4 @@
-"""Measure how fast clients train, next to a loop that does what released code does.
+"""Measure the training speed of clients next to a reference loop in the style of released code.
 
     python benchmarks/step.py --methods hgp,fppl --backbones vit_nano_32 --precisions fp32,bf16
 

@@ -96,7 +96,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way in which fczoo can run a case."""
+    """Variant of fczoo's execution of a case."""
 
     precision: str
     together: int
@@ -140,7 +140,7 @@ def one_by_one(view: T.Compose, pixels: np.ndarray, device: str, rows: Tensor) -
 
 
 class Reference:
-    """A round of all clients as released code runs it."""
+    """Round of all clients in the style of released code."""
 
     def __init__(self, case: Case):
         self.case, self.images = case, case.images()
@@ -199,7 +199,7 @@ class Reference:
         return F.cross_entropy(logits[:, : TASK.stop], y) + extra
 
     def plugs(self, x: Tensor) -> tuple[Mapping[str, Tensor], Tensor | float]:
-        """Return what the method adds to the transformer for these images, and to the loss."""
+        """Return the method's additions to the transformer for these images, and to the loss."""
         trained, method = self.trained, self.method
         if method.name in ("hgp", "pilora"):
             return trained, 0.01 * sum(
@@ -253,7 +253,7 @@ class Reference:
 
 
 def check_gradients(case: Case) -> None:
-    """Refuse to compare sides that do not compute the same gradients on one batch in float32."""
+    """Check that both sides compute the same gradients on one batch in float32."""
     reference, config = Reference(case), CONFIGS[case.backbone]
     x = torch.randn(4, 3, config.image_size, config.image_size, device=case.device)
     y = torch.arange(4, device=case.device)

@@ -173,7 +173,7 @@ def check_texts(root: Path, version: str, tag: str | None) -> None:
 
 
 def copy_tree(target: Path, repository: str | None, version: str) -> None:
-    """Copy the files that git knows or would add; links of README become absolute.
+    """Copy all files that git does not ignore, with absolute links in README.
 
     Args:
         target: Folder of the copy.
@@ -290,7 +290,7 @@ def compile_wheel(wheel: Path, python: Path, folder: Path) -> None:
 
 
 def other_pythons() -> list[Path]:
-    """Return interpreters of the other supported Pythons that this machine has.
+    """Find interpreters of the other supported Python versions on this machine.
 
     Those on PATH, and those of pyenv.
     """

@@ -99,7 +99,7 @@ def test_a_dry_run_says_which_of_the_settings_it_counts(config) -> None:
     assert outcome.exit_code == 0, outcome.output
     assert "setting 1 of 2: a" in outcome.stderr
     assert "setting 2 of 2: b" in outcome.stderr
-    assert outcome.stdout.count("Work is counted") + outcome.stdout.count("Image-steps") >= 2
+    assert outcome.stdout.count("Costs assume") + outcome.stdout.count("Image-steps") >= 2
 
 
 def test_a_run_folder_is_given_back(config, tmp_path: Path) -> None:

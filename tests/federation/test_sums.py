@@ -172,7 +172,7 @@ def test_a_class_that_nobody_held_is_no_answer() -> None:
 
 def test_show_says_that_rows_stay_apart() -> None:
     assert "secure aggregation" not in part_page("fedncm", "digits")
-    assert "secure aggregation, which shows it only totals, cannot hide them" in part_page(
+    assert "so secure aggregation, which reveals only totals, cannot hide them" in part_page(
         "fedcof", "digits"
     )
 

@@ -122,7 +122,7 @@ def test_there_is_no_global_model(tmp_path):
     run = toy_bench(rounds=1, epochs=1).start(small_method("local", tune="head"))
     next(iter(run))
     assert not select(run.state, "client") and len(run.own_models) == 3
-    with pytest.raises(FczooError, match="local has a model at each client and no global one"):
+    with pytest.raises(FczooError, match="local has models of clients, but no global model"):
         save_model(tmp_path, run)
     with pytest.raises(FczooError, match=r"give one of run\.own_models to its features"):
         run.features()

@@ -57,7 +57,7 @@ def test_a_search_that_is_told_to_stop_ends_at_once_and_says_what_carries_on(
         (os.killpg if group else os.kill)(command.pid, signal.SIGINT)
         lines += command.communicate(timeout=60)[1].splitlines()
         assert command.returncode == 130 and "Traceback" not in "".join(lines)
-        advice = "the trials that had ended are kept, and the same command resumes"
+        advice = "finished trials are stored, and the same command resumes"
         assert lines[-1] == f"Error: stopped on request; {advice} in {tmp_path}"
         assert len(lines) < 20 and "trial 1 of 500" in lines[0]
         wait_for(lambda: not living(command.pid))

@@ -142,7 +142,7 @@ def test_clients_whose_worker_died_are_asked_of_another(capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "says"), [("RayError", "RayError"), ("OutOfMemoryError", "take fewer --jobs")]
+    ("error", "says"), [("RayError", "RayError"), ("OutOfMemoryError", "lower --jobs")]
 )
 def test_clients_at_which_workers_die_again_and_again_end_the_run(error, says):
     def give(groups: list[bytes]) -> WorkerResponse:
@@ -150,7 +150,7 @@ def test_clients_at_which_workers_die_again_and_again_end_the_run(error, says):
             raise getattr(Ray.exceptions, error)
         return WorkerResponse(groups)
 
-    with pytest.raises(FczooError, match=f"died {TRIES} times at the same clients: .*{says}"):
+    with pytest.raises(FczooError, match=f"died {TRIES} times with the same clients: .*{says}"):
         Ray(give).answers(3)
 
 

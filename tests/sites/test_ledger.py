@@ -36,7 +36,7 @@ def test_a_budget_holds_over_runs_and_data_sets(tmp_path):
     ledger.spend(SETTINGS, "other data", "second")
     assert ledger.epsilon() == pytest.approx(three)
     for step in (lambda: ledger.check(SETTINGS), lambda: ledger.spend(SETTINGS, "d", "third")):
-        with pytest.raises(FczooError, match="would bring the institution's epsilon to"):
+        with pytest.raises(FczooError, match="would raise the institution's epsilon to"):
             step()
     assert ledger.epsilon() == pytest.approx(three)
     PrivacyLedger(ledger.path).spend(SETTINGS, "data", "third")  # counted without a budget, too
@@ -46,7 +46,7 @@ def test_a_budget_holds_over_runs_and_data_sets(tmp_path):
 def test_a_large_delta_of_the_agreement_does_not_help(tmp_path):
     """Epsilon at delta 0.5 is 0, at 1e-5 it is 0.93; the budget is of delta 1e-5 at most."""
     lax = Settings(dataset="toy", **NOISY, dp_delta=0.5)
-    with pytest.raises(FczooError, match=r"epsilon to 0\.926, and its budget is 0\.9;"):
+    with pytest.raises(FczooError, match=r"epsilon to 0\.926, above its budget of 0\.9;"):
         PrivacyLedger(tmp_path / "ledger.json", 0.9).check(lax)
 
 
@@ -110,13 +110,13 @@ def test_a_curious_server_gets_no_more_than_the_budget(make_bench, small_method,
     ledger.spend(bench.settings, "data", "another federation")
     answer = site.answer(serialize(CALL, Call("run 1", terms)))
     assert (
-        "would bring the institution's epsilon" in deserialize(REFUSAL, answer, Refusal)[0].reason
+        "would raise the institution's epsilon" in deserialize(REFUSAL, answer, Refusal)[0].reason
     )
     # the ledger survives the folder of the site
     other = Site(own_world(bench, 0), method, 0, 0, NAMES, tmp_path / "sites" / "1", ledger)
     answer = other.answer(serialize(CALL, Call("run 2", terms)))
     assert (
-        "would bring the institution's epsilon" in deserialize(REFUSAL, answer, Refusal)[0].reason
+        "would raise the institution's epsilon" in deserialize(REFUSAL, answer, Refusal)[0].reason
     )
     assert site.answer(question) == first
 
