@@ -132,7 +132,7 @@ def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, replace_ru
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--methods", ""], "--methods is empty"),
+        (["--methods", ","], "--methods names nothing"),
         (["--methods", "fedncm", "--first-tasks", "9"], "--first-tasks is 9; digits is cut into 3"),
         (
             ["--methods", "fedncm,glfc", "--moving", "1"],
