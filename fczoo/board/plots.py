@@ -74,7 +74,9 @@ def make_plot(
     if kind in OF_EXPERIMENT:
         figure = OF_EXPERIMENT[kind](experiment)
         if figure is None or _is_empty(figure):
-            raise FczooError(f"no run has recorded the data of --kind {kind}, or too much of it")
+            raise FczooError(
+                f"no run has recorded the data of --kind {kind}, or the figure is too large"
+            )
         if isinstance(figure, Curves):
             figure = replace(figure, y="accuracy, %")  # papers explain it in the caption
         return _rename(figure, {line.label: display_label(line) for line in experiment.lines})

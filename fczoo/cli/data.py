@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from fczoo.cli.options import (
+    DATA_FOLDER,
     OUTPUT,
     Command,
     ExampleGroup,
@@ -150,8 +151,7 @@ def data() -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder to which the data set is written.  [default: "
-    "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
+    help=f"Folder to which the data set is written.  {DATA_FOLDER}",
 )
 @click.option(
     "--mirror",
@@ -176,8 +176,7 @@ def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder that contains the data set.  [default: "
-    "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
+    help=f"Folder that contains the data set.  {DATA_FOLDER}",
 )
 @HF_COLUMNS
 def check(name: str, data_root: Path | None, hf_columns: str | None) -> None:

@@ -185,7 +185,7 @@ def _published_weights(name: str) -> Archive:
 
 
 def _missing_data(dataset: Dataset, root: Path | None) -> Missing | None:
-    """Return a data set if it is missing below ``root``; None if it exists or comes with a package."""
+    """Return a data set that is missing below ``root``; None if it is there or in a package."""
     from fczoo.data.fetch import download_bytes, fetch
 
     data_root = root or home() / "data"

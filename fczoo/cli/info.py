@@ -15,7 +15,7 @@ import click
 
 from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, names_with, spellings
 from fczoo.cli.listing import KINDS, PARTS, SOURCES, complete_names, kinds, listing, value_words
-from fczoo.cli.options import GroupedCommand, Name
+from fczoo.cli.options import DATA_FOLDER, GroupedCommand, Name
 from fczoo.cli.pointers import first_few, option_owners, option_pointer
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
@@ -25,7 +25,7 @@ from fczoo.data.dataset import domains_of
 from fczoo.federation.settings import Settings
 from fczoo.protocols.registry import REGISTRY_OF_SETTING
 from fczoo.protocols.source import ByBeta, Source, Statement
-from fczoo.reports.text_format import option_word, plain_table, word_table
+from fczoo.reports.text_format import nearest_or, option_word, plain_table, word_table
 
 OTHER_LISTS = {
     "papers": "fczoo papers",
@@ -103,8 +103,7 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Folder that contains the data.  [default: "
-    "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
+    help=f"Folder that contains the data.  {DATA_FOLDER}",
 )
 def doctor(data_root: Path | None) -> None:
     """Show versions, devices, plug-ins, extras, data and weights on this machine."""
@@ -164,10 +163,8 @@ def show_any(word: str, dataset: str | None) -> str:
             f"nothing is called {word!r}; backbones have it in their names: fczoo show "
             f"backbone {backbones[0]}, or {', '.join(backbones[1:]) or 'fczoo list backbones'}"
         )
-    advice = nearest(word, known_names)
-    if advice.startswith("known:"):  # a few of hundreds of names would not help
-        advice = "see `fczoo list` and `fczoo show settings` for all names"
-    raise FczooError(f"nothing is called {word!r}; {advice}")
+    advice = "see `fczoo list` and `fczoo show settings` for all names"
+    raise FczooError(f"nothing is called {word!r}; {nearest_or(word, known_names, advice)}")
 
 
 def meanings(word: str, dataset: str | None) -> list[tuple[str, Callable[[], str]]]:

@@ -123,6 +123,7 @@ COMMON = frozenset(
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 RUNS, OUTPUT = "runs", "output"  # headings of options that are not settings
+DATA_FOLDER = "[default: FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]"
 ALL_OPTIONS = "fczoo.all_options"  # key of a context in which --help lists all options
 
 

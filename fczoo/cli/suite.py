@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fczoo.cli.downloads import download_options
-from fczoo.cli.options import ExampleGroup, GroupedCommand
+from fczoo.cli.options import DATA_FOLDER, ExampleGroup, GroupedCommand
 from fczoo.core.errors import FczooError
 from fczoo.core.options import plural
 
@@ -28,8 +28,7 @@ PATHS = (
     click.option(
         "--data-root",
         metavar="FOLDER",
-        help="Folder that contains the data sets.  [default: "
-        "FCZOO_HOME/data; FCZOO_HOME is ~/.cache/fczoo unless set]",
+        help=f"Folder that contains the data sets.  {DATA_FOLDER}",
     ),
     click.option(
         "--backbone",

@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
-from fczoo.core.options import flag, nearest, plural
+from fczoo.core.options import flag, plural
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
 from fczoo.papers.compare import Comparison, absent_reasons, compare_numbers, plus_minus
@@ -19,7 +19,7 @@ from fczoo.papers.tables import Number, Paper, Row, choose_numbers, get_paper, p
 from fczoo.papers.variants import Reading, readings
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.suites import all_experiments
-from fczoo.reports.text_format import option_word
+from fczoo.reports.text_format import nearest_or, option_word
 
 Cell = dict[str, str | list[str]]  # options of ``fczoo bench`` by name
 FEW = 8  # most cards in a message
@@ -161,11 +161,9 @@ def get_card(name: str) -> Target:
             raise FczooError(
                 f"{name} has {len(cards_below)} cards; name one of them: {few}{remainder}"
             )
-        advice = nearest(name, list(all_cards))
-        if advice.startswith("known:"):  # a few of hundreds of names would not help
-            paper = name.partition("/")[0].casefold()
-            advice = f"see fczoo reproduce{f' {paper}' if paper in papers() else ''}"
-        raise FczooError(f"no card is called {name!r}; {advice}")
+        paper = name.partition("/")[0].casefold()
+        advice = f"see fczoo reproduce{f' {paper}' if paper in papers() else ''}"
+        raise FczooError(f"no card is called {name!r}; {nearest_or(name, all_cards, advice)}")
     return all_cards[full_name]
 
 

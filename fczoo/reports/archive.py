@@ -244,11 +244,9 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 def _restore(column: str, cell: str, rows: Sequence[Mapping[str, str]]) -> str:
     """Return the full text of a cell that may refer to an earlier row."""
-    if (
-        not isinstance(cell, str) or column in NEVER_REPEATED
-    ):  # a row may have too few or many cells
-        return cell
-    reference = REPEATED.fullmatch(cell)
+    # A cell is no text in a row with too few or too many cells, which ``_row`` refuses.
+    is_text = isinstance(cell, str) and column not in NEVER_REPEATED
+    reference = REPEATED.fullmatch(cell) if is_text else None
     if reference is None:
         return cell
     index = int(reference[1]) - 2

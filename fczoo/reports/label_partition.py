@@ -203,9 +203,8 @@ def _number_values(values: Any, name: str) -> tuple[tuple[int | str, ...], np.nd
     if array.dtype.kind == "O":
         wrong = [value for value in array if not isinstance(value, str)]
     elif array.dtype.kind == "U" and not isinstance(values, np.ndarray):
-        wrong = [
-            value for value in values if not isinstance(value, str)
-        ]  # before NumPy's conversion
+        # NumPy has converted all values to text: look at those from before.
+        wrong = [value for value in values if not isinstance(value, str)]
     else:
         wrong = [] if array.dtype.kind in "iuU" else [*array[:1].tolist()]
     if wrong:

@@ -4,9 +4,10 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from fczoo.core.options import nearest
 from fczoo.core.terminal import is_terminal
 
 SENTENCE = 80  # largest width of a cell with a sentence
@@ -26,6 +27,20 @@ def option_word(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def nearest_or(word: str, names: Collection[str], advice: str) -> str:
+    """Return similar names of an unknown name, or other advice if none is similar.
+
+    With hundreds of names, the list that ``nearest`` returns instead would not help.
+
+    Args:
+        word: Unknown name.
+        names: Known names.
+        advice: Advice without similar names.
+    """
+    similar = nearest(word, names)
+    return similar if similar.startswith("did you mean") else advice
 
 
 def short_name(axis: str) -> str:

@@ -94,8 +94,7 @@ def _check_interrupt() -> None:
 
 def _work(run: RunSpec, execution: ExecutionConfig) -> Outcome:
     outcome = work(run, execution, _check_interrupt)
-    if (
-        os.getppid() != _parent[0][0]
-    ):  # no one reads the outcome, and loky would wait 40 s for another run
+    # Without the parent no one reads the outcome, and loky would wait 40 s for another run.
+    if os.getppid() != _parent[0][0]:
         os._exit(0)
     return outcome
