@@ -1,4 +1,4 @@
-"""Ranks of methods over seeds and benchmarks, and tests of their differences."""
+"""Ranks of methods over seeds and benchmarks, tests of their differences, and their diagram."""
 
 import math
 import statistics
@@ -11,12 +11,14 @@ from typing import Any
 from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
 from fczoo.board.charts import as_csv
+from fczoo.reports.drawing import COLOURS, STYLE, import_matplotlib, picture_class
 from fczoo.reports.runs import Line
 from fczoo.reports.significance import LEVEL, Entry, p_value
 from fczoo.reports.tables import COLUMNS, entry_of
 
 MIN_BLOCKS = 5  # smallest number of seeds or benchmarks for a critical difference
 MIN_METHODS = 3  # smallest number of methods for a critical difference
+ROW_HEIGHT = 0.19  # inches per method in the diagram of critical differences
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,37 @@ def critical(blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS) -> 
     distance = q * math.sqrt(k * (k + 1) / (6 * len(having)))
     mean_ranks = dict(sorted(means.items(), key=lambda item: item[1]))
     return Critical(mean_ranks, distance, 1.0 if math.isnan(p) else p, len(having))
+
+
+def draw_critical(critical: Critical) -> Any:
+    """Draw mean ranks, each with a bar of Nemenyi's critical difference around it.
+
+    Two methods whose bars overlap are not significantly different (Demšar 2006).
+
+    Args:
+        critical: Mean ranks, best first.
+
+    Returns:
+        Figure of matplotlib.
+
+    Raises:
+        FczooError: matplotlib is not installed.
+    """
+    with import_matplotlib().rc_context(STYLE):
+        picture = picture_class()(figsize=(6.4, 0.9 + ROW_HEIGHT * len(critical.ranks)))
+        axes = picture.subplots()
+        places = range(len(critical.ranks))
+        ranks = list(critical.ranks.values())
+        half = critical.distance / 2
+        axes.errorbar(
+            ranks, places, xerr=half, fmt="o", color=COLOURS[0], markersize=3, linewidth=0.9
+        )
+        axes.axvspan(ranks[0] - half, ranks[0] + half, color=COLOURS[0], alpha=0.08)
+        axes.set_yticks(places, list(critical.ranks))
+        axes.set_xlim(0.5, len(ranks) + 0.5)
+        axes.set_ylim(len(ranks) - 0.4, -0.6)  # the best on top
+        axes.set_xlabel("mean rank by A_N, 1 the best")
+        return picture
 
 
 def choose_blocks(

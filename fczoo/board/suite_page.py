@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from fczoo.board.critical_diagram import draw_critical
-from fczoo.board.ranks import Critical, critical
+from fczoo.board.ranks import Critical, critical, draw_critical
 from fczoo.board.suite_text import (
     changed_options,
     difference_sentences,

@@ -1,4 +1,4 @@
-"""Meaning, unit and default of each field of ``Result`` and ``result.json``."""
+"""Meanings of the metrics, and of each field of ``Result`` with its unit and default."""
 
 import re
 from dataclasses import MISSING, fields
@@ -94,6 +94,51 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "versions": ("", "packages with their versions, hash of the code, and commit"),
 }
 """Unit (or "") and meaning by field."""
+
+METRIC_MEANINGS = {
+    "A_N": "% of the test images of all seen classes that are recognised, after the last task",
+    "Avg": "mean over the tasks of the accuracy on all classes seen so far",
+    "FAA": "mean of the tasks' accuracies after the last task",
+    "Abar": "mean over time of the means over the tasks seen",
+    "forgetting": "mean drop of old tasks from their best before the end",
+    "forgetting_first": "mean drop since a task was learned, last task counted",
+    "forgetting_best": "mean drop from the best, last row and last task counted",
+    "BWT": "mean change of old tasks since they were learned",
+    "plasticity": "mean of the tasks' accuracies right after they were learned",
+    "AUC": "area under the curve of the accuracy over all seen classes, after each task",
+    "task_aware": "A_N with the answer among the classes of the image's task",
+    "top5": "% of all test images whose class is among the five highest logits",
+    "ECE": "expected calibration error in points; only of methods that give logits",
+    "base": "accuracy on the classes of the first task at the end; where that has most classes",
+    "novel": "accuracy on the classes of all later tasks at the end",
+    "harmonic": "harmonic mean of base and novel",
+    "base_novel_mean": "arithmetic mean of base and novel",
+    "old": "accuracy at the end on the tasks of the kept model from which the run started",
+    "new": "accuracy at the end on the tasks that the run has learned itself",
+    "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
+    "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
+    "client_std": "standard deviation over clients of what client_mean averages",
+    "client_worst": "client_mean over the worst 10 % of the clients only",
+    "personal_mean": "client_mean of the clients' own models, after --personal-epochs",
+    "personal_std": "client_std of the clients' own models",
+    "personal_worst": "client_worst of the clients' own models",
+    "client_task_final": "mean over tasks of clients (--moving) of the accuracy at the end",
+    "client_task_accuracy": "the same over the tasks that have begun, mean over stages",
+    "client_task_forgetting": "mean over stages of the drop of such tasks from their best before",
+    "client_task_backward": "mean over stages of the change of ended tasks since they ended",
+    "client_task_forward": "accuracy of tasks as they end minus that of `local`, mean over stages",
+    "client_task_total": "client_task_forward plus client_task_backward, over the stages",
+}
+"""Meaning by metric."""
+LOWER_IS_BETTER = (
+    "forgetting",
+    "ECE",
+    "intransigence",
+    "client_std",
+    "personal_std",
+    "client_task_forgetting",
+)
+"""Prefixes of the names of metrics for which lower values are better."""
 
 
 def describe_result_fields() -> list[FieldDescription]:

@@ -22,7 +22,7 @@ from fczoo.core.payload import Content
 from fczoo.core.transfer_metrics import REFERENCE_METRICS, ClientTasks, Rows
 from fczoo.federation.result import EVALUATION_METRICS, Result
 from fczoo.reports.learning_curves import hours_to, megabytes_to, rounds_to
-from fczoo.reports.meanings import LOWER_IS_BETTER, MEANINGS
+from fczoo.reports.result_fields import LOWER_IS_BETTER, METRIC_MEANINGS
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.significance import DIGITS, Entry, Mark, significant
 from fczoo.security.privacy import DISCLOSURES
@@ -73,7 +73,7 @@ def no_decimals(value: float) -> str:
 
 def _metric(name: str) -> Column:
     better: Literal["high", "low"] = "low" if name.startswith(LOWER_IS_BETTER) else "high"
-    return Column(name, MEANINGS[name], partial(_metric_of, name=name), percent, better)
+    return Column(name, METRIC_MEANINGS[name], partial(_metric_of, name=name), percent, better)
 
 
 def _metric_of(result: Result, name: str) -> float | None:
@@ -186,7 +186,7 @@ MORE = (
     *(
         Column(
             name,
-            MEANINGS[name],
+            METRIC_MEANINGS[name],
             lambda _: None,
             percent,
             "high",
