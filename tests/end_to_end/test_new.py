@@ -23,6 +23,14 @@ KINDS = (
     *("backbone", "augmentation", "metric"),
 )
 
+LIST = """
+import sys
+from fczoo.cli.app import main
+for kind in sys.argv[1:]:
+    main(["list", kind], standalone_mode=False)
+"""
+"""Program that lists the parts of each kind."""
+
 
 def python(*arguments: str, cwd: Path, site: Sequence[Path] = ()) -> str:
     """Run Python with these arguments; return what it prints.
@@ -44,31 +52,25 @@ def python(*arguments: str, cwd: Path, site: Sequence[Path] = ()) -> str:
 
 
 @pytest.mark.slow
-def test_new_plugins_are_installed_listed_and_run(tmp_path: Path) -> None:
+def test_new_plugins_are_installed_listed_and_run(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     site, folders = tmp_path / "site", [tmp_path / f"fczoo-my-{kind}" for kind in KINDS]
     for kind, folder in zip(KINDS, folders, strict=True):
-        message = python("-m", "fczoo", "new", kind, f"my_{kind}", cwd=tmp_path)
+        outcome = CliRunner().invoke(main, ["new", kind, f"my_{kind}"])
         name = folder.name
-        assert message == f"Written to {name}. Next: pip install -e {name} && pytest {name}\n"
+        message = f"Written to {name}. Next: pip install -e {name} && pytest {name}\n"
+        assert outcome.output == message
         files = {f"fczoo_my_{kind}.py", f"test_my_{kind}.py", "pyproject.toml"}
         assert {path.name for path in folder.iterdir()} == files
     # the tests of the other kinds run with the handbook's tutorial on parts
     test = ["-m", "pytest", "-p", "no:cacheprovider", "fczoo-my-method/test_my_method.py"]
     assert " passed" in python(*test, cwd=tmp_path, site=folders)
 
-    install = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--target",
-        str(site),
-    ]
-    python(*install, *map(str, folders), cwd=tmp_path)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    python("-m", "pip", "install", *options, *map(str, folders), cwd=tmp_path)
+    lists = python("-c", LIST, *[f"{kind}s" for kind in KINDS], cwd=tmp_path, site=[site])
     for kind in KINDS:
-        assert f"my_{kind}" in python("-m", "fczoo", "list", f"{kind}s", cwd=tmp_path, site=[site])
+        assert f"my_{kind}" in lists
     write = (
         "from pathlib import Path; from test_my_dataset import imitation; "
         "imitation(Path('../data'))"
