@@ -7,8 +7,8 @@ fczoo, and forks a process for them. What is imported later, plug-ins among it, 
 process, but for ``os.fsync``, which does not wait for the disk. Its ``sys.executable`` is warm,
 too: the workers that it starts have imported torch.
 
-The process that a test starts stands for the one that works: it hands on signals, dies with it and
-by the same signal. Children of the working process are found below ``server_process()``.
+The process that a test starts is a client of the forked one: it forwards signals and ends as that
+one does, also by the same signal. Children of the forked process are below ``server_process()``.
 """
 
 import atexit

@@ -8,7 +8,7 @@ import pytest
 
 WITHOUT_POSIX = """
 import importlib, os, pkgutil, signal, sys
-import sklearn.linear_model, timm, torchvision, filelock, loky  # they look at the platform themselves
+import sklearn.linear_model, timm, torchvision, filelock, loky  # these check the platform
 
 modules = ("fcntl", "grp", "pwd", "pty", "resource", "syslog", "termios", "tty")
 sys.modules.update(dict.fromkeys(modules))

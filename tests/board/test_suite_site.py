@@ -95,8 +95,8 @@ def test_the_start_page_has_the_questions(site: Path) -> None:
 def test_methods_are_ranked_by_their_declared_rows(site: Path) -> None:
     """Rank three rows; the ablation, which is the best by far, is not one of them.
 
-    By A_N hgp and ewc are first and second once each: (2 + 1) / 4 of the points. At equal bytes hgp,
-    which sends most, beats no one, and ewc and fedavg are above no one that sends less: hgp has
+    By A_N hgp and ewc are first and second once each: (2 + 1) / 4 of the points. At equal bytes
+    hgp, which sends most, beats no one, and ewc and fedavg are above no one that sends less: hgp has
     (0.5 + 0.5 + 0 + 0.5) / 4, ewc (0.5 + 1 + 1 + 1) / 4 and fedavg (0.5 + 0 + 0.5 + 0) / 4. At
     equal compute hgp has (1 + 1 + 0.5 + 1) / 4, ewc (0 + 1 + 0.5 + 1) / 4, fedavg 0.
     """

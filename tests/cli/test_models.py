@@ -234,8 +234,8 @@ def test_cite_prints_an_entry_per_source_and_fczoo():
     text = run("cite", "HGP,pilora", "fedncm")
     assert text.count("@inproceedings{") == 2 and text.count("@software{fczoo,") == 1
     assert (
-        "@inproceedings{fedncm,\n  author = {Legate and others},\n  title = {{Guiding The Last Layer "
-        "in Federated Learning with Pre-Trained Models}},\n  booktitle = {NeurIPS},\n"
+        "@inproceedings{fedncm,\n  author = {Legate and others},\n  title = {{Guiding The Last "
+        "Layer in Federated Learning with Pre-Trained Models}},\n  booktitle = {NeurIPS},\n"
         "  year = {2023}\n}" in text
     )
     assert "@article{ewc,\n" in run("cite", "ewc") and "journal = {PNAS}" in run("cite", "ewc")

@@ -59,7 +59,7 @@ def test_rows_of_one_method_have_colours_in_their_order(make_run, tmp_path: Path
 
 
 def test_numbers_fit_their_cells(tmp_path: Path) -> None:
-    """Ten cells take (3.3 - 1) inches: 16.56 points each, of which "100" takes 3 x 0.6 x 8."""
+    """Give each of ten cells 16.56 points of (3.3 - 1) inches; "100" takes 3 x 0.6 x 8 points."""
     pytest.importorskip("matplotlib")
     for columns, size in ((10, 8), (20, 72 * 2.3 / 20 / 1.8)):
         heat = Heat(

@@ -8,7 +8,8 @@ import pytest
 
 from fczoo.core.transfer_metrics import REFERENCE_METRICS, TRANSFER_METRICS
 
-# Client 0 has a task in stage 0 and one in stages 1 and 2; client 1 one in stages 0 and 1, one in 2.
+# Client 0 has a task in stage 0 and one in stages 1 and 2, client 1 one in stages 0 and 1 and one
+# in stage 2.
 TASKS = [[0, 0, 0], [1, 0, 1], [0, 1, 2], [1, 2, 2]]
 B = [[80.0, 60.0], [70.0, 62.0, 90.0], [72.0, 58.0, 80.0, 50.0]]
 ALONE = [[75.0, 55.0], [60.0, 50.0, 80.0], [60.0, 48.0, 70.0, 60.0]]
@@ -32,7 +33,9 @@ def test_three_stages_by_hand() -> None:
 
 
 def test_transfer_against_clients_alone_by_hand() -> None:
-    """As they end tasks have 5 and 12 more than alone; of the last two one has 10 more, one less."""
+    """Two tasks end 5 and 12 points above local training; of the last two, one ends 10 points above
+    and one 10 points below.
+    """
     values = {name: metric(TASKS, B, ALONE) for name, metric in REFERENCE_METRICS.items()}
     assert values["client_task_forward"] == pytest.approx((5 + 12 + 0) / 3)
     assert values["client_task_total"] == pytest.approx((5 + 12 + 0 - 10 - 6) / 3)

@@ -206,7 +206,7 @@ def test_a_quarter_crop_shows_the_drawn_place(store_of, x, y):
 
 
 def test_a_random_crop_shows_224_of_256_pixels_at_the_drawn_place(store_of):
-    """Red is the position of each pixel: the crop starts at u * (1 - 224/256) and keeps the scale."""
+    """Let red be the position of each pixel: a crop starts at u * (1 - 224/256), not resized."""
     pixels = np.zeros((1, 256, 256, 3))
     pixels[..., 0] = np.arange(256)
     for u, middle in ((0.0, 111.5), (0.5, 127.5), (1.0, 143.5)):

@@ -277,7 +277,7 @@ def test_accuracies_of_client_tasks_follow_from_classes(make_bench) -> None:
 
 
 def test_transfer_is_against_clients_alone(make_bench, tmp_path) -> None:
-    """A run of its own clients alone has no forward transfer against itself, and reads back."""
+    """Forward transfer of local training, compared with itself, is zero; a result reads back."""
     staged = in_stages(make_bench(rounds=1, epochs=1))
     bench = replace(staged, settings=replace(staged.settings, moving=1))
     local, ours = (bench.run(small_method(name)) for name in ("local", "fedavg"))

@@ -94,7 +94,7 @@ print(environment.digest_of("fczoo.core.files"), len(count))
 
 
 def digest_and_parses(home: Path) -> list[str]:
-    """Hash one module and its imports in a process of its own; return the hash and the parses."""
+    """Hash one module and its imports in a separate process; return the hash and the parses."""
     process = subprocess.run(
         [warm_python(), "-c", PARSE_ALL],
         env={**os.environ, "FCZOO_HOME": str(home)},

@@ -1,4 +1,4 @@
-"""LANDER: generator, losses, synthesis and student against recorded outputs of the official code."""
+"""LANDER: generator, losses, synthesis and student against outputs of the official code."""
 
 import math
 from dataclasses import replace
@@ -225,7 +225,7 @@ def test_anchors_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("anchors", ["random", "etf"])
 def test_drawn_anchors_of_some_of_the_classes(anchors: str) -> None:
-    """A search learns the first tasks only; the classes there may have any number in the data set."""
+    """Take the first tasks of a search; their classes may have any number in the data set."""
     task = Task(0, 0, 2, 3, 2, class_order=(9, 1, 4))
     method = create_method("lander", anchors=anchors, anchor_width=4)
     assert method.start_anchors(task, 5, torch.Generator())["anchors"].shape == (3, 4)
@@ -247,7 +247,7 @@ def test_anchors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_input_layers_and_crops() -> None:
-    """Rows 0 and 1 share a layer, row 2 has its own; a crop of one image is a shifted part of it."""
+    """Share a layer between rows 0 and 1; a crop of one image is a shifted part of it."""
     tree = lander_generator(4, 3, 2, 5, 2, 8, torch.Generator().manual_seed(0))
     assert tree["input.weight"].shape == (2, 5, 4)
     anchors = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Local training: clients that do not communicate, and what an evaluation makes of the clients' models."""
+"""Local training: clients that do not communicate, and the evaluation of their models."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -190,7 +190,7 @@ class Difference(Exception):
 
 
 class LaterTask(Exception):
-    """End a run of which only the first task is compared."""
+    """End a run after its first task."""
 
 
 @lru_cache(4)  # what is compared with what; all of it would take gigabytes

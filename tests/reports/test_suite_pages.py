@@ -1,4 +1,4 @@
-"""The suites in results/: their files can be run, and their pages come from rows and notes alone."""
+"""The suites in results/: their files can be run, and their pages come from rows and notes."""
 
 from dataclasses import replace
 

@@ -115,7 +115,9 @@ def test_a_worker_whose_command_was_killed_says_nothing(
     killed: bool,
     end: str,
 ) -> None:
-    """Its shared files are removed with the command; without a kill that is an error of its own."""
+    """Print nothing if the command was killed, whose shared files are gone; otherwise a traceback
+    shows that they are missing.
+    """
 
     def check_interrupt() -> None:
         if killed:

@@ -14,7 +14,7 @@ PROTECTED: dict[str, dict[str, Any]] = {"lander": {}, "mfcl": {}, "affcl": {"sta
 
 @pytest.mark.parametrize("name", PROTECTED)
 def test_all_that_a_client_sends_is_clipped(make_bench, small_method, watch, name) -> None:
-    """No survey and no tensor beside the trained ones leaves a client in any task."""
+    """Clients send no statistics, and no tensors in addition to the trained ones, in any task."""
     method = small_method(name, **PROTECTED[name])
     record = watch(make_bench(dp_clip=CLIP, rounds=1, epochs=1), method)
     assert [call for call in record.calls if call.payloads] == record.rounds

@@ -232,7 +232,7 @@ def test_a_site_cannot_claim_more_images_than_agreed(make_bench, small_method):
 
     with pytest.raises(
         FczooError,
-        match=r"site paris has 10000000 images of task 2, but the agreement allows 100000; agree on",
+        match=r"paris has 10000000 images of task 2, but the agreement allows 100000; agree on",
     ):
         server_of(make_bench(), small_method("fedavg"), way)
     check_image_counts("paris", [10, 0], {"paris": 10, "rome": 5})
