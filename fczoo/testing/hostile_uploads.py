@@ -57,7 +57,7 @@ CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 COUNTS = (-(2**62), -1, 0, 1, 10**6, 2**62)  # claimed numbers of images
 
 
-def a_hostile_client_cannot_stop_the_server(subject: MethodUnderTest) -> None:
+def check_changed_uploads(subject: MethodUnderTest) -> None:
     """Check that the server continues after any upload of a client.
 
     Args:

@@ -33,7 +33,7 @@ MIN_TUNED_OPTIONS, MAX_TUNED_OPTIONS = 2, 4  # twenty trials are too few for mor
 # --- declaration
 
 
-def is_a_value(subject: MethodUnderTest) -> None:
+def check_dataclass(subject: MethodUnderTest) -> None:
     """Check that a method is a frozen dataclass, hashable and unchanged by pickling.
 
     Args:
@@ -65,7 +65,7 @@ def is_a_value(subject: MethodUnderTest) -> None:
     )
 
 
-def options_survive_json(subject: MethodUnderTest) -> None:
+def check_options_survive_json(subject: MethodUnderTest) -> None:
     """Check that a method is unchanged if its hyper-parameters pass through JSON.
 
     Args:
@@ -81,7 +81,7 @@ def options_survive_json(subject: MethodUnderTest) -> None:
     )
 
 
-def says_where_to_tune(subject: MethodUnderTest) -> None:
+def check_search_spaces(subject: MethodUnderTest) -> None:
     """Check that two to four options, or the only one, have a search space for ``fczoo tune``.
 
     Args:
@@ -105,7 +105,7 @@ def says_where_to_tune(subject: MethodUnderTest) -> None:
                 ) from error
 
 
-def says_what_it_is(subject: MethodUnderTest) -> None:
+def check_description(subject: MethodUnderTest) -> None:
     """Check that the method is registered and describes itself, its paper and each hyper-parameter.
 
     Args:
@@ -120,7 +120,7 @@ def says_what_it_is(subject: MethodUnderTest) -> None:
     need(cls.paper, f"{name} does not say where it comes from; set the class attribute paper")
 
 
-def values_for_data_sets_are_valid(subject: MethodUnderTest) -> None:
+def check_dataset_options(subject: MethodUnderTest) -> None:
     """Check that ``dataset_options`` are options of the method, within their limits.
 
     Args:
@@ -144,7 +144,7 @@ def values_for_data_sets_are_valid(subject: MethodUnderTest) -> None:
 # --- the server
 
 
-def begins_from_an_empty_state(subject: MethodUnderTest) -> None:
+def check_first_state(subject: MethodUnderTest) -> None:
     """Check that the first state is finite and contains all tensors that clients train.
 
     Args:
@@ -163,7 +163,7 @@ def begins_from_an_empty_state(subject: MethodUnderTest) -> None:
         need(not private, f"{name} trains {prefix}, which is private and never reaches a client")
 
 
-def a_new_task_leaves_the_old_state_alone(subject: MethodUnderTest) -> None:
+def check_begin_task_changes_no_input(subject: MethodUnderTest) -> None:
     """Check that ``begin_task`` changes no tensor of the state that it receives.
 
     Args:
@@ -179,7 +179,7 @@ def a_new_task_leaves_the_old_state_alone(subject: MethodUnderTest) -> None:
     )
 
 
-def uploads_are_left_alone(subject: MethodUnderTest) -> None:
+def check_server_changes_no_upload(subject: MethodUnderTest) -> None:
     """Check that ``aggregate``, ``server_update`` and ``update_from`` change no upload.
 
     Args:
@@ -219,7 +219,7 @@ def combination(number: int) -> dict[str, Any]:
     return {name: values[i % 5] for (name, values), i in zip(CHOICES.items(), picks, strict=True)}
 
 
-def goes_with_other_parts_of_a_federation(subject: MethodUnderTest) -> None:
+def check_combined_settings(subject: MethodUnderTest) -> None:
     """Check a run with another backbone family, partition, server optimizer and compression.
 
     Clients have one domain or group each, or different numbers of images. A method that trains or
@@ -245,7 +245,7 @@ def goes_with_other_parts_of_a_federation(subject: MethodUnderTest) -> None:
     need(not run.result.rejected, f"{name} has an honest upload rejected with {text}")
 
 
-def private_state_is_not_broadcast(subject: MethodUnderTest) -> None:
+def check_broadcast(subject: MethodUnderTest) -> None:
     """Check that no client receives ``server_only`` state.
 
     Args:
@@ -270,7 +270,7 @@ def private_state_is_not_broadcast(subject: MethodUnderTest) -> None:
         )
 
 
-def clients_need_no_private_state(subject: MethodUnderTest) -> None:
+def check_clients_without_private_state(subject: MethodUnderTest) -> None:
     """Check that clients compute the same results without ``server_only`` state.
 
     Args:
@@ -281,7 +281,7 @@ def clients_need_no_private_state(subject: MethodUnderTest) -> None:
         return
     for call in subject.run().last_calls.values():
         for ours, theirs in zip(
-            _again(call, drop(call.state, *server_only)), call.payloads, strict=True
+            _repeat_call(call, drop(call.state, *server_only)), call.payloads, strict=True
         ):
             need_same(
                 ours,
@@ -290,7 +290,7 @@ def clients_need_no_private_state(subject: MethodUnderTest) -> None:
             )
 
 
-def _again(call: Call, state: Tree) -> list[Payload]:
+def _repeat_call(call: Call, state: Tree) -> list[Payload]:
     engine = replace(call.engine, memories={**call.memories})
     if call.phase == "after_rounds":
         return engine.end_task_client(call.clients, replace(call.ctx, shared=state))
@@ -302,7 +302,7 @@ def _again(call: Call, state: Tree) -> list[Payload]:
 # --- uploads
 
 
-def every_upload_is_declared(subject: MethodUnderTest) -> None:
+def check_declared_uploads(subject: MethodUnderTest) -> None:
     """Check that every tensor of an upload is declared, as trained or in a group of uploads.
 
     Args:
@@ -318,7 +318,7 @@ def every_upload_is_declared(subject: MethodUnderTest) -> None:
             )
 
 
-def uploads_are_finite_and_signed(subject: MethodUnderTest) -> None:
+def check_finite_uploads(subject: MethodUnderTest) -> None:
     """Check that uploads are finite, carry their client's number, and are not rejected.
 
     Args:
@@ -354,7 +354,7 @@ def uploads_are_finite_and_signed(subject: MethodUnderTest) -> None:
     )
 
 
-def uploads_are_counted_in_bytes(subject: MethodUnderTest) -> None:
+def check_upload_bytes(subject: MethodUnderTest) -> None:
     """Check that the result counts the bytes of all uploads, which are more than zero.
 
     With ``own_models`` they must be zero, because clients send nothing.

@@ -25,7 +25,7 @@ from fczoo.testing.world import need, need_one_line, small_method
 HEADER = 120  # bytes in a file for name, shape and offset of each tensor
 
 
-def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
+def check_loaded_model(subject: MethodUnderTest) -> None:
     """Check that a saved and loaded model gives the last evaluation's logits, bit for bit.
 
     Methods with ``own_models`` have no global model, so saving must raise an error of one line.
@@ -46,7 +46,7 @@ def a_loaded_model_predicts_the_same(subject: MethodUnderTest) -> None:
     raise AssertionError(f"{subject.name} has own_models, and a model of the server is saved")
 
 
-def a_kept_model_continues(subject: MethodUnderTest) -> None:
+def check_continued_model(subject: MethodUnderTest) -> None:
     """Check that a run continues from a saved model with the same results, bit for bit.
 
     Methods with client memory may have other results, or refuse in one line. Methods with
@@ -141,7 +141,7 @@ def _check_kept(subject: MethodUnderTest, run: FederatedRun, folder: Path) -> No
         )
 
 
-def exemplars_are_the_clients_own(subject: MethodUnderTest) -> None:
+def check_exemplars(subject: MethodUnderTest) -> None:
     """Check that exemplars are distinct images of the client, at most ``memory`` of them.
 
     Args:
@@ -174,7 +174,7 @@ def exemplars_are_the_clients_own(subject: MethodUnderTest) -> None:
         )
 
 
-def memories_are_finite(subject: MethodUnderTest) -> None:
+def check_client_memory(subject: MethodUnderTest) -> None:
     """Check that client memory consists of finite tensors that are never changed in place.
 
     Args:
@@ -197,7 +197,7 @@ def memories_are_finite(subject: MethodUnderTest) -> None:
             need_same(live_memory, memory, sentence)
 
 
-def a_task_ends_in_order(subject: MethodUnderTest) -> None:
+def check_exchange_order(subject: MethodUnderTest) -> None:
     """Check that exchanges of a task have the order of ``task_exchanges``.
 
     Args:
@@ -216,39 +216,39 @@ def a_task_ends_in_order(subject: MethodUnderTest) -> None:
 
 
 METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
-    rules.is_a_value,
-    rules.options_survive_json,
-    rules.says_what_it_is,
-    rules.says_where_to_tune,
-    rules.values_for_data_sets_are_valid,
-    rules.begins_from_an_empty_state,
-    rules.every_upload_is_declared,
-    rules.uploads_are_finite_and_signed,
-    rules.uploads_are_counted_in_bytes,
-    rules.a_new_task_leaves_the_old_state_alone,
-    rules.uploads_are_left_alone,
-    rules.goes_with_other_parts_of_a_federation,
-    rules.private_state_is_not_broadcast,
-    rules.clients_need_no_private_state,
-    training.clients_leave_the_state_alone,
-    training.frozen_rows_stay,
-    training.the_backbone_stays_frozen,
-    training.padding_changes_nothing,
-    training.answers_are_logits_of_the_classes_seen,
-    training.answers_do_not_depend_on_the_batch,
-    training.features_are_rows_of_images,
-    training.accuracy_covers_every_task_seen,
-    training.labels_that_come_back_are_added_to,
-    training.the_same_seed_gives_the_same_run,
-    training.another_seed_gives_another_run,
-    training.clients_together_equal_clients_one_by_one,
-    training.so_they_do_in_single_precision,
-    memories_are_finite,
-    exemplars_are_the_clients_own,
-    a_task_ends_in_order,
-    a_loaded_model_predicts_the_same,
-    a_kept_model_continues,
-    hostile.a_hostile_client_cannot_stop_the_server,
+    rules.check_dataclass,
+    rules.check_options_survive_json,
+    rules.check_description,
+    rules.check_search_spaces,
+    rules.check_dataset_options,
+    rules.check_first_state,
+    rules.check_declared_uploads,
+    rules.check_finite_uploads,
+    rules.check_upload_bytes,
+    rules.check_begin_task_changes_no_input,
+    rules.check_server_changes_no_upload,
+    rules.check_combined_settings,
+    rules.check_broadcast,
+    rules.check_clients_without_private_state,
+    training.check_clients_change_no_state,
+    training.check_append_only_rows,
+    training.check_backbone_weights,
+    training.check_padding,
+    training.check_logits,
+    training.check_logits_of_batches,
+    training.check_features,
+    training.check_accuracy,
+    training.check_recurring_classes,
+    training.check_same_seed,
+    training.check_other_seed,
+    training.check_batched_clients,
+    training.check_batched_clients_in_float32,
+    check_client_memory,
+    check_exemplars,
+    check_exchange_order,
+    check_loaded_model,
+    check_continued_model,
+    hostile.check_changed_uploads,
 )
 """Functions that raise AssertionError if a ``MethodUnderTest`` breaks the rule in the docstring."""
 

@@ -25,7 +25,7 @@ FLOAT32_TOLERANCE = 1e-3  # float32: Adam amplifies rounding errors of zero grad
 # --- training
 
 
-def clients_together_equal_clients_one_by_one(subject: MethodUnderTest) -> None:
+def check_batched_clients(subject: MethodUnderTest) -> None:
     """Check that three clients in one batched forward have the same results as one by one.
 
     Args:
@@ -73,7 +73,7 @@ def _with_gradient(subject: MethodUnderTest) -> MethodUnderTest:
     return subject
 
 
-def so_they_do_in_single_precision(subject: MethodUnderTest) -> None:
+def check_batched_clients_in_float32(subject: MethodUnderTest) -> None:
     """Check in float32 that first uploads of single and batched clients agree, and a whole run.
 
     Args:
@@ -86,7 +86,7 @@ def so_they_do_in_single_precision(subject: MethodUnderTest) -> None:
     subject.run(torch.float32, together=3)
 
 
-def clients_leave_the_state_alone(subject: MethodUnderTest) -> None:
+def check_clients_change_no_state(subject: MethodUnderTest) -> None:
     """Check that clients do not change the broadcast state.
 
     Args:
@@ -100,7 +100,7 @@ def clients_leave_the_state_alone(subject: MethodUnderTest) -> None:
         )
 
 
-def frozen_rows_stay(subject: MethodUnderTest) -> None:
+def check_append_only_rows(subject: MethodUnderTest) -> None:
     """Check that rows of ``append_only`` state are unchanged in the next task, bit for bit.
 
     Args:
@@ -121,7 +121,7 @@ def frozen_rows_stay(subject: MethodUnderTest) -> None:
         need(has_rows, f"{subject.name}.append_only names {prefix}, which the state never has")
 
 
-def the_backbone_stays_frozen(subject: MethodUnderTest) -> None:
+def check_backbone_weights(subject: MethodUnderTest) -> None:
     """Check that no weight of the backbone changes in a run.
 
     Args:
@@ -132,7 +132,7 @@ def the_backbone_stays_frozen(subject: MethodUnderTest) -> None:
     need_same(subject.run().bench.backbone.weights, weights, sentence)
 
 
-def padding_changes_nothing(subject: MethodUnderTest) -> None:
+def check_padding(subject: MethodUnderTest) -> None:
     """Check that padding (random rows of weight 0) changes no loss, gradient or statistic.
 
     Args:
@@ -236,7 +236,7 @@ def _gradients(
 # --- predictions
 
 
-def answers_are_logits_of_the_classes_seen(subject: MethodUnderTest) -> None:
+def check_logits(subject: MethodUnderTest) -> None:
     """Check that ``predict`` gives one finite logit for each class seen so far.
 
     Args:
@@ -254,7 +254,7 @@ def answers_are_logits_of_the_classes_seen(subject: MethodUnderTest) -> None:
         need(logits.isfinite().all(), f"{subject.name}.predict gives logits that are not finite")
 
 
-def answers_do_not_depend_on_the_batch(subject: MethodUnderTest) -> None:
+def check_logits_of_batches(subject: MethodUnderTest) -> None:
     """Check that an image gets the same logits in any batch and order.
 
     Args:
@@ -273,7 +273,7 @@ def answers_do_not_depend_on_the_batch(subject: MethodUnderTest) -> None:
         need_same(logits, full_batch, sentence, SUM_TOLERANCE)
 
 
-def features_are_rows_of_images(subject: MethodUnderTest) -> None:
+def check_features(subject: MethodUnderTest) -> None:
     """Check that ``features`` returns one finite row per image, independent of the batch.
 
     Args:
@@ -299,7 +299,7 @@ def features_are_rows_of_images(subject: MethodUnderTest) -> None:
     )
 
 
-def accuracy_covers_every_task_seen(subject: MethodUnderTest) -> None:
+def check_accuracy(subject: MethodUnderTest) -> None:
     """Check that the result's accuracies match ``predict`` on each task seen so far.
 
     Args:
@@ -322,7 +322,7 @@ def accuracy_covers_every_task_seen(subject: MethodUnderTest) -> None:
         need(same, f"{subject.name} has accuracies {row} where its predictions have {expected_row}")
 
 
-def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
+def check_recurring_classes(subject: MethodUnderTest) -> None:
     """Check that the method learns recurring classes from all domains, or rejects such tasks.
 
     Args:
@@ -362,7 +362,7 @@ def labels_that_come_back_are_added_to(subject: MethodUnderTest) -> None:
 # --- seeds
 
 
-def the_same_seed_gives_the_same_run(subject: MethodUnderTest) -> None:
+def check_same_seed(subject: MethodUnderTest) -> None:
     """Check that a repeated run has the same accuracies and state after two tasks, bit for bit.
 
     Args:
@@ -376,7 +376,7 @@ def the_same_seed_gives_the_same_run(subject: MethodUnderTest) -> None:
     need_same([*second_run.models.values()][-1], run.states[1], sentence)
 
 
-def another_seed_gives_another_run(subject: MethodUnderTest) -> None:
+def check_other_seed(subject: MethodUnderTest) -> None:
     """Check that another seed gives other trained tensors in the first task.
 
     Args:

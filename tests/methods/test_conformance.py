@@ -30,7 +30,7 @@ def test_every_method_keeps_the_rules(subject: MethodUnderTest) -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_every_upload_says_what_it_tells(subject: MethodUnderTest) -> None:
+def test_every_upload_is_disclosed(subject: MethodUnderTest) -> None:
     """Disclose every tensor of every upload to the server once, each with a known content."""
     training = subject.method.training()
     for call in subject.run().calls:

@@ -18,7 +18,7 @@ from fczoo.testing import check_method
 from fczoo.testing import method_rules as rules
 from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest
-from fczoo.testing.methods import a_loaded_model_predicts_the_same
+from fczoo.testing.methods import check_loaded_model
 
 
 @dataclass(frozen=True)
@@ -46,70 +46,70 @@ class Changeable(Linear):
     __setattr__ = object.__setattr__
 
 
-class Unpaid(Linear):
+class WithoutPaper(Linear):
     """Name no paper."""
 
     paper = ""
 
 
 @dataclass(frozen=True)
-class Untold(Linear):
+class WithoutSearchSpaces(Linear):
     lr: float = option(1e-2, "learning rate of the head", low=0)
 
 
 @dataclass(frozen=True)
-class HalfTold(Linear):
+class OneSearchSpace(Linear):
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
     strength: float = option(0.1, "weight of what holds it back", low=0)
 
 
 @dataclass(frozen=True)
-class LooksOutside(Linear):
+class InvalidSearchSpace(Linear):
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(-1.0, 1.0, "linear"))
 
 
-class Misspelt(Linear):
+class MisspeltOption(Linear):
     dataset_options = {"digits": {"lrr": 1e-3}}
 
 
-class OutOfRange(Linear):
+class OptionOutOfRange(Linear):
     dataset_options = {"digits": {"lr": -1.0}}
 
 
-class TrainsNothingThere(Linear):
+class TrainsMissingTensor(Linear):
     def training(self):
         return replace(super().training(), optims={"prompt.": Optim()})
 
 
-class TrainsItsSecret(Linear):
+class TrainsPrivateState(Linear):
     server_only = ("head.",)
 
 
-class Hides(Linear):
+class NamesMissingPrivateState(Linear):
     server_only = ("secret",)
 
 
-class SpoilsOldState(Linear):
+class ChangesOldState(Linear):
     def begin_task(self, state, task, backbone, rng):
         if state:
             state["head.bias"].add_(1)
         return super().begin_task(state, task, backbone, rng)
 
 
-class SpoilsUploads(Linear):
+class ChangesUploads(Linear):
     def aggregate(self, payloads, average):
         mean = average(payloads)
         payloads[0]["head.bias"].add_(1)
         return mean
 
 
-class SpoilsBroadcast(Linear):
+class ChangesBroadcast(Linear):
     def loss(self, backbone, train, batch, ctx):
         ctx.shared["head.bias"].add_(1)
         return super().loss(backbone, train, batch, ctx)
 
 
-class SpoilsBackbone(Linear):
+class ChangesBackbone(Linear):
     def loss(self, backbone, train, batch, ctx):
         backbone.weights["norm.bias"].add_(1)
         return super().loss(backbone, train, batch, ctx)
@@ -128,7 +128,7 @@ class UploadsExtraTensorOnce(Linear):
         return {**train, "labels": torch.ones(3)} if sums["seen"] == 13 else train
 
 
-class NotANumber(Linear):
+class UploadsNaN(Linear):
     def training(self):
         return replace(super().training(), uploads={"usage": whole_tensors("counts")})
 
@@ -136,11 +136,11 @@ class NotANumber(Linear):
         return {**train, "usage": torch.tensor(0.0) / 0}
 
 
-class Thaws(Linear):
+class ChangesFrozenRows(Linear):
     append_only = ("head.",)
 
 
-class FreezesNothing(Linear):
+class NamesMissingFrozenRows(Linear):
     append_only = ("past.",)
 
 
@@ -155,30 +155,30 @@ class StopsGradients(Linear):
         return 0 * value, sums
 
 
-class AnswersForTheFuture(Linear):
+class LogitsOfFutureClasses(Linear):
     def predict(self, backbone, state, batch, task):
         return head_logits(state, batch.query)
 
 
-class AnswersByCompany(Linear):
+class LogitsByBatch(Linear):
     def predict(self, backbone, state, batch, task):
         return super().predict(backbone, state, batch, task) * batch.query.mean()
 
 
-class ReadsMoreOfSeveralImages(Linear):
+class ReadsMoreForSeveralImages(Linear):
     def predict(self, backbone, state, batch, task):
         logits = batch.query @ state["head.weight"].mT
         return (logits if len(batch.y) == 1 else logits + state["head.bias"])[:, : task.stop]
 
 
-class DrawsByItself(Linear):
+class UnseededDraws(Linear):
     def begin_task(self, state, task, backbone, rng):
         return super().begin_task(
             state, task, backbone, torch.Generator().manual_seed(torch.seed() >> 1)
         )
 
 
-class DrawsNothing(Linear):
+class IgnoresSeed(Linear):
     def training(self):
         return replace(super().training(), optims={"head.": Optim(lr=0.0)})
 
@@ -189,7 +189,7 @@ class DrawsNothing(Linear):
         }
 
 
-class Counts(Linear):
+class CountsCalls(Linear):
     """Weigh each call of the loss more than the one before.
 
     Clients together need fewer calls.
@@ -217,105 +217,109 @@ class StacksUploads(Linear):
 
 BROKEN: list[tuple[Any, type[Method], str]] = [
     (
-        rules.is_a_value,
+        rules.check_dataclass,
         Changeable,
         r"lr can be set after creation; write @dataclass\(frozen=True\)",
     ),
     (
-        rules.says_what_it_is,
-        Unpaid,
+        rules.check_description,
+        WithoutPaper,
         "does not say where it comes from; set the class attribute paper",
     ),
     (
-        rules.says_where_to_tune,
-        Untold,
+        rules.check_search_spaces,
+        WithoutSearchSpaces,
         "for 0 of its options; 1 to 4 must have one, including rates: option",
     ),
     (
-        rules.says_where_to_tune,
-        HalfTold,
+        rules.check_search_spaces,
+        OneSearchSpace,
         "for 1 of its options; 2 to 4 must have one, including rates: option",
     ),
-    (rules.says_where_to_tune, LooksOutside, "lr has a search space with an invalid value"),
-    (rules.values_for_data_sets_are_valid, Misspelt, "has no option 'lrr'"),
-    (rules.values_for_data_sets_are_valid, OutOfRange, "it must be at least 0"),
+    (rules.check_search_spaces, InvalidSearchSpace, "lr has a search space with an invalid value"),
+    (rules.check_dataset_options, MisspeltOption, "has no option 'lrr'"),
+    (rules.check_dataset_options, OptionOutOfRange, "it must be at least 0"),
     (
-        rules.begins_from_an_empty_state,
-        TrainsNothingThere,
+        rules.check_first_state,
+        TrainsMissingTensor,
         "trains prompt., which begin_task does not make",
     ),
-    (rules.begins_from_an_empty_state, TrainsItsSecret, "trains head., which is private"),
-    (rules.private_state_is_not_broadcast, Hides, "which the state does not have"),
+    (rules.check_first_state, TrainsPrivateState, "trains head., which is private"),
+    (rules.check_broadcast, NamesMissingPrivateState, "which the state does not have"),
     (
-        rules.a_new_task_leaves_the_old_state_alone,
-        SpoilsOldState,
+        rules.check_begin_task_changes_no_input,
+        ChangesOldState,
         r"changes the old state in place.*head\.bias",
     ),
-    (rules.uploads_are_left_alone, SpoilsUploads, r"changes an upload in place.*head\.bias"),
     (
-        training.clients_leave_the_state_alone,
-        SpoilsBroadcast,
+        rules.check_server_changes_no_upload,
+        ChangesUploads,
+        r"changes an upload in place.*head\.bias",
+    ),
+    (
+        training.check_clients_change_no_state,
+        ChangesBroadcast,
         r"clients change the broadcast state.*head\.bias",
     ),
     (
-        training.the_backbone_stays_frozen,
-        SpoilsBackbone,
+        training.check_backbone_weights,
+        ChangesBackbone,
         r"changes the backbone's weights.*norm\.bias",
     ),
     (
-        rules.every_upload_is_declared,
+        rules.check_declared_uploads,
         UploadsExtraTensor,
         "uploads 'labels' without declaring it; name its group",
     ),
     (
-        rules.every_upload_is_declared,
+        rules.check_declared_uploads,
         UploadsExtraTensorOnce,
         "uploads 'labels' without declaring it; name its group",
     ),
-    (rules.uploads_are_finite_and_signed, UploadsExtraTensorOnce, "has an honest upload rejected"),
+    (rules.check_finite_uploads, UploadsExtraTensorOnce, "has an honest upload rejected"),
     (
-        rules.uploads_are_finite_and_signed,
-        NotANumber,
+        rules.check_finite_uploads,
+        UploadsNaN,
         "does not finish a run in the toy world.*not finite",
     ),
-    (training.frozen_rows_stay, Thaws, "changes frozen rows of head."),
+    (training.check_append_only_rows, ChangesFrozenRows, "changes frozen rows of head."),
     (
-        training.frozen_rows_stay,
-        FreezesNothing,
+        training.check_append_only_rows,
+        NamesMissingFrozenRows,
         "append_only names past., which the state never has",
     ),
-    (training.padding_changes_nothing, CountsPadding, "counts padding, rows of weight 0, in train"),
-    (training.padding_changes_nothing, StopsGradients, "loss has no gradient; nothing is trained"),
+    (training.check_padding, CountsPadding, "counts padding, rows of weight 0, in train"),
+    (training.check_padding, StopsGradients, "loss has no gradient; nothing is trained"),
     (
-        training.answers_are_logits_of_the_classes_seen,
-        AnswersForTheFuture,
+        training.check_logits,
+        LogitsOfFutureClasses,
         "one logit for each class seen",
     ),
     (
-        training.answers_do_not_depend_on_the_batch,
-        AnswersByCompany,
+        training.check_logits_of_batches,
+        LogitsByBatch,
         "gives an image other logits in another batch",
     ),
     (
-        training.the_same_seed_gives_the_same_run,
-        DrawsByItself,
+        training.check_same_seed,
+        UnseededDraws,
         "gives another run from the same seed",
     ),
-    (training.another_seed_gives_another_run, DrawsNothing, "trains the same from another seed"),
+    (training.check_other_seed, IgnoresSeed, "trains the same from another seed"),
     (
-        training.clients_together_equal_clients_one_by_one,
-        Counts,
+        training.check_batched_clients,
+        CountsCalls,
         "with --together 3 in task 1, round 1",
     ),
     (
-        rules.goes_with_other_parts_of_a_federation,
+        rules.check_combined_settings,
         StacksUploads,
         "does not average head.weight; leave it out",
     ),
-    (training.so_they_do_in_single_precision, Counts, "in float32 with --together 3"),
+    (training.check_batched_clients_in_float32, CountsCalls, "in float32 with --together 3"),
     (
-        a_loaded_model_predicts_the_same,
-        ReadsMoreOfSeveralImages,
+        check_loaded_model,
+        ReadsMoreForSeveralImages,
         "cannot predict: KeyError 'head.bias'",
     ),
 ]
@@ -344,18 +348,18 @@ def test_a_broken_method_is_refused(rule: Any, subject: MethodUnderTest, says: s
 @pytest.mark.parametrize("subject", [Linear], indirect=True)
 def test_numbers_that_disagree_are_noticed(subject: MethodUnderTest) -> None:
     result = subject.run().result
-    rules.uploads_are_counted_in_bytes(subject)
-    training.accuracy_covers_every_task_seen(subject)
+    rules.check_upload_bytes(subject)
+    training.check_accuracy(subject)
     result.bytes_up += 1
     with pytest.raises(
         AssertionError, match=r"broken uploads \d+ bytes in 16 uploads, but the result counts"
     ):
-        rules.uploads_are_counted_in_bytes(subject)
+        rules.check_upload_bytes(subject)
     result.accuracy[1][0] += 1
     with pytest.raises(
         AssertionError, match=r"broken has accuracies .* where its predictions have"
     ):
-        training.accuracy_covers_every_task_seen(subject)
+        training.check_accuracy(subject)
 
 
 @pytest.mark.parametrize("subject", [Linear], indirect=True)

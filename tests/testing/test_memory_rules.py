@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fczoo import Method, Optim, Training
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.testing.method_under_test import MethodUnderTest
-from fczoo.testing.methods import exemplars_are_the_clients_own, memories_are_finite
+from fczoo.testing.methods import check_client_memory, check_exemplars
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class KeepsInPlace(Keeps):
 
 def test_a_client_may_keep_its_own_image():
     subject = MethodUnderTest(Keeps())
-    exemplars_are_the_clients_own(subject)
-    memories_are_finite(subject)
+    check_exemplars(subject)
+    check_client_memory(subject)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_client_may_keep_its_own_image():
 )
 def test_a_memory_that_cannot_be_is_noticed(cls: Any, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
-        memories_are_finite(MethodUnderTest(cls()))
+        check_client_memory(MethodUnderTest(cls()))
 
 
 BROKEN: list[tuple[type[Keeps], str]] = [
@@ -94,4 +94,4 @@ BROKEN: list[tuple[type[Keeps], str]] = [
 @pytest.mark.parametrize(("cls", "says"), BROKEN)
 def test_what_a_client_must_not_keep_is_noticed(cls: Any, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
-        exemplars_are_the_clients_own(MethodUnderTest(cls()))
+        check_exemplars(MethodUnderTest(cls()))
