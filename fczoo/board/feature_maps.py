@@ -68,7 +68,7 @@ def _figure(
             f"t-SNE by {colour_by} has {count} labels, more than the {MOST_LABELS} that a figure "
             f"shows; {advice}"
         )
-    index = _some_of_each_class(np.asarray(bench.stream.test.labels), len(names))
+    index = _first_images_per_class(np.asarray(bench.stream.test.labels), len(names))
     positions = project(_features(model, bench, index))
     image_names = np.array(names)[np.asarray(bench.stream.test.labels)[index]]
     return Points(
@@ -93,7 +93,7 @@ def _tasks_of_classes(model: Classifier) -> list[str]:
     return [first_task[c] for c in range(len(model.classes))]
 
 
-def _some_of_each_class(labels: np.ndarray, classes: int) -> np.ndarray:
+def _first_images_per_class(labels: np.ndarray, classes: int) -> np.ndarray:
     """Return positions of the first images per class, equally many, up to ``MOST_IMAGES``."""
     share = max(1, MOST_IMAGES // classes)
     return np.concatenate([np.flatnonzero(labels == c)[:share] for c in range(classes)])

@@ -272,7 +272,7 @@ def listing(results: Path, paper: str | None = None) -> str:
         replace(e, lines=tuple(line for line in e.lines if line.is_tuned)) for e in experiments
     ]
     key = paper and get_paper(paper).key
-    chosen = [c for c in claims().values() if key is None or _of(c, key)]
+    chosen = [c for c in claims().values() if key is None or _is_of_paper(c, key)]
     runnable = [c for c in chosen if c.runnable]
     verdicts_of_tuned, verdicts_of_all = (
         [_verdicts(c, runs) for c in runnable] for runs in (tuned_experiments, experiments)
@@ -343,7 +343,7 @@ def _source(claim: Claim) -> str:
     )
 
 
-def _of(claim: Claim, key: str) -> bool:
+def _is_of_paper(claim: Claim, key: str) -> bool:
     return isinstance(claim, PrintedClaim | AcrossClaim) and claim.paper == key
 
 

@@ -15,7 +15,7 @@ from fczoo.core.registry import DATASETS
 from fczoo.federation.result import Result
 from fczoo.papers.costs import Measure, cost_table, count_costs
 from fczoo.papers.tables import Number, Paper, choose_numbers, get_paper, plain_split
-from fczoo.papers.variants import differences, left_open, readings
+from fczoo.papers.variants import differences, open_differences, readings
 from fczoo.reports.captions import describe
 from fczoo.reports.runs import Experiment, Line, read_experiments
 from fczoo.reports.significance import Entry
@@ -228,7 +228,10 @@ def compare_numbers(
             continue
         read = readings(paper, number)
         differing = tuple(tuple(differences(experiment, line, r, len(seeds))) for r in read)
-        names, open_options = tuple(r.name for r in read), left_open(experiment, line, read[0])
+        names, open_options = (
+            tuple(r.name for r in read),
+            open_differences(experiment, line, read[0]),
+        )
         comparison_rows.append(
             Comparison(line, number, ours, names, differing, tuple(open_options))
         )

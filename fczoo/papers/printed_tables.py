@@ -9,7 +9,7 @@ from tabulate import tabulate
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
 from fczoo.core.options import plural
-from fczoo.papers.reproduce import Target, card_name, cards, concerns, verdict
+from fczoo.papers.reproduce import Target, card_name, cards, matches_card, verdict
 from fczoo.papers.tables import Number, Paper, choose_numbers, get_paper, papers
 from fczoo.reports.runs import read_experiments
 
@@ -120,5 +120,5 @@ def judge_cells(chosen: Sequence[Target], out: Path) -> str:
         for card in chosen
         for experiment in experiments
         for line in experiment.lines
-        if concerns(card, experiment, line)
+        if matches_card(card, experiment, line)
     )

@@ -198,7 +198,7 @@ def verdict(card: Target, experiment: Experiment, line: Line) -> str:
         line: Row of a table.
     """
     comparisons = compare_numbers(experiment, line, card.paper, card.numbers)
-    if not comparisons or not concerns(card, experiment, line):
+    if not comparisons or not matches_card(card, experiment, line):
         return "not reproduced: the run has another data set, method, split or number of tasks"
     first = comparisons[0]
     if not first.matching_reading:
@@ -244,7 +244,7 @@ def tolerance(paper: Paper, comparison: Comparison) -> float:
     return max(TOLERANCE, 2 * spread)
 
 
-def concerns(card: Target, experiment: Experiment, line: Line) -> bool:
+def matches_card(card: Target, experiment: Experiment, line: Line) -> bool:
     """Return whether a row has a card's method, options, data set, partition and tasks.
 
     Args:
@@ -271,10 +271,10 @@ def status(card: Target, experiments: Sequence[Experiment]) -> list[str]:
         experiments: Experiments to search.
     """
     lines = [
-        f"run on {_when_and_where(line)}: {verdict(card, experiment, line)} [{_run_folder(line)}]"
+        f"run on {_day_and_machine(line)}: {verdict(card, experiment, line)} [{_run_folder(line)}]"
         for experiment in experiments
         for line in experiment.lines
-        if concerns(card, experiment, line) and has_conditions(card, experiment)
+        if matches_card(card, experiment, line) and has_conditions(card, experiment)
     ]
     return lines or ["never run"]
 
@@ -289,7 +289,7 @@ def has_conditions(card: Target, experiment: Experiment) -> bool:
     return all(experiment.settings[k] == v for k, v in card.row.settings.items())
 
 
-def _when_and_where(line: Line) -> str:
+def _day_and_machine(line: Line) -> str:
     """Return day and machine of a line's first run."""
     about = line.records[0].about
     day, machine = about.started[:10] or "an unrecorded day", about.hardware

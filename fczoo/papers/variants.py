@@ -180,7 +180,7 @@ def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int
     ]
 
 
-def left_open(experiment: Experiment, line: Line, reading: Reading) -> list[str]:
+def open_differences(experiment: Experiment, line: Line, reading: Reading) -> list[str]:
     """List open settings and options in which a row's runs differ from the protocol.
 
     Args:

@@ -257,10 +257,10 @@ def _group_runs(found: Iterable[Runs]) -> list[Experiment]:
         group[0].update(images)
         group[1].append(runs)
     experiments = [_experiment(runs) for alike in groups.values() for _, runs in alike]
-    return _with_recoded([experiment for experiment in experiments if experiment.lines])
+    return _add_other_compressions([experiment for experiment in experiments if experiment.lines])
 
 
-def _with_recoded(experiments: Sequence[Experiment]) -> list[Experiment]:
+def _add_other_compressions(experiments: Sequence[Experiment]) -> list[Experiment]:
     """Add to each experiment the rows of others that differ only in the compression of uploads."""
     keys = [(identity(e.about, "compress"), _images(e.about)) for e in experiments]
     recoded = [

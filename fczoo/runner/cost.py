@@ -95,7 +95,9 @@ class _Trial:
         number = 0 if phase == "task_start" else 1
         (upload,) = self.engine.collect(phase, self._broadcast, [client], self._context(number))
         self.sent[phase] = upload
-        self.state = method.update_from(phase, self.state, self._sums(upload), self._server(number))
+        self.state = method.update_from(
+            phase, self.state, self._sum_upload(upload), self._server(number)
+        )
 
     def _round(self, phase: str, number: int, client: Client) -> None:
         """Record an untrained upload; the server's state stays as it is."""
@@ -112,7 +114,7 @@ class _Trial:
         (upload,) = self.engine.end_task_client([self.client], self._context(1))
         self.sent["after_rounds"] = upload
         if upload:
-            sums, ctx = self._sums(upload), self._server(1)
+            sums, ctx = self._sum_upload(upload), self._server(1)
             self.state = method.update_from("after_rounds", self.state, sums, ctx)
         return self.engine.with_exemplars(self.client)
 
@@ -120,7 +122,7 @@ class _Trial:
     def _broadcast(self) -> Tree:
         return broadcast(self.engine.method, self.state)
 
-    def _sums(self, upload: Payload) -> Tree:
+    def _sum_upload(self, upload: Payload) -> Tree:
         training = self.engine.method.training()
         upload = unpack_factors(upload, training.uploads, upload)
         sums = sum_or_stack([upload], training.per_client_statistics)
@@ -255,7 +257,7 @@ def first_round(
         if trained_tensors:
             full_backbone = Backbone(config, outline_weights(config), copy=False)
             store, context = (
-                ImageStore(_two_each(task, 1), full_backbone),
+                ImageStore(_two_images_per_class(task, 1), full_backbone),
                 Context(task, 0, 1, broadcast_tree),
             )
             step_cost = _one_step(method, store, trained_tensors, context, settings, outlines)
@@ -265,7 +267,7 @@ def first_round(
     return FirstRound(trained_tensors, up, broadcast_tree, nbytes(backbone.weights), *step_cost)
 
 
-def _two_each(task: Task, classes: int) -> Images:
+def _two_images_per_class(task: Task, classes: int) -> Images:
     """Return two images of each of the task's first classes."""
     labels = np.arange(task.start, task.start + classes).repeat(2)
     return Images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels)
@@ -305,7 +307,7 @@ def _client_uploads(
     """
     plan = Plan(1, 2 * classes, Augment(), seed=0, pass_size=2 * classes)
     controls = ControlVariates(make_local_training(settings.local))
-    store = ImageStore(_two_each(task, classes), backbone)
+    store = ImageStore(_two_images_per_class(task, classes), backbone)
     engine = ClientEngine(
         method, backbone, store, plan, controls=controls, make_optimizers=skip_steps
     )

@@ -32,7 +32,7 @@ from fczoo.runner.tuned_file import Effort, TunedMethod
 RATES = ("head_lr",)  # options that equal ``lr`` if they are none
 
 
-def around(space: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str, Any]:
+def extended_space(space: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the space as plain values, extended to contain the method's defaults."""
     values: dict[str, Any] = {}
     for name, domain in space.items():
@@ -176,7 +176,7 @@ def search_method(
     default_method = create_method(name, settings.dataset, **usual)
     defaults = asdict(default_method)
     space = {
-        **around(spaces(METHODS.get(name)), defaults),
+        **extended_space(spaces(METHODS.get(name)), defaults),
         **{option: [defaults[option]] for option in fixed_options},
     }
     study = _study(out / f"{name}.db", name)

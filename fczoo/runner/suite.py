@@ -136,7 +136,7 @@ def _run_group(
     for name, cell in group.items():
         if name not in errors:
             for config in _tuned_runs(cell, folder / SEARCH / name):
-                sweep.setdefault(_place(name, config), []).append(config)
+                sweep.setdefault(_folder_of_run(name, config), []).append(config)
     failures = sum(len(group[name].pending) for name in errors)
     if sweep:
         enter = _entry(group, folder / RUNS, archive)
@@ -245,7 +245,7 @@ def _trials_of(found: TunedMethod) -> dict[str, Any]:
     return {**scores, "tried": {"options": names, "rows": rows}}
 
 
-def _place(name: str, config: RunConfig) -> Path:
+def _folder_of_run(name: str, config: RunConfig) -> Path:
     """Return a run's folder; there is one per seed if the seed varies more than training."""
     return Path(name) if config.settings.vary == ("training",) else Path(name, f"seed{config.seed}")
 
@@ -264,7 +264,7 @@ def failed_seeds(cell: SuiteCell, suite: Suite, folder: Path) -> set[int]:
     return {
         config.seed
         for config in cell.configs
-        if RunSpec(config, folder / RUNS / _place(name, config))
+        if RunSpec(config, folder / RUNS / _folder_of_run(name, config))
         .folder_of_run.joinpath(FAILURE)
         .exists()
     }

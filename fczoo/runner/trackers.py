@@ -194,10 +194,10 @@ class WandB(Logger):
 
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fczoo"),
-            name=_unless("WANDB_NAME", name),
-            group=_unless("WANDB_RUN_GROUP", self.group or None),
-            job_type=_unless("WANDB_JOB_TYPE", self.job or None),
-            tags=_unless("WANDB_TAGS", list(self.tags) or None),
+            name=_unless_set("WANDB_NAME", name),
+            group=_unless_set("WANDB_RUN_GROUP", self.group or None),
+            job_type=_unless_set("WANDB_JOB_TYPE", self.job or None),
+            tags=_unless_set("WANDB_TAGS", list(self.tags) or None),
             config=dict(config),
             dir=str(self.folder),
             reinit="finish_previous",
@@ -219,7 +219,7 @@ class WandB(Logger):
         self.run.finish()
 
 
-def _unless(variable: str, value: Any) -> Any:
+def _unless_set(variable: str, value: Any) -> Any:
     """Return ``value``, or None if the variable is set, so that W&B reads it."""
     return None if os.environ.get(variable) else value
 

@@ -48,7 +48,7 @@ class Call(msgspec.Struct, frozen=True):
 
     run: Annotated[str, msgspec.Meta(max_length=64)]  # unique name, which the ledger stores
     terms: dict[str, Any]  # see ``terms_of``
-    goes_on: bool = False  # the run resumes
+    resumes: bool = False  # the run resumes
 
 
 class Enrolment(msgspec.Struct, frozen=True):

@@ -341,9 +341,9 @@ class ServerLink:
                 if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
                     raise FczooError(
                         f"the server at {self.host}:{self.port} refuses the certificate of this "
-                        f"folder: {_words(error)}; ask for the folder of its federation"
+                        f"folder: {_describe_error(error)}; ask for the folder of its federation"
                     ) from error
-                problem = _words(error)
+                problem = _describe_error(error)
             else:
                 self.problem = ""
                 if status in statuses:
@@ -387,7 +387,7 @@ class ServerLink:
             server.close()
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Describe the error of a failed connection in a few words."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.lower().replace("_", " ")

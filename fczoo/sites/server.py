@@ -86,13 +86,13 @@ class Sites:
     image_limit: ImageLimit = DEFAULT_IMAGES
     failures: dict[int, str] = field(default_factory=dict)  # reason for a missing upload, by site
 
-    def enrol_all(self, terms: Mapping[str, Any], stream: Stream, goes_on: bool) -> list[Enrolment]:
+    def enrol_all(self, terms: Mapping[str, Any], stream: Stream, resumes: bool) -> list[Enrolment]:
         """Call all sites to enrol in a new or resumed run.
 
         Args:
             terms: Terms of the server, from ``terms_of``.
             stream: Classes and tasks of the run.
-            goes_on: Whether the run is resumed.
+            resumes: Whether the run is resumed.
 
         Returns:
             Enrolments in the order of ``names``.
@@ -101,7 +101,7 @@ class Sites:
             FczooError: A site refuses, does not respond, or sends an invalid enrolment; the message
                 names it.
         """
-        call = serialize(CALL, Call(self.run, dict(terms), goes_on))
+        call = serialize(CALL, Call(self.run, dict(terms), resumes))
         limit = ENROLMENT_BYTES * (1 + len(stream.tasks) + len(stream.classes))
         answers, enrolments = self.way(dict.fromkeys(range(len(self.names)), call), limit), []
         for number, name in enumerate(self.names):
@@ -370,10 +370,10 @@ def begin(
     resumed_run = beginning.run(terms) if beginning else None
     if resumed_run:
         sites = replace(sites, run=resumed_run)
-    enrolments = sites.enrol_all(terms, stream, goes_on=bool(resumed_run))
+    enrolments = sites.enrol_all(terms, stream, resumes=bool(resumed_run))
     if beginning:
         beginning.check_enrolments(
-            sites.names, RunStart(sites.run, dict(terms), enrolments), goes_on=bool(resumed_run)
+            sites.names, RunStart(sites.run, dict(terms), enrolments), resumes=bool(resumed_run)
         )
     world = server_world(settings, stream, backbone, test, enrolments)
     checkpoint = beginning.checkpoint if beginning else None

@@ -94,7 +94,7 @@ class Site:
         self.side_of = RemoteWorker(world, method, seed)
         self.terms = terms_of(world.settings, world.stream, world.backbone, method, seed, sites)
         self.path = folder / "kept.safetensors"
-        self.standing = self._load()
+        self.state = self._load()
 
     def answer(self, content: bytes) -> bytes:
         """Answer a call or a request; a refusal contains its reason.
@@ -109,7 +109,7 @@ class Site:
             return (
                 self._enrol(*deserialize(CALL, content, Call))
                 if is_call(content)
-                else self._act(content)
+                else self._answer_request(content)
             )
         except FczooError as error:
             reason = str(error)
@@ -125,10 +125,10 @@ class Site:
         check_terms(self.terms, call.terms, "at the server")
         if self.ledger:
             self.ledger.check(self.world.settings)
-        if call.run != self.standing.run:
-            if call.goes_on:
+        if call.run != self.state.run:
+            if call.resumes:
                 raise FczooError("the site has no state of this run; begin it again")
-            self._stand(SiteState(call.run))
+            self._store_state(SiteState(call.run))
         images = [len(client_indices[self.number]) for client_indices in self.world.partition.tasks]
         return serialize(ENROLMENT, Enrolment(images, self._classes()))
 
@@ -144,9 +144,9 @@ class Site:
             int(label) for label in np.flatnonzero(images >= self.world.settings.min_class_count)
         ]
 
-    def _act(self, content: bytes) -> bytes:
+    def _answer_request(self, content: bytes) -> bytes:
         request, run = read_request(content, self.world.backbone.device)
-        site_state, question = self.standing, seal_of(content)
+        site_state, question = self.state, seal_of(content)
         if run != site_state.run:
             raise FczooError("the site has not enrolled in this run; begin the run again")
         if question in site_state.answers:
@@ -161,7 +161,7 @@ class Site:
             self.ledger.spend(self.world.settings, self._data, run)
         about = About(question, upload.num_samples, loss, self._exemplars(client_state))
         answer = serialize(UPLOAD, about, upload.tensors)
-        self._stand(
+        self._store_state(
             SiteState(
                 run, progress, client_state, {**self._repeatable_answers(request), question: answer}
             )
@@ -181,9 +181,9 @@ class Site:
 
         The server saves after rounds and tasks.
         """
-        task, position = self.standing.progress
+        task, position = self.state.progress
         server_saved = task != asked.ctx.task.index or position in range(asked.ctx.rounds)
-        return {} if server_saved else self.standing.answers
+        return {} if server_saved else self.state.answers
 
     def _position(self, asked: ClientRequest) -> tuple[int, float]:
         """Return the position of an exchange in the schedule: task, and number within the task.
@@ -202,7 +202,7 @@ class Site:
             raise FczooError(f"the schedule has no {exchange}")
         first_round = sum(one.boundary == "task_start" for one in exchanges)
         position = ctx.task.index, float(exchanges.index(exchange) - first_round)
-        if position <= self.standing.progress:
+        if position <= self.state.progress:
             raise FczooError(
                 "the server repeats an exchange with another request; begin the run again"
             )
@@ -241,18 +241,18 @@ class Site:
             for client_indices in self.world.partition.tasks
         ]
 
-    def _stand(self, standing: SiteState) -> None:
+    def _store_state(self, state: SiteState) -> None:
         """Store the site's new state, first on disk."""
         answers = {
             question: torch.from_numpy(np.frombuffer(bytearray(answer), np.uint8))
-            for question, answer in standing.answers.items()
+            for question, answer in state.answers.items()
         }
         terms = content_sha256(self.terms)
-        notes = {"run": standing.run, "moment": standing.progress, "terms": terms}
+        notes = {"run": state.run, "moment": state.progress, "terms": terms}
         write_safely(
-            self.path, pack(STATE_FORM, {**kept_trees(standing.kept), "answers": answers}, notes)
+            self.path, pack(STATE_FORM, {**kept_trees(state.kept), "answers": answers}, notes)
         )
-        self.standing = standing
+        self.state = state
 
     def _load(self) -> SiteState:
         """Read the state from disk; without a file or with other terms, return the initial state.

@@ -164,21 +164,21 @@ class ServerFolder:
         try:
             check_terms(terms, first_start.terms, "in the run that is resumed")
         except FczooError as error:
-            raise FczooError(f"{error}, or {self._anew}") from error
+            raise FczooError(f"{error}, or {self._how_to_restart}") from error
         return first_start.run
 
-    def check_enrolments(self, names: Sequence[str], begun: RunStart, goes_on: bool) -> None:
+    def check_enrolments(self, names: Sequence[str], begun: RunStart, resumes: bool) -> None:
         """Record the enrolments of a new run; check those of a resumed one.
 
         Args:
             names: Names of the sites.
             begun: Name, terms and enrolments of the run.
-            goes_on: Whether the run is resumed.
+            resumes: Whether the run is resumed.
 
         Raises:
             FczooError: A site's enrolment differs from that at the start of the run.
         """
-        if not goes_on:
+        if not resumes:
             write_json(self.path, msgspec.to_builtins(begun))
             return
         for name, old_enrolment, new_enrolment in zip(
@@ -186,10 +186,10 @@ class ServerFolder:
         ):
             if old_enrolment != new_enrolment:
                 problem = f"site {name} has other images than when the run began"
-                raise FczooError(f"{problem}; restore them, or {self._anew}")
+                raise FczooError(f"{problem}; restore them, or {self._how_to_restart}")
 
     @property
-    def _anew(self) -> str:
+    def _how_to_restart(self) -> str:
         return f"remove {self.checkpoint.path} to begin again"
 
     def _read(self) -> RunStart:
@@ -197,5 +197,5 @@ class ServerFolder:
             return convert_json(read_json(self.path, "record of a run's start"), RunStart)
         except ValueError as error:
             raise FczooError(
-                f"{self.path} is not the record of a run's start: {error}; {self._anew}"
+                f"{self.path} is not the record of a run's start: {error}; {self._how_to_restart}"
             ) from error

@@ -38,7 +38,7 @@ def test_groups_stay_groups_and_the_seed_is_fixed() -> None:
 def test_the_first_images_of_each_class_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_maps, "MOST_IMAGES", 6)
     labels = np.array([1, 0, 0, 1, 2, 0, 1, 3])  # of class 3 the model knows nothing
-    assert feature_maps._some_of_each_class(labels, 3).tolist() == [1, 2, 0, 3, 4]
+    assert feature_maps._first_images_per_class(labels, 3).tolist() == [1, 2, 0, 3, 4]
 
 
 @pytest.mark.parametrize("colour", ["class", "task"])

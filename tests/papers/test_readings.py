@@ -8,7 +8,7 @@ from fczoo.core.files import through_json
 from fczoo.papers.compare import comparisons, spread
 from fczoo.papers.reproduce import cards, get_card
 from fczoo.papers.tables import get_paper
-from fczoo.papers.variants import differences, left_open
+from fczoo.papers.variants import differences, open_differences
 from fczoo.reports.runs import read_experiments
 from helpers_papers import B16, CARD, output_of, paper_options, paper_settings
 
@@ -141,7 +141,7 @@ def test_what_a_paper_leaves_open_is_no_difference_and_is_told(run):
     }
     experiment = run(card, precision="bf16", **changes)
     assert differ(experiment, card) == []
-    open_settings = left_open(experiment, experiment.lines[0], get_card(card).readings[0])
+    open_settings = open_differences(experiment, experiment.lines[0], get_card(card).readings[0])
     assert set(open_settings) == {
         "backbone vit_base_patch16_224.dino",
         "precision bf16",

@@ -7,7 +7,7 @@ import pytest
 from fczoo import FczooError
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
-from fczoo.runner.study import SPREAD, around, own_values, spread
+from fczoo.runner.study import SPREAD, extended_space, own_values, spread
 from fczoo.runner.tuned_file import TUNED_FILE, read_tuned
 from helpers_cli import run
 
@@ -16,11 +16,11 @@ TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients"
 
 def test_a_space_is_widened_to_the_value_that_the_method_has():
     space = {"lr": (1e-3, 1e-1, "log"), "kind": ["a", "b"]}
-    assert around(space, {"lr": 0.5, "kind": "c"}) == {
+    assert extended_space(space, {"lr": 0.5, "kind": "c"}) == {
         "lr": [1e-3, 0.5, "log"],
         "kind": ["a", "b", "c"],
     }
-    assert around(space, {"lr": None, "kind": "a"}) == {
+    assert extended_space(space, {"lr": None, "kind": "a"}) == {
         "lr": [1e-3, 1e-1, "log"],
         "kind": ["a", "b"],
     }
@@ -67,7 +67,7 @@ def test_the_next_trials_are_spread_from_the_middle_of_the_space_on(tmp_path):
 @pytest.mark.parametrize("name", METHODS.names())
 def test_of_every_method_the_first_trial_has_itsown_values(name):
     defaults = asdict(create_method(name, "digits"))
-    space = around(spaces(METHODS.get(name)), defaults)
+    space = extended_space(spaces(METHODS.get(name)), defaults)
     first_values = own_values(space, defaults).items()
     assert all(
         value == defaults[option] or (option, defaults[option]) == ("head_lr", None)

@@ -212,7 +212,7 @@ def test_a_site_whose_agreement_has_changed_leaves_the_run(
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
     way = LocalConnection(sites_of(bench, method, tmp_path))
     run = server_of(bench, method, way)
-    assert sites_of(bench, method, tmp_path)[0].standing.run == "a run"
+    assert sites_of(bench, method, tmp_path)[0].state.run == "a run"
     way.sites[0] = sites_of(make_bench(epochs=2, rounds=1), method, tmp_path)[0]
     result = run.run()
     reason = "refused: the site has not enrolled in this run; begin the run again"

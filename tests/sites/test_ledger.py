@@ -128,13 +128,13 @@ def test_the_upload_is_recorded_before_it_leaves(make_bench, small_method, tmp_p
     ledger = PrivacyLedger(tmp_path / "ledger.json")
     way.sites[0].ledger = ledger
     stored = []
-    stand = Site._stand
+    store_state = Site._store_state
 
-    def note(self, standing):
-        if self.number == 0 and standing.answers:
+    def note(self, state):
+        if self.number == 0 and state.answers:
             stored.append(sum(r.uploads for r in ledger._read()))
-        stand(self, standing)
+        store_state(self, state)
 
-    monkeypatch.setattr(Site, "_stand", note)
+    monkeypatch.setattr(Site, "_store_state", note)
     server_of(bench, method, way).run()
     assert stored == [1, 2, 3]  # one round of each of three tasks

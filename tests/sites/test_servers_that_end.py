@@ -131,9 +131,9 @@ def test_a_finished_run_is_followed_by_a_new_one(make_bench, small_method, tmp_p
     server_of(bench, method, LocalConnection(sites), "second", tmp_path).run_to(
         tmp_path / "result.json"
     )
-    assert {site.standing.run for site in sites.values()} == {"first"}
+    assert {site.state.run for site in sites.values()} == {"first"}
     server_of(bench, method, LocalConnection(sites), "third", tmp_path)
-    assert {site.standing.run for site in sites.values()} == {"third"}
+    assert {site.state.run for site in sites.values()} == {"third"}
 
 
 def test_a_site_that_has_lost_what_it_kept_does_not_go_on(make_bench, small_method, tmp_path):

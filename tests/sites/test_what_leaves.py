@@ -39,7 +39,7 @@ def test_memories_and_positions_stay(make_bench, small_method, tmp_path, name):
         assert all(
             content_of(tensor, training.trained_prefixes, training.uploads) for tensor in tensors
         )
-    states = [site.standing.kept for site in way.sites.values()]
+    states = [site.state.kept for site in way.sites.values()]
     assert any(k.memories or k.taught for k in states)
     of_server = [name for memory in run.memories.values() for name in memory]
     assert set(of_server) <= {training.exemplars}
@@ -48,7 +48,7 @@ def test_memories_and_positions_stay(make_bench, small_method, tmp_path, name):
 def test_the_server_counts_exemplars_and_knows_none(make_bench, small_method, tmp_path):
     run, uploads, way = answers(make_bench, small_method("icarl"), tmp_path)
     for number, site in way.sites.items():
-        exemplars = site.standing.kept.memories[number]["exemplar.index"]
+        exemplars = site.state.kept.memories[number]["exemplar.index"]
         last = [notes for client, _, notes in uploads if client == number][-1]
         assert sum(last["exemplars"]) == len(exemplars) > 0
         assert len(run.memories[number]["exemplar.index"]) == len(exemplars)

@@ -42,7 +42,7 @@ def check(execution: ExecutionConfig) -> None:
     """Raise FczooError if Ray is missing, no cluster answers, or --cluster is invalid."""
     _, address, _ = _cluster_options(execution)
     if address != NEW:
-        _check_there(address)
+        _check_cluster(address)
 
 
 def _cluster_options(execution: ExecutionConfig) -> tuple[Any, str, float]:
@@ -99,7 +99,7 @@ def join(execution: ExecutionConfig) -> tuple[Any, dict[str, Any]]:
     return ray, {"num_cpus": execution.threads, "num_gpus": gpus, "runtime_env": environment}
 
 
-def _check_there(address: str) -> None:
+def _check_cluster(address: str) -> None:
     """Raise FczooError if HOST:PORT has no listener, or one that is not a Ray cluster.
 
     Ray would wait for minutes, without a timeout. Therefore another process, which can be ended,
