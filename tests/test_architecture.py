@@ -1,6 +1,6 @@
-"""The architecture: import floors, packages, lazy names and lengths.
+"""Test import contracts, packages, lazy names and lengths of files.
 
-They are as CONTRIBUTING.md promises them.
+CONTRIBUTING.md states these rules.
 """
 
 import ast
@@ -62,7 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "site"
 
 
-def test_imports_keep_the_floors(site):
+def test_imports_follow_contracts(site):
     """Follow the import contracts of pyproject.toml; type-checking imports count."""
     words = ["--no-cache", "--no-logo", "--config", str(ROOT / "pyproject.toml")]
     process = python(
@@ -71,10 +71,10 @@ def test_imports_keep_the_floors(site):
     assert process.returncode == 0, process.stdout + process.stderr
 
 
-def test_modules_import_from_where_a_thing_is_defined():
+def test_modules_do_not_import_from_lazy_packages():
     """Import nothing from the lazy packages ``fczoo`` and ``fczoo.core``.
 
-    No contract sees their imports.
+    The import contracts do not see these imports.
     """
     for file in sources(*set(FOLDERS.values())):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -87,7 +87,7 @@ def test_modules_import_from_where_a_thing_is_defined():
             )
 
 
-def test_every_package_of_the_tree_is_installed(site):
+def test_every_package_is_installed(site):
     tree = {
         file for package, folder in FOLDERS.items() for file in contents(ROOT / folder, package)
     }
@@ -96,7 +96,7 @@ def test_every_package_of_the_tree_is_installed(site):
 
 
 @pytest.mark.parametrize("name", ["tests", "benchmarks", "docs", "results"])
-def test_only_the_library_is_importable(name, site, tmp_path):
+def test_only_library_is_importable(name, site, tmp_path):
     look = (
         f"from importlib.util import find_spec as f; print(f('fczoo.{name}'), "
         "f('fczoo.methods.pilora').name)"
@@ -107,7 +107,7 @@ def test_only_the_library_is_importable(name, site, tmp_path):
 
 
 @pytest.mark.parametrize("package", [fczoo, fczoo.core])
-def test_every_public_name_is_there_when_asked_for(package):
+def test_every_public_name_is_importable(package):
     stub = ast.parse((Path(package.__file__).with_suffix(".pyi")).read_text())
     names = {
         name.asname for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names
@@ -124,21 +124,21 @@ def test_import_of_fczoo_imports_no_torch(tmp_path):
     assert not {"torch", "numpy", "timm", "scipy"} & set(modules)
 
 
-def longer(limit: int, *folders: str) -> list[str]:
+def longer_files(limit: int, *folders: str) -> list[str]:
     """List source files in some folders that have more lines than ``limit``."""
     files = [file for file in sources(*folders) if len(file.read_text().splitlines()) > limit]
     return [file.relative_to(ROOT).as_posix() for file in files]
 
 
 def test_no_file_is_too_long():
-    assert not longer(LONGEST, *set(FOLDERS.values()), "tests", "benchmarks")
+    assert not longer_files(LONGEST, *set(FOLDERS.values()), "tests", "benchmarks")
 
 
-def test_a_method_is_read_in_one_sitting():
-    assert not longer(LONGEST_METHOD, FOLDERS["fczoo.methods"], FOLDERS["fczoo.baselines"])
+def test_no_method_file_is_too_long():
+    assert not longer_files(LONGEST_METHOD, FOLDERS["fczoo.methods"], FOLDERS["fczoo.baselines"])
 
 
-def test_documents_name_files_that_exist():
+def test_documents_name_existing_files():
     pages = [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),

@@ -1,4 +1,4 @@
-"""fczoo without what only POSIX has: modules, signals and calls that Windows lacks."""
+"""Test fczoo without modules, signals and calls that Windows does not have."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ main()
 
 
 @pytest.mark.slow
-def test_a_run_needs_nothing_that_windows_lacks(tmp_path: Path) -> None:
+def test_run_works_without_posix_features(tmp_path: Path) -> None:
     command = ["bench", "--methods", "fedncm", "--dataset", "digits", "--stop-after-tasks", "1"]
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_POSIX, *command, "--out", str(tmp_path / "run")],

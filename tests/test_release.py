@@ -1,4 +1,4 @@
-"""The release tool: version and address in the tree, links of README, contents of packages."""
+"""Test the release tool: version, address, links of README and packages."""
 
 import importlib.util
 import shutil
@@ -37,7 +37,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_version_date_and_address_are_written_once_each(tree: Path) -> None:
+def test_release_writes_version_date_and_address_once(tree: Path) -> None:
     for _ in range(2):  # the second time changes nothing
         release.write_release(tree, "1.2.3", URL, "2027-01-31")
     assert release.version_of(tree) == "1.2.3"
@@ -54,7 +54,7 @@ def test_version_date_and_address_are_written_once_each(tree: Path) -> None:
     release.check_texts(tree, "1.2.3", "v1.2.3")
 
 
-def test_without_an_address_none_is_invented(tree: Path) -> None:
+def test_release_without_address_writes_none(tree: Path) -> None:
     release.write_release(tree, "1.2.3", None, "2027-01-31")
     assert release.repository_of(tree) is None
     assert "repository-code" not in (tree / "CITATION.cff").read_text()
@@ -64,7 +64,7 @@ def test_without_an_address_none_is_invented(tree: Path) -> None:
     ("version", "repository", "date"),
     [("one", URL, "2027-01-31"), ("1.2.3", "example.org", "2027-01-31"), ("1.2.3", URL, "soon")],
 )
-def test_a_wrong_argument_writes_nothing(
+def test_invalid_argument_writes_nothing(
     tree: Path, version: str, repository: str, date: str
 ) -> None:
     before = {file: file.read_text() for file in tree.rglob("*") if file.is_file()}
@@ -73,17 +73,17 @@ def test_a_wrong_argument_writes_nothing(
     assert before == {file: file.read_text() for file in before}
 
 
-def test_a_tag_of_another_version_is_refused(tree: Path) -> None:
+def test_tag_of_other_version_is_rejected(tree: Path) -> None:
     release.write_release(tree, "1.2.3", None, "2027-01-31")
     with pytest.raises(click.ClickException, match=r"the tag is v1\.2\.4"):
         release.check_texts(tree, "1.2.3", "v1.2.4")
 
 
-def test_citation_names_the_version_of_the_tree() -> None:
+def test_release_texts_match_version() -> None:
     release.check_texts(ROOT, release.version_of(ROOT), None)
 
 
-def test_links_of_readme_work_on_an_index() -> None:
+def test_readme_links_are_absolute() -> None:
     text = "[a](docs/a.md) ![b](c/d.png) [e](https://e.org) [f](#f)"
     assert release.absolute_links(text, URL, "1.2.3") == (
         f"[a]({URL}/blob/v1.2.3/docs/a.md) ![b]({URL}/raw/v1.2.3/c/d.png) "
@@ -105,12 +105,12 @@ def write_packages(folder: Path, left_out: str = "") -> list[Path]:
     return [wheel, archive]
 
 
-def test_complete_packages_pass(tmp_path: Path) -> None:
+def test_complete_packages_are_accepted(tmp_path: Path) -> None:
     packages = write_packages(tmp_path)
     assert release.check_packages(packages) == packages[0]
 
 
 @pytest.mark.parametrize("name", ["fczoo/py.typed", "fczoo-1.dist-info/licenses/LICENSE"])
-def test_a_wheel_without_a_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_wheel_with_missing_file_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(click.ClickException, match=name.rpartition("/")[2]):
         release.check_packages(write_packages(tmp_path, name))

@@ -30,7 +30,7 @@ MEANS = {"fedavg": fedavg, "uniform": uniform}
 # ---------------------------------------------------------------- rules of every aggregator
 
 
-OWN: dict[str, Callable[[torch.Generator], Tree]] = {
+UPLOAD_PARTS: dict[str, Callable[[torch.Generator], Tree]] = {
     "fedavg": lambda rng: {},
     "uniform": lambda rng: {},
     "prototype_reweight": prototypes,
@@ -50,21 +50,21 @@ def get(name: str) -> Callable:
 names = pytest.mark.parametrize("name", NAMES)
 
 
-def test_every_aggregator_has_payloads_here() -> None:
-    assert set(NAMES) == OWN.keys()
+def test_every_aggregator_has_test_uploads() -> None:
+    assert set(NAMES) == UPLOAD_PARTS.keys()
 
 
 @names
-def test_every_aggregator_keeps_the_rules(name: str) -> None:
-    check_aggregator(name if name in AGGREGATORS.names() else MERGES.get(name), OWN[name])
+def test_every_aggregator_passes_check(name: str) -> None:
+    check_aggregator(name if name in AGGREGATORS.names() else MERGES.get(name), UPLOAD_PARTS[name])
 
 
 @names
 @some
 @given(clients, seeds)
-def test_averaged_part(name: str, count: int, seed: int) -> None:
-    """Average what has no special meaning, by sample counts or plainly."""
-    payloads = random_uploads(count, seed, OWN[name])
+def test_other_tensors_are_averaged(name: str, count: int, seed: int) -> None:
+    """Average tensors without a special meaning, weighted or uniformly."""
+    payloads = random_uploads(count, seed, UPLOAD_PARTS[name])
     n = torch.tensor([p.num_samples for p in payloads], dtype=torch.float64)
     weights = (
         torch.full((count,), 1 / count, dtype=torch.float64) if name in AVERAGE else n / n.sum()
@@ -77,7 +77,7 @@ def test_averaged_part(name: str, count: int, seed: int) -> None:
 
 @some
 @given(clients, seeds)
-def test_prototypes_on_which_clients_agree_stay(count: int, seed: int) -> None:
+def test_equal_prototypes_stay_unchanged(count: int, seed: int) -> None:
     one = random_uploads(1, seed, prototypes)[0]
     average = get("prototype_reweight")([Payload(one.tensors, k, 3 * k + 1) for k in range(count)])
     assert close(average["prototype"], one["prototype"])
@@ -87,12 +87,12 @@ def test_prototypes_on_which_clients_agree_stay(count: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("mean", MEANS.values(), ids=MEANS)
-def test_single_client_is_returned(mean: Callable) -> None:
+def test_mean_of_one_client_equals_its_upload(mean: Callable) -> None:
     payload = Payload({"x": torch.tensor([1.5, -2.0])}, 7, 12)
     assert mean([payload])["x"].tolist() == [1.5, -2.0]
 
 
-def test_two_client_means_by_hand() -> None:
+def test_means_of_two_clients_by_hand() -> None:
     # n = 1 and 3: weights 1/4 and 3/4. x: 1/4 * 0 + 3/4 * 4 = 3 and 1/4 * 8 + 3/4 * 0 = 2. Plainly:
     # 2 and 4.
     payloads = [
@@ -103,8 +103,8 @@ def test_two_client_means_by_hand() -> None:
     assert uniform(payloads)["x"].tolist() == [2.0, 4.0]
 
 
-def test_no_client_weighs_more_than_some_medians():
-    """Limit a client's weight to some medians of the counts.
+def test_capped_mean_limits_client_weight():
+    """Limit a client's weight to a multiple of the median count.
 
     Counts 1, 2 and 2**62 with a cap of twice the median, 2: weights 1/7, 2/7 and 4/7.
     """
@@ -117,7 +117,7 @@ def test_no_client_weighs_more_than_some_medians():
     assert close(CappedMean(1e18)(payloads[:2])["x"], fedavg(payloads[:2])["x"])
 
 
-def test_means_keep_the_type() -> None:
+def test_means_keep_dtype() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         payloads = [Payload({"x": torch.ones(2, dtype=dtype) * k}, k) for k in range(3)]
         for mean in MEANS.values():
@@ -127,7 +127,7 @@ def test_means_keep_the_type() -> None:
 
 @some
 @given(clients, seeds, st.integers(1, 50))
-def test_fedavg_depends_on_shares_only(count: int, seed: int, factor: int) -> None:
+def test_fedavg_depends_only_on_sample_shares(count: int, seed: int, factor: int) -> None:
     payloads = random_uploads(count, seed)
     scaled_payloads = [replace(p, num_samples=p.num_samples * factor) for p in payloads]
     assert close(fedavg(payloads)["head"], fedavg(scaled_payloads)["head"])
@@ -137,7 +137,7 @@ def test_fedavg_depends_on_shares_only(count: int, seed: int, factor: int) -> No
 
 @some
 @given(st.integers(2, 6), seeds)
-def test_fedavg_of_merged_clients(count: int, seed: int) -> None:
+def test_fedavg_merges_clients_with_equal_tensors(count: int, seed: int) -> None:
     """Treat two clients with the same tensor as one client that has the samples of both."""
     payloads = random_uploads(count, seed)
     twin = [*payloads, replace(payloads[0], client=count)]

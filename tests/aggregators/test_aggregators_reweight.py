@@ -31,7 +31,7 @@ class Case:
             temperature,
         )
 
-    def closeness(self) -> Tensor:
+    def inverse_distances(self) -> Tensor:
         """Compute p = 1/d in plain loops."""
         count, classes, _ = self.local.shape
         p = torch.empty(count, classes, dtype=torch.float64)
@@ -52,15 +52,15 @@ taus = st.floats(0.05, 5)
 
 @some
 @given(cases, taus)
-def test_weights_are_a_softmax_of_closeness(case: Case, tau: float) -> None:
-    weights, p = case.weights(tau), case.closeness()
+def test_weights_equal_softmax_of_inverse_distance(case: Case, tau: float) -> None:
+    weights, p = case.weights(tau), case.inverse_distances()
     count = len(weights)
     assert (weights >= 0).all()
     assert close(weights.sum(0), torch.ones(weights.shape[1], dtype=torch.float64))
     for c in range(weights.shape[1]):
         if (
             not case.present[:, c].any() or p[:, c].max() - p[:, c].min() <= 1e-12 * p[:, c].max()
-        ):  # no one holds it, or all are as far
+        ):  # no client has it, or distances are equal
             assert close(weights[:, c], torch.full((count,), 1 / count, dtype=torch.float64))
             continue
         low, high = (
@@ -77,13 +77,13 @@ def test_weights_are_a_softmax_of_closeness(case: Case, tau: float) -> None:
             1e-6,
         )
         order = p[:, c].argsort()
-        assert (weights[order, c].diff() >= -1e-12).all()  # the closer, the heavier
+        assert (weights[order, c].diff() >= -1e-12).all()  # closer clients weigh more
         assert weights[p[:, c].argmax(), c] >= weights[:, c].max() - 1e-12
 
 
 @some
 @given(cases, st.floats(0.1, 100), seeds)
-def test_weights_do_not_see_scale_shift_or_rotation(case: Case, scale: float, seed: int) -> None:
+def test_weights_are_invariant_to_scale_shift_rotation(case: Case, scale: float, seed: int) -> None:
     dim = case.local.shape[-1]
     rng = rng_of(seed)
     turn, shift = torch.linalg.qr(normal(rng, dim, dim)).Q, normal(rng, dim)
@@ -95,7 +95,7 @@ def test_weights_do_not_see_scale_shift_or_rotation(case: Case, scale: float, se
 
 @some
 @given(cases, seeds)
-def test_weights_follow_the_clients(case: Case, seed: int) -> None:
+def test_weights_are_equivariant_to_client_order(case: Case, seed: int) -> None:
     order = torch.randperm(len(case.local), generator=rng_of(seed))
     weights = case.weights(
         local=case.local[order], means=case.means[order], present=case.present[order]
@@ -105,7 +105,7 @@ def test_weights_follow_the_clients(case: Case, seed: int) -> None:
 
 @some
 @given(cases)
-def test_means_of_clients_without_the_class_do_not_count(case: Case) -> None:
+def test_weights_ignore_means_of_clients_without_class(case: Case) -> None:
     noise = torch.where(case.present[..., None], case.means, torch.full_like(case.means, 1e3))
     assert torch.equal(case.weights(means=noise), case.weights())
 
@@ -115,7 +115,7 @@ def test_means_of_clients_without_the_class_do_not_count(case: Case) -> None:
 def test_weights_at_extreme_temperatures(case: Case) -> None:
     count = len(case.local)
     assert close(case.weights(1e9), torch.full_like(case.weights(), 1 / count), 1e-6)
-    sharp, p = case.weights(1e-6), case.closeness()
+    sharp, p = case.weights(1e-6), case.inverse_distances()
     for c in range(p.shape[1]):
         second = p[:, c].sort(descending=True).values[1:2]
         if case.present[:, c].any() and count > 1 and second < p[:, c].max() * (1 - 1e-3):
@@ -124,8 +124,8 @@ def test_weights_at_extreme_temperatures(case: Case) -> None:
             )
 
 
-def test_weights_where_no_client_is_closer() -> None:
-    """Weight all clients alike where the distances are equal.
+def test_weights_are_uniform_for_equal_distances() -> None:
+    """Weight clients equally if their distances are equal.
 
     Three corners of a cube are seen from its diagonal.
     """
@@ -138,7 +138,7 @@ def test_weights_where_no_client_is_closer() -> None:
         )
 
 
-def test_weights_of_one_client_and_of_nobody() -> None:
+def test_weights_of_one_client_and_of_absent_class() -> None:
     case = Case(1, 2, 3, 0)
     case.present[:] = torch.tensor([True, False])
     assert case.weights().tolist() == [[1.0, 1.0]]
@@ -160,7 +160,7 @@ def test_weights_at_distance_zero(dtype: torch.dtype) -> None:
     assert weights[2, 0].item() == pytest.approx(0.98670, abs=1e-5)
     assert prototype_weights(means[:1].expand(3, -1, -1), means, present)[
         :, 0
-    ].tolist() == pytest.approx([1 / 3] * 3)  # all on it
+    ].tolist() == pytest.approx([1 / 3] * 3)  # all are on it
 
 
 def test_weights_of_three_clients_by_hand() -> None:
@@ -215,7 +215,9 @@ def test_reweight_of_two_clients_by_hand() -> None:
 
 @some
 @given(st.integers(1, 6), seeds, seeds)
-def test_reweighted_prototypes_stay_in_the_hull(count: int, seed: int, shuffle: int) -> None:
+def test_reweighted_prototypes_lie_between_client_values(
+    count: int, seed: int, shuffle: int
+) -> None:
     payloads = random_uploads(count, seed, prototypes)
     average, local = (
         prototype_reweight(payloads)["prototype"],

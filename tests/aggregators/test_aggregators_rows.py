@@ -1,4 +1,4 @@
-"""Aggregators that put rows in order: pools sorted by usage, rows of all clients side by side."""
+"""Aggregators that order rows: pools sorted by usage, and rows of all clients in one table."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ def pool_rows(tree: Tree) -> list[tuple[float, ...]]:
 
 @some
 @given(seeds)
-def test_sorting_is_a_stable_permutation(seed: int) -> None:
+def test_sorting_is_stable_permutation(seed: int) -> None:
     (payload,) = random_uploads(1, seed, prompt_pool)
     pool = sort_by_usage([payload])
     rows, usage = pool_rows(payload), payload["usage"].tolist()
@@ -53,8 +53,8 @@ def test_sorting_is_a_stable_permutation(seed: int) -> None:
 
 @some
 @given(seeds, st.permutations(range(5)))
-def test_sorting_undoes_a_permutation(seed: int, order: list[int]) -> None:
-    """Ignore the place of a prompt in the pool if the counts are distinct."""
+def test_sorting_ignores_prompt_order(seed: int, order: list[int]) -> None:
+    """Ignore the position of a prompt in the pool if the counts are distinct."""
     (payload,) = random_uploads(1, seed, prompt_pool)
     payload = payload.holding(
         {**payload, "usage": torch.randperm(5, generator=rng_of(seed)).double()}
@@ -67,7 +67,7 @@ def test_sorting_undoes_a_permutation(seed: int, order: list[int]) -> None:
 
 @some
 @given(st.integers(1, 5), seeds, seeds)
-def test_sorted_pools_are_averaged_rank_by_rank(count: int, seed: int, shuffle: int) -> None:
+def test_sorted_pools_are_averaged_by_rank(count: int, seed: int, shuffle: int) -> None:
     payloads = random_uploads(count, seed, prompt_pool)
     sorted_keys = torch.stack([sort_by_usage([p])["pool.key"] for p in payloads])
     pool = sort_by_usage(payloads)
@@ -115,7 +115,7 @@ def rows_of(tree: Tree, prefix: str) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize(("prefix", "own"), [("gauss.", gaussian_rows), ("local.", prototype_rows)])
 @some
 @given(count=clients, seed=seeds, shuffle=seeds)
-def test_collected_rows_are_all_rows(
+def test_collect_rows_keeps_all_rows(
     prefix: str, own: Callable, count: int, seed: int, shuffle: int
 ) -> None:
     payloads = random_uploads(count, seed, own)
@@ -145,7 +145,7 @@ def local_rows(*rows: tuple[int, int, float]) -> Tree:
     }
 
 
-def test_latest_rows_win_by_hand() -> None:
+def test_keep_latest_by_hand() -> None:
     old_rows = local_rows((0, 3, 1.0), (1, 3, 2.0), (0, 4, 3.0))
     new_rows = local_rows((1, 3, 20.0), (1, 4, 30.0))
     # (1, 3) is replaced; (0, 3) has the label but another client, (0, 4) likewise: both stay; (1,
@@ -172,7 +172,7 @@ pairs = st.dictionaries(
 
 @some
 @given(pairs, pairs, st.randoms(use_true_random=False))
-def test_latest_rows_are_a_dictionary_update(held: dict, sent: dict, order) -> None:
+def test_keep_latest_equals_dictionary_update(held: dict, sent: dict, order) -> None:
     def tree(entries: dict) -> Tree:
         rows = [(*pair, value) for pair, value in entries.items()]
         order.shuffle(rows)
@@ -187,4 +187,4 @@ def test_latest_rows_are_a_dictionary_update(held: dict, sent: dict, order) -> N
     assert same(state, copies[0]) and same(new_rows, copies[1])
     assert rows_of(keep_latest(latest, new_rows, "local."), "local.") == rows_of(
         latest, "local."
-    )  # once is enough
+    )  # idempotent

@@ -29,7 +29,7 @@ def test_values_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
-def test_every_aggregator_takes_plain_trees(name: str) -> None:
+def test_every_aggregator_accepts_plain_trees(name: str) -> None:
     result = fczoo.merge(name, FIVE)
     assert result.keys() == {"w"} and result["w"].shape == (2,)
 
@@ -60,7 +60,7 @@ def test_every_aggregator_takes_plain_trees(name: str) -> None:
         ("medain", FIVE, None, "did you mean median"),
     ],
 )
-def test_what_is_missing_is_said(name, trees, counts, says: str) -> None:
+def test_invalid_inputs_are_rejected(name, trees, counts, says: str) -> None:
     with pytest.raises(FczooError, match=says):
         fczoo.merge(name, trees, counts)
 
@@ -78,7 +78,7 @@ INTEGERS = [{"w": torch.tensor([1, 2])}, {"w": torch.tensor([2, 3])}, {"w": torc
         ("trimmed_mean:0", [7 / 3, 14 / 3], torch.float64),
         ("norm_clip:100", [7 / 3, 14 / 3], torch.float64),
         ("multi_krum:0", [7 / 3, 14 / 3], torch.float64),
-        ("krum:0", [1, 2], torch.int64),  # one of the uploads, as it is
+        ("krum:0", [1, 2], torch.int64),  # one of the uploads, unchanged
     ],
 )
 def test_means_of_integers_are_not_truncated(name: str, values: list[float], dtype) -> None:
@@ -87,7 +87,7 @@ def test_means_of_integers_are_not_truncated(name: str, values: list[float], dty
     assert result.tolist() == pytest.approx(values, abs=1e-12)
 
 
-def test_other_types_than_int64() -> None:
+def test_merge_of_other_dtypes() -> None:
     small = [{"w": torch.tensor([v], dtype=torch.uint8)} for v in (250, 1)]
     assert fczoo.merge("fedavg", small)["w"].tolist() == [125.5]
     flags = [{"w": torch.tensor([v])} for v in (True, False)]
@@ -100,13 +100,13 @@ def test_other_types_than_int64() -> None:
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_values_that_are_not_finite_are_refused(name: str, bad: float) -> None:
+def test_nonfinite_values_are_rejected(name: str, bad: float) -> None:
     trees = [*FIVE[:3], tree(1.0, bad), FIVE[4]]
     with pytest.raises(FczooError, match=r"^'w' of client 3 has values that are not finite; "):
         fczoo.merge(name, trees)
 
 
-def test_the_refusal_names_the_number_of_a_payload() -> None:
+def test_error_names_client_number() -> None:
     with pytest.raises(FczooError, match="'w' of client 8 "):
         fczoo.merge("fedavg", [fczoo.Payload(tree(1.0), 7), fczoo.Payload(tree(float("nan")), 8)])
 
@@ -116,7 +116,7 @@ def test_the_refusal_names_the_number_of_a_payload() -> None:
     values=st.lists(st.integers(-(2**40), 2**40), min_size=4, max_size=7),
     dtype=st.sampled_from([torch.int64, torch.float64]),
 )
-def test_a_merged_number_lies_between_those_of_the_clients(
+def test_merged_value_lies_between_client_values(
     name: str, values: list[int], dtype: torch.dtype
 ) -> None:
     result = float(fczoo.merge(name, [{"w": torch.tensor([v], dtype=dtype)} for v in values])["w"])
@@ -125,7 +125,7 @@ def test_a_merged_number_lies_between_those_of_the_clients(
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=7), st.data())
-def test_a_weighted_mean_of_integers_by_hand(values: list[int], data: st.DataObject) -> None:
+def test_weighted_mean_of_integers_by_hand(values: list[int], data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 1000), min_size=len(values), max_size=len(values)))
     average = fczoo.merge("fedavg", [{"w": torch.tensor([v])} for v in values], counts)["w"]
     right = sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts)

@@ -1,4 +1,4 @@
-"""Robust aggregators: the harm that no minority of hostile clients can do."""
+"""Robust aggregators: limits on the influence of a hostile minority."""
 
 from collections.abc import Mapping
 
@@ -46,19 +46,19 @@ def as_tree(tree: Mapping[str, torch.Tensor]) -> Tree:
     return dict(tree)
 
 
-def hostile(payload: Payload, value: float) -> Payload:
+def hostile_upload(payload: Payload, value: float) -> Payload:
     return payload.holding({k: torch.full_like(v, value) for k, v in payload.items()})
 
 
 @pytest.mark.parametrize(("spec", "fewest"), SPECS.items())
-def test_every_robust_aggregator_keeps_the_rules(spec, fewest):
+def test_every_robust_aggregator_passes_check(spec, fewest):
     check_aggregator(spec, fewest=fewest)
 
 
 @specs
 @some
 @given(seed=seeds, count=st.integers(5, 9))
-def test_the_order_of_the_clients_does_not_matter(spec, seed, count):
+def test_client_order_does_not_matter(spec, seed, count):
     payloads, merge = uploads(count, seed), make_aggregator(spec)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     one, two = merge(payloads), merge([payloads[i] for i in order])
@@ -69,7 +69,7 @@ def test_the_order_of_the_clients_does_not_matter(spec, seed, count):
 @specs
 @some
 @given(seed=seeds, shift=st.floats(-50, 50))
-def test_a_common_shift_is_passed_on(spec, seed, shift):
+def test_aggregators_are_shift_equivariant(spec, seed, shift):
     payloads = [p.holding({k: v.double() for k, v in p.items()}) for p in uploads(7, seed)]
     moved_payloads = [p.holding({k: v + shift for k, v in p.items()}) for p in payloads]
     one, two = make_aggregator(spec)(payloads), make_aggregator(spec)(moved_payloads)
@@ -78,8 +78,8 @@ def test_a_common_shift_is_passed_on(spec, seed, shift):
 
 @some
 @given(seed=seeds, count=st.integers(1, 11), value=st.sampled_from([-1e30, -3.0, 0.0, 7.0, 1e30]))
-def test_the_median_breaks_down_at_half_and_not_before(seed, count, value):
-    """Keep every coordinate among the honest ones while fewer than half of the clients are hostile.
+def test_median_breaks_down_at_half(seed, count, value):
+    """Stay within the honest values while fewer than half of the clients are hostile.
 
     With half of them hostile, the median breaks down.
     """
@@ -87,7 +87,7 @@ def test_the_median_breaks_down_at_half_and_not_before(seed, count, value):
     hostile_count = (count - 1) // 2
     honest = payloads[hostile_count:]
     median = make_aggregator("median")(
-        [*(hostile(p, value) for p in payloads[:hostile_count]), *honest]
+        [*(hostile_upload(p, value) for p in payloads[:hostile_count]), *honest]
     )
     for name, tensor in median.items():
         rows = torch.stack([p[name] for p in honest])
@@ -95,7 +95,7 @@ def test_the_median_breaks_down_at_half_and_not_before(seed, count, value):
         assert (tensor <= rows.amax(0)).all()
     half = (count + 1) // 2
     broken = make_aggregator("median")(
-        [*(hostile(p, 1e30) for p in payloads[:half]), *payloads[half:]]
+        [*(hostile_upload(p, 1e30) for p in payloads[:half]), *payloads[half:]]
     )
     assert (broken["a"] > 1e29).all()
 
@@ -107,11 +107,11 @@ def test_the_median_breaks_down_at_half_and_not_before(seed, count, value):
     extra=st.integers(1, 4),
     value=st.sampled_from([-1e30, 1e30]),
 )
-def test_the_trimmed_mean_bears_as_many_as_it_trims(seed, trim, extra, value):
+def test_trimmed_mean_tolerates_trimmed_clients(seed, trim, extra, value):
     payloads = uploads(2 * trim + extra, seed)
     honest = payloads[trim:]
     average = make_aggregator(f"trimmed_mean:{trim}")(
-        [*(hostile(p, value) for p in payloads[:trim]), *honest]
+        [*(hostile_upload(p, value) for p in payloads[:trim]), *honest]
     )
     for name, tensor in average.items():
         rows = torch.stack([p[name] for p in honest])
@@ -121,10 +121,10 @@ def test_the_trimmed_mean_bears_as_many_as_it_trims(seed, trim, extra, value):
 
 @some
 @given(seed=seeds, bad=st.integers(1, 3), value=st.sampled_from([-1e6, 50.0, 1e6]))
-def test_krum_takes_an_honest_upload(seed, bad, value):
+def test_krum_selects_honest_uploads(seed, bad, value):
     payloads = uploads(2 * bad + 3, seed)
     honest = payloads[bad:]
-    all_payloads = [*(hostile(p, value) for p in payloads[:bad]), *honest]
+    all_payloads = [*(hostile_upload(p, value) for p in payloads[:bad]), *honest]
     chosen = make_aggregator(f"krum:{bad}")(all_payloads)
     assert any(all(torch.equal(chosen[k], p[k]) for k in chosen) for p in honest)
     average = make_aggregator(f"multi_krum:{bad}")(all_payloads)
@@ -133,9 +133,9 @@ def test_krum_takes_an_honest_upload(seed, bad, value):
 
 @some
 @given(seed=seeds, value=st.sampled_from([1e3, 1e12]))
-def test_a_clipped_upload_moves_the_mean_no_further_than_the_others_do(seed, value):
+def test_norm_clip_bounds_hostile_influence(seed, value):
     payloads = uploads(9, seed)
-    average = make_aggregator("norm_clip")([hostile(payloads[0], value), *payloads[1:]])
+    average = make_aggregator("norm_clip")([hostile_upload(payloads[0], value), *payloads[1:]])
     size = torch.cat([v.flatten() for v in as_tree(average).values()]).norm()
     assert size < 5  # standard normal in ten dimensions: the honest ones are about 3.2 away
 
@@ -165,7 +165,7 @@ def test_small_cases_by_hand():
         ("krum:some", "it must be a whole number"),
     ],
 )
-def test_a_spec_that_does_not_fit_is_named(spec, says):
+def test_invalid_spec_is_rejected(spec, says):
     with pytest.raises(FczooError, match=says):
         make_aggregator(spec)
 
@@ -173,7 +173,7 @@ def test_a_spec_that_does_not_fit_is_named(spec, says):
 @pytest.mark.parametrize(
     ("spec", "needed"), [("trimmed_mean:2", 5), ("krum:2", 5), ("multi_krum:1", 4)]
 )
-def test_too_few_uploads_are_named(spec, needed):
+def test_too_few_uploads_are_rejected(spec, needed):
     make_aggregator(spec)(uploads(needed, 0))
     with pytest.raises(
         FczooError, match=f"{spec} needs {needed} uploads, this round has {needed - 1}"
@@ -182,6 +182,6 @@ def test_too_few_uploads_are_named(spec, needed):
 
 
 @pytest.mark.parametrize("name", ["hgp", "pilora", "fcilpt", "fppl"])
-def test_every_kind_of_upload_can_be_averaged_robustly(make_bench, small_method, name):
+def test_robust_aggregators_accept_every_upload_kind(make_bench, small_method, name):
     for spec in ("median", "norm_clip"):
         assert len(make_bench(aggregator=spec, epochs=1).run(small_method(name)).accuracy) == 3

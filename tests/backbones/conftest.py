@@ -1,4 +1,4 @@
-"""Weight files that the tests of backbones share."""
+"""Provide weight files for the tests of backbones."""
 
 from pathlib import Path
 

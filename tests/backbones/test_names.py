@@ -1,4 +1,4 @@
-"""Names of backbones: spellings of hubs, and the list of what loads."""
+"""Test names of backbones: hub spellings and the list of known names."""
 
 import re
 import warnings
@@ -46,7 +46,7 @@ from fczoo.backbones.weights import describe_pretraining, pretraining_sets
         ("VIT-Base_patch16_224.DINO", "vit_base_patch16_224.dino"),
     ],
 )
-def test_hub_spellings_are_timms_names(spelling, name):
+def test_hub_spellings_map_to_timm_names(spelling, name):
     assert canonical_backbone(spelling) == name
     assert Settings(backbone=spelling).backbone == name
 
@@ -74,13 +74,13 @@ def test_hub_patterns_give_listed_names():
         ("microsoft/resnet-50", "a downloaded file as NAME:FILE"),
     ],
 )
-def test_other_models_of_a_hub_are_refused(spelling, advice):
+def test_unsupported_hub_models_are_rejected(spelling, advice):
     with pytest.raises(FczooError) as error:
         canonical_backbone(spelling)
     assert advice in str(error.value) and "\n" not in str(error.value)
 
 
-def test_files_are_no_hub_spellings(tmp_path, monkeypatch):
+def test_file_paths_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "mine").write_text("")
@@ -104,17 +104,17 @@ def test_files_are_no_hub_spellings(tmp_path, monkeypatch):
         ("vit_small_patch16_36x1_224", "not known"),
     ],
 )
-def test_pretraining_data_follow_from_the_tag(name, data):
+def test_pretraining_data_follow_from_tag(name, data):
     assert describe_pretraining(name).startswith(data)
 
 
-def test_most_listed_weights_say_what_they_were_trained_on():
+def test_most_weights_have_known_pretraining_data():
     unknown = [n for n in backbone_names() if not pretraining_sets(n) and ".pali" not in n]
     assert len(unknown) < 12
 
 
 @pytest.mark.slow
-def test_every_listed_name_loads():
+def test_every_listed_architecture_has_valid_config():
     """Read the configuration of every listed architecture, with one block on no device."""
     warnings.simplefilter("ignore")
     for name in dict.fromkeys(n.partition(".")[0] for n in backbone_names()[1:]):

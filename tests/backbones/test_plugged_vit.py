@@ -1,4 +1,4 @@
-"""``fczoo.wrap_vit`` and ``fczoo.PluggedViT``: plugs on a ViT that the user has in memory."""
+"""Test ``fczoo.wrap_vit`` and ``fczoo.PluggedViT`` on a ViT in memory."""
 
 import copy
 
@@ -37,7 +37,7 @@ def fresh_pairs(backbone, rank=2):
     return lora_pairs(backbone, (0, 1), rank, torch.Generator().manual_seed(2), "blocks")
 
 
-def test_a_wrapped_vit_has_the_features_of_the_model(model, images):
+def test_wrapped_vit_features_match_model(model, images):
     backbone = fczoo.wrap_vit(model)
     assert backbone.config.name == "vit_tiny_patch16_224"
     with torch.no_grad():
@@ -47,7 +47,7 @@ def test_a_wrapped_vit_has_the_features_of_the_model(model, images):
         assert torch.allclose(backbone(images), expected, atol=1e-5)
 
 
-def test_other_families_are_wrapped(images):
+def test_other_vit_families_are_wrapped(images):
     options = {"img_size": SIZE, "patch_size": 8, "depth": 1, "num_classes": 0}
     for name in ("eva02_tiny_patch14_224", "vit_small_patch14_dinov2"):
         model = timm.create_model(name, **options).eval()
@@ -56,13 +56,13 @@ def test_other_families_are_wrapped(images):
             assert torch.allclose(fczoo.wrap_vit(model)(images), expected, atol=1e-4), name
 
 
-def test_new_lora_pairs_change_nothing(model, images):
+def test_new_lora_pairs_keep_features(model, images):
     vit = fczoo.PluggedViT(model, fresh_pairs(fczoo.wrap_vit(model)))
     with torch.no_grad():
         assert torch.allclose(vit(images), timm_features(model, images), atol=1e-5)
 
 
-def test_a_lora_pair_is_an_addition_to_the_weights_of_the_model(model, images):
+def test_lora_pair_adds_to_model_weights(model, images):
     """Add B A to the rows of the fused projection that give queries and values."""
     pairs = fresh_pairs(fczoo.wrap_vit(model))
     for name in pairs:
@@ -77,7 +77,7 @@ def test_a_lora_pair_is_an_addition_to_the_weights_of_the_model(model, images):
         assert torch.allclose(vit(images), timm_features(model, images), atol=1e-4)
 
 
-def test_prompts_are_tokens_in_front_of_the_embedded_image(model, images):
+def test_prompts_are_prepended_to_image_tokens(model, images):
     prompts = torch.randn(4, DIM, generator=torch.Generator().manual_seed(4))
     vit = fczoo.PluggedViT(model, {"tokens": prompts})
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_only_plugs_train(model, images):
     assert all(torch.equal(value, frozen[name]) for name, value in backbone.weights.items())
 
 
-def test_a_module_moves_copies_and_loads(model, images):
+def test_module_converts_copies_and_loads(model, images):
     pairs = fresh_pairs(fczoo.wrap_vit(model))
     vit = fczoo.PluggedViT(model, pairs)
     double = copy.deepcopy(vit).double()
@@ -135,7 +135,7 @@ def test_a_module_moves_copies_and_loads(model, images):
     assert all(torch.equal(again.plugs()[name], value) for name, value in vit.plugs().items())
 
 
-def test_repr_counts_what_trains(model):
+def test_repr_counts_trained_numbers(model):
     vit = fczoo.PluggedViT(model, {"tokens": torch.zeros(5, DIM)})
     assert "vit_tiny_patch16_224, 1 plugs with 960 numbers" in repr(vit)
 
@@ -147,7 +147,7 @@ def error_of(function, *arguments) -> str:
     return str(error.value)
 
 
-def test_models_that_are_no_plain_vit_are_refused(model):
+def test_unsupported_models_are_rejected(model):
     message = error_of(fczoo.wrap_vit, timm.create_model("resnet18"))
     assert "resnet18 is not a plain ViT: it is a ResNet" in message
     other = torchvision.models.VisionTransformer(32, 8, 1, 2, 16, 32)
@@ -183,11 +183,11 @@ def test_models_that_are_no_plain_vit_are_refused(model):
         ),
     ],
 )
-def test_plugs_that_do_not_fit(model, plugs, message):
+def test_invalid_plugs_are_rejected(model, plugs, message):
     assert error_of(fczoo.PluggedViT, model, plugs).startswith(message)
 
 
-def test_images_that_do_not_fit(model, images):
+def test_invalid_images_are_rejected(model, images):
     vit = fczoo.PluggedViT(model, {"tokens": torch.zeros(2, DIM)})
     assert error_of(vit, images[0]) == "images have shape [3, 32, 32]; give [B, 3, 32, 32]"
     assert error_of(vit, torch.zeros(1, 3, 224, 224)).startswith(
@@ -199,7 +199,7 @@ def test_images_that_do_not_fit(model, images):
     assert vit(images.double()).shape == (3, DIM)
 
 
-def test_values_that_do_not_fit(model):
+def test_invalid_plug_values_are_rejected(model):
     vit = fczoo.PluggedViT(model, {"tokens": torch.zeros(2, DIM)})
     assert error_of(vit.load_plugs, {}) == "load_plugs lacks 'tokens'; give tokens"
     both = {"tokens": torch.zeros(2, DIM), "deep.0": torch.zeros(2, DIM)}

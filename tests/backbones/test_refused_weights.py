@@ -1,4 +1,4 @@
-"""Refusals of a backbone's weights, and their messages."""
+"""Test rejected weights of backbones and their messages."""
 
 import os
 import pickle
@@ -18,7 +18,7 @@ from fczoo.backbones.names import EXAMPLES, UNSUPPORTED, spellings
 from fczoo.backbones.timm_vit import architecture
 from helpers_backbone import refusal_of
 
-# --- what is refused, in one line
+# --- one-line errors
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ from helpers_backbone import refusal_of
         "{}",
     ],
 )
-def test_missing_files(tmp_path, spec):
+def test_missing_file_is_rejected(tmp_path, spec):
     assert "no weight file at" in refusal_of(spec.format(tmp_path))
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
 @pytest.mark.parametrize("part", [0, 7, 0.5, 0.999])
-def test_truncated_files(folder, tmp_path, suffix, part):
+def test_truncated_file_is_rejected(folder, tmp_path, suffix, part):
     content = (folder / f"small.{suffix}").read_bytes()
     (tmp_path / f"cut.{suffix}").write_bytes(
         content[: part if part > 1 else int(part * len(content))]
@@ -48,7 +48,7 @@ def test_truncated_files(folder, tmp_path, suffix, part):
 @pytest.mark.parametrize(
     "name", ["text.safetensors", "text.pth", "vit_tiny_patch16_224.npz", "text.bin"]
 )
-def test_files_that_hold_no_weights(tmp_path, name):
+def test_text_file_is_rejected(tmp_path, name):
     (tmp_path / name).write_text("this is not a weight file\n" * 50)
     assert name in refusal_of(tmp_path / name)
 
@@ -56,7 +56,7 @@ def test_files_that_hold_no_weights(tmp_path, name):
 @pytest.mark.parametrize(
     "content", [torch.zeros(3), [1, 2], 5, {}, {1: torch.zeros(2)}, {"cls_token": 3}]
 )
-def test_pth_files_that_hold_no_state_dict_of_a_vit(tmp_path, content):
+def test_pth_file_without_vit_state_dict_is_rejected(tmp_path, content):
     torch.save(content, tmp_path / "odd.pth")
     assert "odd.pth" in refusal_of(tmp_path / "odd.pth")
 
@@ -78,12 +78,12 @@ def test_pth_files_that_hold_no_state_dict_of_a_vit(tmp_path, content):
         },
     ],
 )
-def test_files_that_hold_something_else(tmp_path, content):
+def test_safetensors_file_without_vit_is_rejected(tmp_path, content):
     save_file(content, tmp_path / "other.safetensors")
     assert "does not hold a plain ViT" in refusal_of(tmp_path / "other.safetensors")
 
 
-def test_a_block_number_too_high_does_not_count(folder, tmp_path):
+def test_too_high_block_number_is_rejected(folder, tmp_path):
     weights = load_file(folder / "small.safetensors")
     save_file(
         {**weights, "blocks.99999999.norm1.weight": torch.zeros(192)}, tmp_path / "high.safetensors"
@@ -91,12 +91,12 @@ def test_a_block_number_too_high_does_not_count(folder, tmp_path):
     assert "weights do not fit" in refusal_of(tmp_path / "high.safetensors")
 
 
-def test_heads_that_cannot_be_told(backbone, tmp_path):
+def test_unknown_head_count_is_rejected(backbone, tmp_path):
     save_file(backbone.weights, tmp_path / "narrow.safetensors")
     assert "the number of heads cannot be derived" in refusal_of(tmp_path / "narrow.safetensors")
 
 
-def test_a_tensor_too_many_or_too_few(folder, tmp_path):
+def test_extra_or_missing_tensor_is_rejected(folder, tmp_path):
     weights = load_file(folder / "small.safetensors")
     save_file({**weights, "reg_token": torch.zeros(1, 4, 192)}, tmp_path / "more.safetensors")
     assert "reg_token" in refusal_of(tmp_path / "more.safetensors")
@@ -105,7 +105,7 @@ def test_a_tensor_too_many_or_too_few(folder, tmp_path):
     assert "norm.bias is missing" in refusal_of(tmp_path / "less.safetensors")
 
 
-def test_positions_of_another_image_size_get_the_size_as_advice(tmp_path):
+def test_position_embedding_of_other_size_suggests_image_size(tmp_path):
     weights = {**load_backbone("vit_nano_32").weights, "pos_embed": torch.zeros(1, 1 + 5 * 5, 128)}
     save_file(weights, tmp_path / "mine.safetensors")
     assert "give image_size 20, which these positions are of" in refusal_of(
@@ -114,7 +114,7 @@ def test_positions_of_another_image_size_get_the_size_as_advice(tmp_path):
     load_backbone(f"vit_nano_32:{tmp_path / 'mine.safetensors'}", image_size=20)
 
 
-def test_a_file_of_another_architecture_than_named(folder):
+def test_file_of_other_architecture_is_rejected(folder):
     assert "weights do not fit vit_tiny_patch16_224" in refusal_of(
         f"vit_tiny_patch16_224:{folder / 'small.safetensors'}"
     )
@@ -123,7 +123,7 @@ def test_a_file_of_another_architecture_than_named(folder):
     )
 
 
-def test_unknown_names_bring_the_nearest(folder):
+def test_unknown_name_suggests_nearest_name(folder):
     assert "did you mean" in refusal_of("vit_tinny_patch16_224")
     assert "vit_tiny_patch16_224" in refusal_of("vit_tinny_patch16_224")
     assert "vit_nano_32" in refusal_of("vit_nanno_32")
@@ -145,7 +145,7 @@ def test_unknown_names_bring_the_nearest(folder):
         ("aimv2_large_patch14_224", "its norms are not layer norms"),
     ],
 )
-def test_models_that_are_no_plain_vit(folder, name, reason):
+def test_unsupported_architecture_is_rejected(folder, name, reason):
 
     text = refusal_of(f"{name}:{folder / 'mine.safetensors'}")
     assert f"{name} is not a plain ViT" in text and re.search(reason, text)
@@ -154,8 +154,8 @@ def test_models_that_are_no_plain_vit(folder, name, reason):
     assert "\n" not in text
 
 
-def test_the_suggested_names_load():
-    """Suggest only names of the list, in every error."""
+def test_suggested_names_are_valid():
+    """Suggest only known names in every error."""
     for name in re.findall(r"\b\w+_patch\w+", EXAMPLES):
         assert name in spellings()
         assert architecture(name).name == name
@@ -164,7 +164,7 @@ def test_the_suggested_names_load():
         assert set(suggested) - {word} <= set(spellings())
 
 
-def test_weights_that_the_hub_does_not_give(monkeypatch):
+def test_failed_download_is_reported(monkeypatch):
     def offline(*args, **kwargs):
         raise OSError("no route to host\nwith a second line")
 
@@ -174,13 +174,13 @@ def test_weights_that_the_hub_does_not_give(monkeypatch):
     assert "FILE" in text
 
 
-def test_a_hub_that_is_not_there_is_asked_once(monkeypatch):
-    """Ask an unreachable hub only once; end the message in a whole word.
+def test_unreachable_hub_is_tried_once(monkeypatch):
+    """Contact an unreachable hub only once and end the message with a whole word.
 
-    The hub's client would try for a minute.
+    The client of the hub would retry for a minute.
     """
 
-    def nowhere(*args, **kwargs):
+    def refuse_connection(*args, **kwargs):
         raise OSError("no route to host")
 
     def from_cache(*args, pretrained, **kwargs):
@@ -193,7 +193,7 @@ def test_a_hub_that_is_not_there_is_asked_once(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setattr("socket.create_connection", nowhere)
+    monkeypatch.setattr("socket.create_connection", refuse_connection)
     monkeypatch.setattr("timm.create_model", from_cache)
     offline_flag = constants.HF_HUB_OFFLINE
     assert "the cache has no such file and so on" in (text := refusal_of("vit_tiny_patch16_224"))
@@ -224,21 +224,21 @@ def test_pickles_are_not_executed(tmp_path, folder):
         assert file in refusal_of(tmp_path / file)
         assert not mark.exists(), file
     pickle.loads(pickle.dumps(Harmful(mark)))
-    assert mark.exists()  # it would have
+    assert mark.exists()  # a direct pickle.loads executes the payload
 
 
-def test_a_header_that_lies_about_its_length(tmp_path):
+def test_wrong_header_length_is_rejected(tmp_path):
     (tmp_path / "lie.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
     assert "lie.safetensors" in refusal_of(tmp_path / "lie.safetensors")
 
 
-def test_a_flax_file_of_another_name_is_refused_with_advice(tmp_path: Path) -> None:
+def test_flax_file_with_unknown_name_is_rejected(tmp_path: Path) -> None:
     np.savez(tmp_path / "Ti_16.npz", cls=np.zeros((1, 1, 4)))
     with pytest.raises(FczooError, match=r"not a timm model's.*give backbone NAME:Ti_16\.npz"):
         load_backbone(str(tmp_path / "Ti_16.npz"))
 
 
-def test_what_is_no_plain_vit_is_refused_before_anything_is_fetched(
+def test_unsupported_architecture_is_rejected_before_download(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fetch(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Weight files of the families: timm's own layouts, and official releases."""
+"""Test weight files of ViT families: timm layouts and official releases."""
 
 import logging
 
@@ -15,7 +15,7 @@ from helpers_backbone import refusal_of
 from helpers_families import family_backbone, family_images, timm_family
 
 
-def same(weights, backbone):
+def same_weights(weights, backbone):
     return weights.keys() == backbone.weights.keys() and all(
         torch.equal(value, backbone.weights[name]) for name, value in weights.items()
     )
@@ -30,16 +30,16 @@ def same(weights, backbone):
         "vit_base_patch16_clip_224",
     ],
 )
-def test_files_in_timms_names_are_read(name, tmp_path):
+def test_timm_state_dict_is_read(name, tmp_path):
     model = timm_family(name)
     state = {f"visual.trunk.{key}": value for key, value in model.state_dict().items()}
     save_file(state, tmp_path / "family.safetensors")
-    assert same(
+    assert same_weights(
         common_names(read_state_dict(tmp_path / "family.safetensors")), family_backbone(model)
     )
 
 
-def test_dinov2_with_registers_as_released(tmp_path):
+def test_dinov2_release_with_registers_is_read(tmp_path):
     model = timm_family("vit_giant_patch14_reg4_dinov2")
     backbone, state = family_backbone(model), model.state_dict()
     shift = torch.randn(1, 1, 48, generator=torch.Generator().manual_seed(3))
@@ -59,7 +59,7 @@ def test_dinov2_with_registers_as_released(tmp_path):
     torch.testing.assert_close(weights, backbone.weights)
 
 
-def test_dinov3_as_released(tmp_path):
+def test_dinov3_release_is_read(tmp_path):
     model = timm_family("vit_small_patch16_dinov3")
     backbone, released = family_backbone(model), {}
     for name, value in model.state_dict().items():
@@ -78,10 +78,10 @@ def test_dinov3_as_released(tmp_path):
     released |= {"mask_token": torch.zeros(1, 48), "rope_embed.periods": torch.zeros(4)}
     released["local_cls_norm.weight"] = torch.zeros(48)
     torch.save(released, tmp_path / "dinov3.pth")
-    assert same(common_names(read_state_dict(tmp_path / "dinov3.pth")), backbone)
+    assert same_weights(common_names(read_state_dict(tmp_path / "dinov3.pth")), backbone)
 
 
-def test_a_named_file_of_a_family_loads_at_another_size(tmp_path):
+def test_deit3_file_loads_at_other_size(tmp_path):
     """Load a whole DeiT3 with its head, and report the dropped head."""
     model = timm.create_model("deit3_small_patch16_224", depth=12, num_classes=1000)
     save_file(model.state_dict(), tmp_path / "mine.safetensors")
@@ -98,7 +98,7 @@ def test_a_named_file_of_a_family_loads_at_another_size(tmp_path):
         torch.testing.assert_close(backbone(images), model.eval()(images), rtol=1e-4, atol=1e-5)
 
 
-def test_a_dropped_head_is_said(tmp_path, caplog):
+def test_dropped_head_is_reported(tmp_path, caplog):
     state = timm_family("vit_tiny_patch16_224").state_dict()
     head = {"head.weight": torch.zeros(1000, 48), "head.bias": torch.zeros(1000)}
     save_file({**state, **head}, tmp_path / "mine.safetensors")
@@ -108,7 +108,7 @@ def test_a_dropped_head_is_said(tmp_path, caplog):
     assert note in caplog.messages
 
 
-def test_files_of_transformers_are_refused_with_advice(tmp_path):
+def test_transformers_file_is_rejected_with_advice(tmp_path):
     save_file(
         {"vit.embeddings.patch_embeddings.projection.weight": torch.zeros(8, 3, 4, 4)},
         tmp_path / "model.safetensors",
@@ -117,6 +117,6 @@ def test_files_of_transformers_are_refused_with_advice(tmp_path):
     assert "names of Hugging Face transformers; take timm's weights" in text
 
 
-def test_quick_gelu_is_a_variant_of_the_same_weights():
+def test_quick_gelu_variant_uses_same_weights():
     name = "vit_base_patch16_clip_quickgelu_224.openai"
     assert hub_repository(name) == "timm/vit_base_patch16_clip_224.openai"

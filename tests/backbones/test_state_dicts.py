@@ -1,4 +1,4 @@
-"""Checkpoints as training scripts write them: the tensors that are used, the note about others."""
+"""Test checkpoints of training scripts: the loaded tensors and the note about dropped ones."""
 
 import argparse
 import logging
@@ -64,7 +64,7 @@ CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_the_backbone_is_found_and_said(name, state, tmp_path, caplog):
+def test_backbone_is_located_and_reported(name, state, tmp_path, caplog):
     build, note = CHECKPOINTS[name]
     torch.save(build(state), tmp_path / "run.pth")
     with caplog.at_level(logging.WARNING):
@@ -74,21 +74,21 @@ def test_the_backbone_is_found_and_said(name, state, tmp_path, caplog):
     assert any("run.pth: took 18 tensors" in m and note in m for m in caplog.messages)
 
 
-def test_a_plain_state_dict_with_its_head_needs_no_note(state, tmp_path, caplog):
+def test_plain_state_dict_gives_no_note(state, tmp_path, caplog):
     assert "head.weight" in state
     torch.save(state, tmp_path / "run.pth")
     load_backbone(str(tmp_path / "run.pth"))
     assert not any("took" in m for m in caplog.messages)
 
 
-def test_a_named_architecture_takes_the_same_tensors(tmp_path):
+def test_named_architecture_loads_same_tensors(tmp_path):
     backbone = load_backbone("vit_nano_32")
     torch.save({"state_dict": under("model.", backbone.weights)}, tmp_path / "lightning.pth")
     copy = load_backbone(f"vit_nano_32:{tmp_path / 'lightning.pth'}")
     assert all(torch.equal(v, backbone.weights[k]) for k, v in copy.weights.items())
 
 
-def test_two_backbones_that_nothing_tells_apart_are_refused(state, tmp_path):
+def test_ambiguous_backbones_are_rejected(state, tmp_path):
     torch.save({"net": state, "model": add_one(state)}, tmp_path / "two.pth")
     assert "holds several backbones: under net and under model" in refusal_of(tmp_path / "two.pth")
 
@@ -97,7 +97,7 @@ def test_two_backbones_that_nothing_tells_apart_are_refused(state, tmp_path):
     "content", [[1, 2], None, "text", {}, {"model": {}}, {"model": None}, {"a": {"b": [1]}}, 5]
 )
 @pytest.mark.parametrize("name", ["", "vit_nano_32:"])
-def test_other_content_is_refused_in_one_line(content, name, tmp_path):
+def test_other_content_is_rejected(content, name, tmp_path):
     torch.save(content, tmp_path / "odd.pth")
     assert "odd.pth does not hold a plain ViT" in (
         text := refusal_of(f"{name}{tmp_path / 'odd.pth'}")
@@ -105,7 +105,7 @@ def test_other_content_is_refused_in_one_line(content, name, tmp_path):
     assert "complete" not in text
 
 
-def test_a_whole_pickled_model_is_refused_with_advice(tmp_path):
+def test_pickled_model_is_rejected_with_advice(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / "model.pth")
     text = refusal_of(tmp_path / "model.pth")
     assert "torch.nn.modules.linear.Linear" in text
@@ -113,7 +113,7 @@ def test_a_whole_pickled_model_is_refused_with_advice(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_torchscript_archive_is_refused_with_advice(tmp_path):
+def test_torchscript_archive_is_rejected_with_advice(tmp_path):
     torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "script.pt")
     assert "script.pt is a TorchScript archive; save only its state dict" in refusal_of(
         tmp_path / "script.pt"
@@ -121,7 +121,7 @@ def test_a_torchscript_archive_is_refused_with_advice(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["page.pth", "page.safetensors", "page.ckpt"])
-def test_other_formats_bring_no_advice_of_torch(name, tmp_path):
+def test_other_formats_give_no_torch_advice(name, tmp_path):
     (tmp_path / name).write_text("<!DOCTYPE html><html>")
     text = refusal_of(tmp_path / name)
     assert "it is damaged or of another format; get it again" in text
@@ -131,7 +131,7 @@ def test_other_formats_bring_no_advice_of_torch(name, tmp_path):
 @pytest.mark.parametrize(
     "name", ["run.pt", "run.ckpt", "run.pth.tar", "run.safetensors", "run.bin"]
 )
-def test_the_content_decides_on_the_format(name, state, tmp_path, monkeypatch):
+def test_format_follows_from_content(name, state, tmp_path, monkeypatch):
     """Detect the format from the content; a name without a folder is a file as well."""
     monkeypatch.chdir(tmp_path)
     for write in (torch.save, save_file):
@@ -139,7 +139,7 @@ def test_the_content_decides_on_the_format(name, state, tmp_path, monkeypatch):
         assert torch.equal(load_backbone(name).weights["norm.weight"], state["norm.weight"])
 
 
-def test_a_file_that_may_not_be_read_is_named(state, tmp_path, monkeypatch):
+def test_unreadable_file_is_reported(state, tmp_path, monkeypatch):
     save_file(state, tmp_path / "mine.safetensors")
 
     def refuse_open(path, mode):
@@ -153,7 +153,7 @@ def test_a_file_that_may_not_be_read_is_named(state, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn]
 )
-def test_types_that_are_not_floating_point_are_refused(dtype, state, tmp_path):
+def test_non_floating_dtypes_are_rejected(dtype, state, tmp_path):
     save_file({k: v.to(dtype) for k, v in state.items()}, tmp_path / "odd.safetensors")
     kind = str(dtype).removeprefix("torch.")
     assert f"is {kind}; give weights in fp16, bf16, fp32 or fp64" in refusal_of(
@@ -161,18 +161,18 @@ def test_types_that_are_not_floating_point_are_refused(dtype, state, tmp_path):
     )
 
 
-def test_complex_numbers_are_refused(state, tmp_path):
+def test_complex_numbers_are_rejected(state, tmp_path):
     torch.save({k: v.to(torch.complex64) for k, v in state.items()}, tmp_path / "odd.pth")
     assert "is complex64; give weights in fp16" in refusal_of(tmp_path / "odd.pth")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_floating_types_load(dtype, state, tmp_path):
+def test_floating_dtypes_load_as_float32(dtype, state, tmp_path):
     save_file({k: v.to(dtype) for k, v in state.items()}, tmp_path / "w.safetensors")
     assert load_backbone(str(tmp_path / "w.safetensors")).dtype == torch.float32
 
 
-def test_a_distilled_deit_is_refused_with_the_reason(state, tmp_path):
+def test_distilled_deit_is_rejected(state, tmp_path):
     torch.save({"model": {**state, "dist_token": torch.zeros(1, 1, 192)}}, tmp_path / "d.pth")
     assert "distilled DeiT (dist_token), which is not a plain ViT" in refusal_of(tmp_path / "d.pth")
 
@@ -187,7 +187,7 @@ def test_a_distilled_deit_is_refused_with_the_reason(state, tmp_path):
     ],
 )
 @pytest.mark.parametrize("key", ["model", None])
-def test_official_names_bring_the_statistics_of_their_release(name, key, state, tmp_path, caplog):
+def test_official_file_names_set_statistics(name, key, state, tmp_path, caplog):
     torch.save({key: state} if key else state, tmp_path / name)
     config = load_backbone(str(tmp_path / name)).config
     assert config.mean == (0.485, 0.456, 0.406)
@@ -196,11 +196,11 @@ def test_official_names_bring_the_statistics_of_their_release(name, key, state, 
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
-def test_a_device_may_be_given(device):
+def test_device_is_used(device):
     assert load_backbone("vit_nano_32", device=device).device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", 1.5])
-def test_a_device_that_is_not_there_is_one_line(device):
+def test_unavailable_device_is_rejected(device):
     with pytest.raises(FczooError, match="cannot be used"):
         load_backbone("vit_nano_32", device=device)

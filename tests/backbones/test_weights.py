@@ -1,4 +1,4 @@
-"""Sources of a backbone's weights, and refusals."""
+"""Test sources of backbone weights and their errors."""
 
 import re
 from dataclasses import replace
@@ -15,10 +15,10 @@ from fczoo.backbones.names import backbone_names
 from helpers_backbone import by_timm, refusal_of
 
 
-def test_names_are_read_as_timm_has_them(monkeypatch):
-    """Read the names of models without an import of timm.
+def test_names_are_read_from_timm_source(monkeypatch):
+    """Read the names of models without importing timm.
 
-    Where timm's source has no such table, it is imported.
+    Import timm if its source has no such table.
     """
     known_names = backbone_names()
     assert known_names[0] == "vit_nano_32"
@@ -32,7 +32,7 @@ def test_names_are_read_as_timm_has_them(monkeypatch):
     names._names_from_source.cache_clear()
 
 
-def test_the_bundled_backbone_loads():
+def test_bundled_backbone_loads():
     backbone = load_backbone("vit_nano_32")
     c = backbone.config
     assert (c.name, c.image_size, c.patch_size, c.dim, c.depth, c.heads, c.mlp_dim) == (
@@ -69,7 +69,7 @@ def test_architecture_follows_from_shapes(folder, suffix):
     torch.testing.assert_close(backbone(images), by_timm(backbone, images), rtol=1e-5, atol=1e-5)
 
 
-def test_a_bundled_shape_in_a_file_is_recognised(tmp_path):
+def test_bundled_architecture_is_recognised_in_file(tmp_path):
     backbone = load_backbone("vit_nano_32")
     save_file(backbone.weights, tmp_path / "copy.safetensors")
     copy = load_backbone(str(tmp_path / "copy.safetensors"))
@@ -78,7 +78,7 @@ def test_a_bundled_shape_in_a_file_is_recognised(tmp_path):
     assert load_backbone(f"vit_nano_32:{tmp_path / 'copy.safetensors'}").config == backbone.config
 
 
-def test_name_and_file(folder):
+def test_name_with_file_loads(folder):
     config = load_backbone(
         f"vit_tiny_patch16_224.augreg_in21k:{folder / 'mine.safetensors'}"
     ).config
@@ -91,7 +91,7 @@ def test_name_and_file(folder):
     )
 
 
-def test_a_file_named_after_a_timm_model_brings_its_statistics(folder):
+def test_timm_file_name_sets_statistics(folder):
     config = load_backbone(str(folder / "deit_tiny_patch16_224.fb_in1k.safetensors")).config
     assert (config.name, config.mean, config.std) == (
         "deit_tiny_patch16_224.fb_in1k",
@@ -100,7 +100,7 @@ def test_a_file_named_after_a_timm_model_brings_its_statistics(folder):
     )
 
 
-def test_statistics_may_be_given(folder):
+def test_statistics_can_be_overridden(folder):
     config = load_backbone(
         str(folder / "small.safetensors"), mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0)
     ).config
@@ -110,11 +110,11 @@ def test_statistics_may_be_given(folder):
 @pytest.mark.parametrize(
     "statistics", [{"mean": (0.5,)}, {"std": (0.5, 0.5)}, {"std": (0.5, 0.0, 0.5)}]
 )
-def test_statistics_that_do_not_fit(folder, statistics):
+def test_invalid_statistics_are_rejected(folder, statistics):
     assert "must be three numbers each" in refusal_of(folder / "small.safetensors", **statistics)
 
 
-def test_another_image_size_resamples_the_position_embedding(folder):
+def test_other_image_size_resamples_position_embedding(folder):
     small = load_backbone(str(folder / "small.safetensors"))
     large = load_backbone(str(folder / "small.safetensors"), image_size=32)
     small_embedding, large_embedding = small.weights["pos_embed"], large.weights["pos_embed"]
@@ -137,13 +137,13 @@ def test_another_image_size_resamples_the_position_embedding(folder):
 
 
 @pytest.mark.parametrize("size", [20, 0, -8])
-def test_image_sizes_that_do_not_fit(folder, size):
+def test_invalid_image_size_is_rejected(folder, size):
     assert "not a multiple of the patch size 8" in refusal_of(
         folder / "small.safetensors", image_size=size
     )
 
 
-def test_the_hash_is_that_of_the_file(folder):
+def test_hash_equals_file_hash(folder):
     import hashlib
 
     file = folder / "small.safetensors"

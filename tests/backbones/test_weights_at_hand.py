@@ -1,4 +1,4 @@
-"""Weights that a run needs: downloads, the hub's cache, files."""
+"""Test weights that a run needs: downloads, the hub cache and files."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def keep(hub: Path, name: str, file: str) -> None:
+def write_cached_file(hub: Path, name: str, file: str) -> None:
     """Write a file into the cache as the hub's client does.
 
     Args:
@@ -43,24 +43,24 @@ def keep(hub: Path, name: str, file: str) -> None:
         ("vit_small_patch16_224.dino", "vit_small_patch16_224.dino"),
     ],
 )
-def test_only_a_name_needs_a_download(hub: Path, spec: str, name: str) -> None:
+def test_only_names_need_download(hub: Path, spec: str, name: str) -> None:
     assert weights_to_download(spec) == name
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("spec", [TINY, "vit_tiny_patch16_224"])
-def test_kept_weights_need_none(hub: Path, spec: str, file: str) -> None:
-    keep(hub, TINY, file)
+def test_cached_weights_need_no_download(hub: Path, spec: str, file: str) -> None:
+    write_cached_file(hub, TINY, file)
     assert weights_to_download(spec) == "" and weights_needed(spec) == ""
     assert weights_to_download("vit_small_patch16_224.dino") == "vit_small_patch16_224.dino"
 
 
-def test_a_broken_download_does_not_count(hub: Path) -> None:
-    keep(hub, TINY, "model.safetensors.incomplete")
+def test_incomplete_download_is_ignored(hub: Path) -> None:
+    write_cached_file(hub, TINY, "model.safetensors.incomplete")
     assert weights_to_download(TINY) == TINY
 
 
-def test_the_advice_names_size_and_file(hub: Path) -> None:
+def test_advice_names_size_and_file(hub: Path) -> None:
     assert weights_needed(TINY) == (
         f"the weights {TINY} are not on this machine; --backbone vit_tiny_patch16_224 downloads "
         "them "
@@ -81,5 +81,5 @@ def test_the_advice_names_size_and_file(hub: Path) -> None:
         ("flexivit", None),
     ],
 )
-def test_sizes_follow_from_names(name: str, size: int | None) -> None:
+def test_download_size_follows_from_name(name: str, size: int | None) -> None:
     assert download_megabytes(name) == size

@@ -1,4 +1,4 @@
-"""t-SNE of features in reports: which images, their labels, and what is refused."""
+"""t-SNE of features in reports: images, labels and rejected requests."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_groups_stay_groups_and_the_seed_is_fixed() -> None:
-    """Project two groups of ten points, a hundred times as far apart as wide."""
+def test_projection_keeps_groups_and_is_deterministic() -> None:
+    """Project two groups of ten points whose distance is a hundred times their width."""
     noise = np.random.default_rng(0).normal(size=(20, 5)).astype(np.float32)
     noise[10:] += 100
     positions = project(noise)
@@ -35,14 +35,14 @@ def test_groups_stay_groups_and_the_seed_is_fixed() -> None:
         project(noise[:3])
 
 
-def test_the_first_images_of_each_class_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_images_per_class_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_maps, "MOST_IMAGES", 6)
-    labels = np.array([1, 0, 0, 1, 2, 0, 1, 3])  # of class 3 the model knows nothing
+    labels = np.array([1, 0, 0, 1, 2, 0, 1, 3])  # the model does not know class 3
     assert feature_maps._first_images_per_class(labels, 3).tolist() == [1, 2, 0, 3, 4]
 
 
 @pytest.mark.parametrize("colour", ["class", "task"])
-def test_a_page_has_a_point_per_image_under_its_label(out: Path, colour: str) -> None:
+def test_page_has_labelled_point_per_image(out: Path, colour: str) -> None:
     page = out / f"{colour}.html"
     run("report", str(out), "--html", str(page), "--tsne", colour)
     text = page.read_text()
@@ -59,15 +59,17 @@ def test_a_page_has_a_point_per_image_under_its_label(out: Path, colour: str) ->
     assert figure["of_methods"] is False
 
 
-def test_what_is_refused(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*words: str) -> str:
+def test_invalid_tsne_requests_are_rejected(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def error_of(*words: str) -> str:
         outcome = CliRunner().invoke(main, ["report", str(out), *words])
         assert outcome.exit_code == 1 and not list(tmp_path.iterdir())
         return outcome.stderr
 
     page = str(tmp_path / "page.html")
-    assert "--tsne needs --html FILE; add it" in refuse("--tsne", "class")
+    assert "--tsne needs --html FILE; add it" in error_of("--tsne", "class")
     monkeypatch.setattr(feature_maps, "MOST_LABELS", 9)
-    assert "t-SNE by class has 10 labels" in refuse("--html", page, "--tsne", "class")
+    assert "t-SNE by class has 10 labels" in error_of("--html", page, "--tsne", "class")
     monkeypatch.setattr(feature_maps, "RECORD", "none.json")
-    assert "t-SNE needs the stored model of a run" in refuse("--html", page, "--tsne", "task")
+    assert "t-SNE needs the stored model of a run" in error_of("--html", page, "--tsne", "task")

@@ -1,4 +1,4 @@
-"""``fczoo leaderboard``: the text of the site, and how a browser sorts, filters and draws it."""
+"""``fczoo leaderboard``: text of the site, and sorting, filters and charts in a browser."""
 
 import csv
 import io
@@ -25,11 +25,11 @@ SCORES = {
     "l2p": 40.0,
 }
 LEADERS = ["hgp", "codap", "pilora", "icarl", "fedncm", "fedavg"]
-"""The best of each of five families, and the next."""
+"""The best method of each of five families, and the next best one."""
 
 
 def build_site(out: Path, *words: str) -> Path:
-    """Build a leaderboard in ``out`` from these words of the command."""
+    """Build a leaderboard in ``out`` with these arguments of the command."""
     outcome = CliRunner().invoke(main, ["leaderboard", *words, "--out", str(out)])
     assert outcome.exit_code == 0, outcome.output
     return out
@@ -48,7 +48,7 @@ def site(make_run, tmp_path_factory) -> Path:
         0: 46.0,
         1: 45.0,
         2: 47.0,
-    }  # their differences to the others change with the seed
+    }  # its differences to other methods depend on the seed
     scores["l2p"] = {0: 40.0, 1: 42.0, 2: 41.0}
     make_run(runs / "a", scores)
     make_run(runs / "b", {"fedncm": {0: 80.0}, "hgp": {0: 30.0}, "ewc": {0: 30.0}}, rounds=9)
@@ -56,10 +56,11 @@ def site(make_run, tmp_path_factory) -> Path:
     return build_site(root / "site", str(runs))
 
 
-def test_the_index_ranks_by_borda(site):
+def test_index_ranks_by_borda(site):
     """Rank the methods by their Borda shares.
 
-    hgp: (8/8 + 0.5/2) / 2, fedncm: (3/8 + 2/2) / 2, ewc: (1/8 + 0.5/2) / 2; one of two is enough.
+    hgp: (8/8 + 0.5/2) / 2, fedncm: (3/8 + 2/2) / 2, ewc: (1/8 + 0.5/2) / 2. A method needs only
+    one of the two benchmarks.
     """
     rows = [row[:7] for row in cells(site / "index.html", "ranks")]
     assert rows[:5] == [
@@ -74,11 +75,10 @@ def test_the_index_ranks_by_borda(site):
     assert sentence in (site / "index.html").read_text()
 
 
-def test_where_values_were_tuned_no_others_are_ranked(make_run, tmp_path):
-    """Rank only tuned rows where some rows were tuned.
+def test_only_tuned_rows_are_ranked_if_present(make_run, tmp_path):
+    """Rank only tuned rows if some rows were tuned.
 
-    PILoRA is best with default options, and HGP in a benchmark where no one was tuned: neither
-    counts.
+    Do not count PILoRA, which is best with default options, nor the benchmark without tuned rows.
     """
     tune(
         make_run(tmp_path / "runs" / "a", {"hgp": {0: 40.0}, "ewc": {0: 50.0}}), 12, ["hgp", "ewc"]
@@ -100,11 +100,11 @@ def test_where_values_were_tuned_no_others_are_ranked(make_run, tmp_path):
     }  # half of 90 and 80
 
 
-def test_where_nothing_was_tuned_all_are_ranked(site):
+def test_all_rows_are_ranked_without_tuning(site):
     assert "Only rows whose values" not in (site / "index.html").read_text()
 
 
-def test_every_benchmark_has_a_page_that_the_index_leads_to(site):
+def test_index_links_page_of_every_benchmark(site):
     text = (site / "index.html").read_text()
     pages = {path.name for path in site.iterdir()} - {"index.html"}
     assert len(pages) == 3
@@ -123,16 +123,14 @@ def test_every_benchmark_has_a_page_that_the_index_leads_to(site):
     assert "No pair of methods is tested" in one_seed
 
 
-def test_what_was_computed_in_another_precision_is_another_benchmark_by_its_name(
-    make_run, tmp_path
-):
+def test_precision_is_part_of_benchmark_name(make_run, tmp_path):
     for precision in ("fp32", "bf16"):
         make_run(tmp_path / "runs" / precision, {"l2p": {0: 80.0}}, precision=precision)
     rows = cells(build_site(tmp_path / "site", str(tmp_path / "runs")) / "index.html", "benchmarks")
     assert sorted(row[0].rpartition(", ")[2] for row in rows) == ["all images", "bf16"]
 
 
-def test_the_ranks_come_as_csv(site):
+def test_index_has_ranks_as_csv(site):
     (address,) = re.findall(
         r'href="data:text/csv;base64,([^"]+)"', (site / "index.html").read_text()
     )
@@ -143,7 +141,7 @@ def test_the_ranks_come_as_csv(site):
     assert float(rows[3][3]) == 68.75
 
 
-def test_a_site_is_built_again_in_its_folder_and_in_no_other(site, tmp_path):
+def test_site_is_rebuilt_only_in_its_folder(site, tmp_path):
     pages = {path.name: path.read_text() for path in site.iterdir()}
     (site / "digits-old.html").write_text(pages["index.html"])
     build_site(site, str(site.parent / "runs"))
@@ -157,7 +155,7 @@ def test_a_site_is_built_again_in_its_folder_and_in_no_other(site, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_without_names_it_takes_the_archive_here(site, tmp_path, monkeypatch):
+def test_leaderboard_reads_default_archive(site, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = CliRunner().invoke(main, ["leaderboard", "--out", "site"])
     assert outcome.exit_code == 1 and outcome.stderr.count("\n") == 1
@@ -201,7 +199,7 @@ def first_page(site: Path) -> str:
 
 @pytest.mark.browser
 @needs_browser
-def test_columns_sort_and_rows_are_filtered(site: Path, browser: Site):
+def test_table_sorts_columns_and_filters_rows(site: Path, browser: Site):
     answers = browser.ask(
         first_page(site),
         TOOLS
@@ -232,7 +230,7 @@ def test_columns_sort_and_rows_are_filtered(site: Path, browser: Site):
 
 @pytest.mark.browser
 @needs_browser
-def test_six_curves_at_most_are_coloured_and_all_can_be_reached_by_keys(site: Path, browser: Site):
+def test_chart_colours_six_curves_and_supports_keyboard(site: Path, browser: Site):
     answers = browser.ask(
         first_page(site),
         TOOLS
@@ -259,7 +257,9 @@ def test_six_curves_at_most_are_coloured_and_all_can_be_reached_by_keys(site: Pa
         """,
     )
     assert sorted(answers["first"]) == sorted(LEADERS)
-    assert sorted(answers["after"]) == sorted([*LEADERS[1:], "l2p"])  # the oldest wish gives way
+    assert sorted(answers["after"]) == sorted(
+        [*LEADERS[1:], "l2p"]
+    )  # the oldest selection is removed
     assert answers["focused"]
     assert answers["shown"]
     assert answers["gone"]
@@ -272,11 +272,10 @@ def test_six_curves_at_most_are_coloured_and_all_can_be_reached_by_keys(site: Pa
 
 @pytest.mark.browser
 @needs_browser
-def test_pairs_are_told_by_pointer_and_by_keys(site: Path, browser: Site):
+def test_pair_table_reports_cell_by_pointer_and_keys(site: Path, browser: Site):
     """Report the pair of a cell by pointer and by keys.
 
-    In ewc's row and l2p's column, A_N, half of what is left of the first task, differs by 3, 1.5
-    and 3.
+    In ewc's row and l2p's column, A_N differs by 3, 1.5 and 3.
     """
     answers = browser.ask(
         first_page(site),
@@ -310,7 +309,7 @@ def test_pairs_are_told_by_pointer_and_by_keys(site: Path, browser: Site):
 
 @pytest.mark.browser
 @needs_browser
-def test_pages_fit_a_telephone_and_complain_of_nothing(site: Path, browser: Site):
+def test_pages_fit_phone_width_without_browser_errors(site: Path, browser: Site):
     for page in ("index.html", first_page(site)):
         wide = browser.ask(page, "return document.documentElement.scrollWidth")
         assert wide <= 390, page

@@ -1,4 +1,4 @@
-"""The report page: its content, that it fetches nothing, and how a browser sees it."""
+"""The report page: content, no external requests, and rendering in a browser."""
 
 import csv
 import hashlib
@@ -26,7 +26,7 @@ NAMES = ("accuracy", "forgetting", "bytes", "seconds", "partition", "loss", "tim
 def page(make_run, tmp_path_factory) -> Path:
     """Write the page of two experiments.
 
-    One of them has an unfinished run and an option that tries to be markup.
+    The runs include an unfinished one and an option with markup.
     """
     root = tmp_path_factory.mktemp("page")
     make_run(
@@ -48,58 +48,56 @@ def write_report(runs: Path, out: Path, *words: str) -> Path:
 
 
 class References(HTMLParser):
-    """Everything in a page that could make a browser fetch or run something."""
+    """Collect the tags and references of a page that make a browser fetch or run something."""
 
     def __init__(self, text: str):
         super().__init__()
-        self.found: list[str] = []
+        self.urls: list[str] = []
         self.tags: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.found += [
+        self.urls += [
             v or ""
             for k, v in attributes
             if k in ("src", "href", "xlink:href", "srcset", "action", "data", "poster")
             or k.startswith("on")
         ]
-        self.found += re.findall(r"url\(([^)]*)\)", " ".join(v or "" for _, v in attributes))
+        self.urls += re.findall(r"url\(([^)]*)\)", " ".join(v or "" for _, v in attributes))
 
 
-def test_the_page_refers_to_nothing_outside_itself(page):
+def test_page_has_no_external_references(page):
     text = page.read_text()
     references = References(text)
-    assert references.found, references.found
-    assert all(r.strip("'\"").startswith(("#", "data:")) for r in references.found), (
-        references.found
-    )
+    assert references.urls, references.urls
+    assert all(r.strip("'\"").startswith(("#", "data:")) for r in references.urls), references.urls
     assert not references.tags & {"iframe", "img", "object", "embed", "base"}
     assert "@import" not in text
     assert "default-src 'none'" in text
     assert re.findall(r"url\((?!#)", text) == []
     assert set(re.findall(r'https?://[^\s"<)]+', text)) == {
         "http://www.w3.org/2000/svg"
-    }  # a name, no address
+    }  # a namespace, not an address
 
 
-def test_no_script_but_the_pages_own_may_run(page):
+def test_page_allows_only_its_script(page):
     text = page.read_text()
     (digest,) = re.findall(r"script-src 'sha256-([^']+)'\"", text)
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     assert [b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts] == [
         digest
     ]
-    assert len(re.findall("<script", text)) == 1 + 8  # and the data of each chart
+    assert len(re.findall("<script", text)) == 1 + 8  # one script, and the data of each chart
 
 
-def test_markup_in_the_results_stays_text(page):
+def test_markup_in_results_is_escaped(page):
     text = page.read_text()
     assert HOSTILE not in text
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 2
 
 
-def test_every_figure_is_written_for_papers_too(page):
+def test_figures_are_written_as_png_and_pdf(page):
     pytest.importorskip("matplotlib", reason="matplotlib (extra plot) is not installed")
     figures = page.parent / "figures"
     write_report(page.parent / "runs", page.parent / "again.html", "--figures", str(figures))
@@ -113,7 +111,7 @@ def test_every_figure_is_written_for_papers_too(page):
         )
 
 
-def test_the_csv_in_the_page_has_every_figure(page):
+def test_page_csv_has_all_values(page):
     contents = re.findall(r'href="data:text/csv;base64,([^"]+)"', page.read_text())
     figures, pairs, _ = (
         list(csv.DictReader(io.StringIO(b64decode(text).decode()))) for text in contents
@@ -122,13 +120,13 @@ def test_the_csv_in_the_page_has_every_figure(page):
     assert float(figures[0]["A_N"]) == 76.0
     assert float(figures[0]["A_N std"]) == 1.0
     assert [(row["method"], row["other"], row["seeds"]) for row in pairs] == [("one", "two", "2")]
-    assert float(pairs[0]["difference"]) == 0.5  # seeds 0 and 1 alone: 75 - 70 and 76 - 80
+    assert float(pairs[0]["difference"]) == 0.5  # only seeds 0 and 1: 75 - 70 and 76 - 80
 
 
 @pytest.mark.parametrize(
     ("name", "line", "says"),
     [
-        ("rounds.jsonl", '{"loss": null}', ""),  # no one drawn had data
+        ("rounds.jsonl", '{"loss": null}', ""),  # no participating client had data
         (
             "rounds.jsonl",
             '{"loss": "low"}',
@@ -143,7 +141,7 @@ def test_the_csv_in_the_page_has_every_figure(page):
         ("diagnostics.jsonl", "{}", "diagnostics.jsonl is not a valid list of diagnostics"),
     ],
 )
-def test_odd_records_are_drawn_or_named(name, line, says, make_run, tmp_path):
+def test_records_are_drawn_or_reported_as_invalid(name, line, says, make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
     with (folder / "one" / "seed0" / name).open("a") as file:
         file.write(f"{line}\n")
@@ -155,14 +153,14 @@ def test_odd_records_are_drawn_or_named(name, line, says, make_run, tmp_path):
     assert outcome.output.count("\n") == 1
 
 
-def test_the_page_is_the_same_every_time(page):
+def test_page_is_reproducible(page):
     assert (
         write_report(page.parent / "runs", page.parent / "again.html").read_text()
         == page.read_text()
     )
 
 
-def test_a_command_that_only_carried_on_is_not_repeated(make_run, tmp_path):
+def test_resume_commands_are_not_listed(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
     long = ["fczoo", "bench", "--methods", "one", "--out", "my run"]
     earlier = [
@@ -178,7 +176,7 @@ def test_a_command_that_only_carried_on_is_not_repeated(make_run, tmp_path):
     assert commands == ["fczoo bench --methods one --out &#39;my run&#39;"]
 
 
-def test_the_page_needs_no_matplotlib_and_its_pictures_say_so(page, monkeypatch):
+def test_only_figure_files_need_matplotlib(page, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = page.parent / "plain.html"
     assert write_report(page.parent / "runs", out).read_text() == page.read_text()
@@ -219,7 +217,7 @@ MEASURE = """
 
 @pytest.mark.browser
 @needs_browser
-def test_a_browser_shows_it_and_fetches_nothing_else(page, tmp_path):
+def test_browser_renders_page_without_other_requests(page, tmp_path):
     with serve_site(page.parent, tmp_path / "profile") as site:
         dom, picture = site.dom("page.html"), site.shot("page.html", tmp_path / "shot.png")
         assert set(site.asked) == {"/page.html"}
@@ -246,7 +244,7 @@ def test_a_browser_shows_it_and_fetches_nothing_else(page, tmp_path):
     assert len({tuple(p) for p in (picture[::4, ::4, :3] * 255).astype(int).reshape(-1, 3)}) > 30
 
 
-def test_a_row_that_was_not_tested_has_its_mark_and_legend_on_the_page(make_run, tmp_path):
+def test_page_marks_untested_rows(make_run, tmp_path):
     make_run(tmp_path / "run", {"one": {0: 55.0, 1: 57.0}, "two": {0: 53.0, 1: 55.0}})
     write_page([tmp_path / "run"], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()

@@ -1,4 +1,4 @@
-"""Borda, Holm, intervals and critical differences, worked out by hand."""
+"""Borda, Holm, intervals and critical differences, computed by hand."""
 
 import math
 
@@ -8,11 +8,11 @@ from fczoo.board.ranks import borda, choose_blocks, critical, holm, pairs, short
 from fczoo.reports.significance import Entry, interval
 
 
-def test_borda_by_hand():
+def test_borda_matches_hand_computation():
     """Compute Borda shares and places by hand.
 
-    a beats both, no one, and one while it is level with one: (2/2 + 0/1 + 1.5/2) / 3. c and d take
-    part in one of three.
+    a beats two methods, then none, then one with one tie: (2/2 + 0/1 + 1.5/2) / 3. c and d take
+    part in one of the three ranked benchmarks.
     """
     standings = borda(
         [
@@ -32,7 +32,7 @@ def test_borda_by_hand():
     assert (standings["b"].place, standings["a"].place, standings["a"].benchmark_count) == (1, 2, 3)
 
 
-def test_methods_that_are_level_share_a_place():
+def test_tied_methods_share_rank():
     standings = borda([{"a": 2.0, "b": 1.0, "c": 0.0}, {"a": 1.0, "b": 2.0, "c": 0.0}])
     assert {name: (s.share, s.place) for name, s in standings.items()} == {
         "a": (75, 1),
@@ -42,20 +42,20 @@ def test_methods_that_are_level_share_a_place():
     assert borda([{"a": 1.0}]) == {} == borda([])
 
 
-def test_holm_by_hand():
-    """Multiply the sorted 0.01, 0.03 and 0.04 by 3, 2 and 1, none below the one before."""
+def test_holm_matches_hand_computation():
+    """Multiply the sorted 0.01, 0.03 and 0.04 by 3, 2 and 1; keep the order."""
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
 
 
-def test_an_interval_by_the_table_of_t():
+def test_interval_uses_t_distribution():
     low, high = interval([70.0, 72.0, 74.0]) or (0.0, 0.0)
     assert (low + high) / 2 == pytest.approx(72)
     assert (high - low) / 2 == pytest.approx(4.3027 * 2 / 3**0.5, 1e-4)
     assert interval([70.0]) is None and interval([70.0, 70.0, 70.0]) is None
 
 
-def test_pairs_are_tested_over_the_seeds_that_both_have():
+def test_pairs_are_tested_over_common_seeds():
     entries = [
         Entry({0: 70.0, 1: 72.0, 2: 75.0, 3: 10.0}),
         Entry({0: 69.0, 1: 70.0, 2: 74.5}),
@@ -71,7 +71,7 @@ def test_pairs_are_tested_over_the_seeds_that_both_have():
     assert pair.p == pytest.approx(p) and pair.corrected_p == pytest.approx(p)
 
 
-def test_the_critical_difference_is_the_textbook_one():
+def test_critical_difference_matches_textbook():
     """Compute the critical difference of Demsar 2006, section 3.2.2.
 
     Four methods on 14 data sets: 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25.
@@ -84,7 +84,7 @@ def test_the_critical_difference_is_the_textbook_one():
     assert list(comparison.ranks)[2:] == ["c", "d"]
 
 
-def test_friedman_by_hand():
+def test_friedman_matches_hand_computation():
     """Compute Friedman's p value by hand.
 
     Ranks 1, 2, 3 in five blocks: 12 * 5 / 12 * (14 - 12) = 10, p = exp(-5) at two degrees of
@@ -104,14 +104,15 @@ def test_friedman_by_hand():
         ([], "seeds here: 0, methods in common: 0"),
     ],
 )
-def test_too_little_is_said(blocks, says):
+def test_too_few_blocks_or_methods_are_reported(blocks, says):
     assert critical(blocks) is None and says in shortage(blocks, "seeds")
 
 
-def test_methods_of_most_blocks_are_compared_on_those_that_all_of_them_have():
+def test_comparison_uses_blocks_common_to_chosen_methods():
     """Compare the methods of most blocks on the blocks that all of them have.
 
-    a has 7 blocks, b 6 of these, c 5 of those; d has 6, too, but a and b only three of them.
+    a has 7 blocks, b has 6 of them and c has 5 of those. d also has 6, but shares only three
+    with a and b.
     """
     with_all = [{"a": 1.0, "b": 2.0, "c": 3.0}] * 3 + [{"a": 2.0, "b": 1.0, "c": 3.0, "d": 9.0}] * 2
     blocks = [

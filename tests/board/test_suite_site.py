@@ -34,7 +34,7 @@ COSTS = {"hgp": (300, 10.0), "ewc": (100, 20.0), "fedavg": (200, 30.0), "lwf": (
 
 
 def write_suite(root: Path, name: str, scores: dict[str, dict[int, float]], **more: Any) -> None:
-    """Write the file of a suite, and its archive from a run folder written by hand."""
+    """Write the file of a suite, and its archive from a small run folder."""
     suites = root / "results/suites"
     suites.mkdir(parents=True, exist_ok=True)
     head = f'question = "What does {name} ask?"\ncompare = [["hgp", "ewc"]]\n'
@@ -74,7 +74,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "site"
 
 
-def test_the_start_page_has_the_questions(site: Path) -> None:
+def test_start_page_lists_questions(site: Path) -> None:
     rows = cells(site / "index.html", "suites")
     assert [row[0].partition("?")[0] for row in rows] == [
         "What does first ask",
@@ -92,13 +92,13 @@ def test_the_start_page_has_the_questions(site: Path) -> None:
     assert {path.name for path in site.iterdir()} == {"index.html", "first.html", "second.html"}
 
 
-def test_methods_are_ranked_by_their_declared_rows(site: Path) -> None:
-    """Rank three rows; the ablation, which is the best by far, is not one of them.
+def test_methods_are_ranked_by_declared_rows(site: Path) -> None:
+    """Rank three rows, without the ablation, which has the highest accuracy.
 
-    By A_N hgp and ewc are first and second once each: (2 + 1) / 4 of the points. At equal bytes
-    hgp, which sends most, beats no one, and ewc and fedavg are above no one that sends less: hgp has
-    (0.5 + 0.5 + 0 + 0.5) / 4, ewc (0.5 + 1 + 1 + 1) / 4 and fedavg (0.5 + 0 + 0.5 + 0) / 4. At
-    equal compute hgp has (1 + 1 + 0.5 + 1) / 4, ewc (0 + 1 + 0.5 + 1) / 4, fedavg 0.
+    By A_N, hgp and ewc are first and second once each: (2 + 1) / 4 of the points. hgp sends most,
+    so it beats no method at equal bytes: hgp has (0.5 + 0.5 + 0 + 0.5) / 4, ewc has
+    (0.5 + 1 + 1 + 1) / 4 and fedavg has (0.5 + 0 + 0.5 + 0) / 4. At equal compute hgp has
+    (1 + 1 + 0.5 + 1) / 4, ewc has (0 + 1 + 0.5 + 1) / 4 and fedavg has 0.
     """
     rows = cells(site / "index.html", "ranks")
     assert [row[:6] for row in rows] == [
@@ -111,7 +111,7 @@ def test_methods_are_ranked_by_their_declared_rows(site: Path) -> None:
     assert "lwf" not in text
 
 
-def test_borda_at_equal_costs_counts_pairs_without_an_order_as_level() -> None:
+def test_borda_at_equal_costs_counts_unordered_pairs_as_ties() -> None:
     scores = [{"a": 3.0, "b": 2.0, "c": 1.0}]
     costs = [{"a": ("x", 2.0), "b": ("x", 1.0), "c": ("y", 1.0)}]
     shares = {name: entry.share for name, entry in borda(scores, costs).items()}
@@ -121,7 +121,7 @@ def test_borda_at_equal_costs_counts_pairs_without_an_order_as_level() -> None:
     assert shares == {"a": 75.0, "b": 25.0, "c": 50.0}
 
 
-def test_a_suite_page_has_its_question_its_tests_and_all_rows(site: Path) -> None:
+def test_suite_page_has_question_tests_and_rows(site: Path) -> None:
     text = (site / "first.html").read_text()
     assert "What does first ask?" in text
     assert "HGP is 5.0 points above EWC; this was not tested." in text  # the same with each seed
@@ -138,7 +138,7 @@ def test_a_suite_page_has_its_question_its_tests_and_all_rows(site: Path) -> Non
 
 @pytest.mark.browser
 @needs_browser
-def test_ablations_are_behind_a_switch(site: Path, tmp_path: Path) -> None:
+def test_ablations_are_hidden_until_selected(site: Path, tmp_path: Path) -> None:
     with serve_site(site, tmp_path) as browser:
         answers = browser.ask(
             "first.html",

@@ -1,4 +1,4 @@
-"""The traits of a method, by its registration and its runs, and its row in a ranking."""
+"""Tags of a method from its registration and runs, and its row in a ranking."""
 
 import json
 
@@ -24,7 +24,7 @@ from helpers_runs import tune
         ("stranger", "not installed here", "not installed here", ("not installed here",)),
     ],
 )
-def test_words_of_a_method(method, family, exemplars, trained, make_run, tmp_path):
+def test_tags_describe_method(method, family, exemplars, trained, make_run, tmp_path):
     (experiment,) = read_experiments([make_run(tmp_path / "run", {method: {0: 50.0}})])
     assert tags_of(experiment.lines[0]) == {
         "family": (family,),
@@ -35,7 +35,7 @@ def test_words_of_a_method(method, family, exemplars, trained, make_run, tmp_pat
     }
 
 
-def test_the_trials_behind_the_values_of_a_row_are_told(make_run, tmp_path):
+def test_tags_list_trials_of_row(make_run, tmp_path):
     for name, trials, found_for in [("a", 5, ["hgp"]), ("b", 12, ["hgp"]), ("c", 9, ["fedncm"])]:
         tune(make_run(tmp_path / name, {"hgp": {ord(name): 50.0}}), trials, found_for)
     (experiment,) = read_experiments([tmp_path])
@@ -45,17 +45,14 @@ def test_the_trials_behind_the_values_of_a_row_are_told(make_run, tmp_path):
 
 
 @pytest.mark.parametrize("name", METHODS.names("fczoo.methods") + METHODS.names("fczoo.baselines"))
-def test_what_a_method_trains_has_a_word(name):
-    """Find a word in ``TENSOR_KINDS`` for every prefix that a method trains.
-
-    A prefix without a word would be in the filter as it is.
-    """
+def test_trained_tensors_have_known_kinds(name):
+    """Find an entry in ``TENSOR_KINDS`` for every prefix that a method trains."""
     assert set(words_of(create_method(name).training().trained_prefixes)) <= set(
         TENSOR_KINDS.values()
     )
 
 
-def test_an_upper_bound_is_a_family_of_its_own(make_run, tmp_path):
+def test_upper_bound_is_separate_family(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"joint": {0: 50.0}})
     path = folder / "joint" / "seed0" / "result.json"
     write_json(
@@ -67,12 +64,10 @@ def test_an_upper_bound_is_a_family_of_its_own(make_run, tmp_path):
     assert not candidates(experiment)
 
 
-def test_a_method_enters_with_the_row_nearest_to_its_own_values_not_with_the_best(
-    make_run, tmp_path
-):
+def test_candidate_is_row_nearest_to_method_values(make_run, tmp_path):
     """Select the row nearest to a method's own values, not the best one.
 
-    On digits PILoRA's own values are its defaults, rank 4 among them, with head_tune.
+    On digits, PILoRA's values are its defaults, such as rank 4, with head_tune.
     """
     make_run(tmp_path / "a", {"pilora": {0: 90.0}}, {"head_tune": False, "rank": 8})
     make_run(tmp_path / "b", {"pilora": {0: 40.0}}, {"head_tune": True, "rank": 8})
@@ -83,11 +78,11 @@ def test_a_method_enters_with_the_row_nearest_to_its_own_values_not_with_the_bes
     assert by_score == {90.0: 2, 40.0: 1, 20.0: 0} and usual == 20.0
 
 
-def test_a_method_enters_as_its_protocol_has_it_with_the_rates_of_most_trials(make_run, tmp_path):
+def test_candidate_follows_protocol_with_most_trials(make_run, tmp_path):
     """Select the row that follows the protocol and has the rates of most trials.
 
-    Quick starts heads at class means; only a head, or one that starts from zero, is not FedAvg,
-    whatever its rates.
+    Protocol quick initialises heads at class means. A run that trains only the head, or starts it
+    at zero, is not FedAvg, whatever its rates.
     """
     quick, own_options = (
         {"dataset": "cifar100", "protocol": "quick"},

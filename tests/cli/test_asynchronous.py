@@ -1,4 +1,4 @@
-"""``--moving`` and ``--task-order`` from the command line: a bench, its split, refusals."""
+"""Test ``--moving`` and ``--task-order`` on the command line: bench, partition, errors."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ def result(out: Path, method: str = "fedavg") -> dict:
     return json.loads((out / method / "seed0" / "result.json").read_text())
 
 
-def test_a_bench_in_stages(tmp_path: Path) -> None:
+def test_staged_bench_resumes_and_repeats_with_same_result(tmp_path: Path) -> None:
     """Run, resume and repeat a bench in stages.
 
     Three clients move, two at a time: tasks 000, 110, 211, 222.
@@ -67,7 +67,7 @@ def test_a_bench_in_stages(tmp_path: Path) -> None:
     invoke("report", str(out), "--html", str(tmp_path / "page.html"))
 
 
-def test_the_split_in_stages(tmp_path: Path) -> None:
+def test_partition_command_reports_staged_split(tmp_path: Path) -> None:
     words = ["partition", *SMALL, "--moving", "1", "--task-order", "own"]
     table, partition_file = tmp_path / "t.csv", tmp_path / "p.json"
     output = invoke(
@@ -80,7 +80,7 @@ def test_the_split_in_stages(tmp_path: Path) -> None:
         str(tmp_path / "e.json"),
     )
     rows = [line.split() for line in output.splitlines() if line.strip()[:1].isdigit()]
-    assert len(rows) == 7 and {row[-2] for row in rows} == {"0"}  # no one's
+    assert len(rows) == 7 and {row[-2] for row in rows} == {"0"}  # unassigned images
     assert (
         sum(int(row[2]) for row in rows) == 200
     )  # each image in the stage in which it is first met
@@ -89,7 +89,7 @@ def test_the_split_in_stages(tmp_path: Path) -> None:
         assert {row["task"] for row in csv.DictReader(file)} == {*"0123456"}
 
 
-def test_a_plan_in_stages() -> None:
+def test_dry_run_of_staged_bench_lists_moving() -> None:
     output = invoke("bench", "--methods", "fedncm", *SMALL, "--moving", "2", "--dry-run")
     assert "moving" in output and "= " in output
 
@@ -107,5 +107,5 @@ def test_a_plan_in_stages() -> None:
         (["--methods", "fedncm", "--moving", "0"], "--moving is 0; it must be at least 1"),
     ],
 )
-def test_what_is_refused(words: list[str], says: str, tmp_path: Path) -> None:
+def test_invalid_staged_options_are_rejected(words: list[str], says: str, tmp_path: Path) -> None:
     assert says in invoke("bench", *SMALL, *words, "--out", str(tmp_path / "out"), code=1)

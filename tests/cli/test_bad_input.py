@@ -1,4 +1,4 @@
-"""Bad input of ``fczoo bench`` ends in one line, and nothing is written."""
+"""Test that bad input of ``fczoo bench`` ends in one line and writes nothing."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -90,7 +90,7 @@ from helpers_cli import TINY
         ),
     ],
 )
-def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch):
+def test_bad_input_reports_one_error_line(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = CliRunner().invoke(
         main,
@@ -117,7 +117,7 @@ def test_bad_input_ends_in_one_clear_line(arguments, says, tmp_path, monkeypatch
         ImportError("/lib/_lsprof.so: failed to map segment from shared object"),
     ],
 )
-def test_a_lack_of_memory_ends_in_one_line(error, tmp_path, monkeypatch, capsys):
+def test_out_of_memory_reports_one_error_line(error, tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise error
 

@@ -1,4 +1,4 @@
-"""The installed command, as a user meets it."""
+"""Test the installed ``fczoo`` command as a user runs it."""
 
 import csv
 import json
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, process.stdout
 
 
-def test_bench_prints_what_was_run_and_one_row_a_method(folder):
+def test_bench_prints_settings_and_one_row_per_method(folder):
     _, output = folder
     for phrase in (
         "digits: 3 tasks of 3 to 4 classes",
@@ -88,7 +88,7 @@ def test_bench_prints_what_was_run_and_one_row_a_method(folder):
     ]
 
 
-def test_run_folder_holds_everything_needed_to_check_the_table(folder):
+def test_run_folder_stores_settings_results_and_rounds(folder):
     out, _ = folder
     about = json.loads((out / "bench.json").read_text())
     assert about["methods"]["hgp"]["prefix_len"] == 4
@@ -123,7 +123,7 @@ def test_run_folder_holds_everything_needed_to_check_the_table(folder):
     )
 
 
-def test_summaries_agree_with_the_results(folder):
+def test_summary_files_match_results(folder):
     out, _ = folder
     finals = [
         json.loads((out / "hgp" / f"seed{s}" / "result.json").read_text())["metrics"]["A_N"]
@@ -137,7 +137,7 @@ def test_summaries_agree_with_the_results(folder):
     assert json.loads((out / "summary.json").read_text())["rows"][0]["method"] == "hgp"
 
 
-def test_the_same_command_keeps_what_is_finished_and_other_runs_are_refused(folder):
+def test_repeated_command_keeps_runs_and_rejects_other_options(folder):
     out, output = folder
     log_names = ("bench.json", "log.txt")  # of every command
     contents = {
@@ -175,7 +175,7 @@ def test_the_same_command_keeps_what_is_finished_and_other_runs_are_refused(fold
     } == contents
 
 
-def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+def test_out_folder_with_foreign_files_is_rejected(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     outcome = CliRunner().invoke(
         main, ["bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path)]
@@ -185,9 +185,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_run_that_is_skipped_leaves_the_traceback_of_an_error_of_the_method(
-    tmp_path, monkeypatch
-):
+def test_skipped_run_stores_traceback(tmp_path, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("by nothing")
 
@@ -202,7 +200,7 @@ def test_a_run_that_is_skipped_leaves_the_traceback_of_an_error_of_the_method(
     assert record["traceback"].startswith("Traceback")
 
 
-def test_a_grid_carries_on_after_failures_and_tries_them_again(tmp_path):
+def test_grid_continues_after_failures_and_retries_them(tmp_path):
     out, head = (
         tmp_path / "grid",
         ["--methods", "fedncm,pilora", "--partition", "iid,dirichlet:0.5", *TINY, "--epochs", "2"],
@@ -237,7 +235,7 @@ def test_a_grid_carries_on_after_failures_and_tries_them_again(tmp_path):
     ] == [2, 2]
 
 
-def test_a_saved_partition_is_used_again(folder, tmp_path):
+def test_saved_partition_is_reused(folder, tmp_path):
     out, _ = folder
     fczoo(
         "bench",
@@ -255,13 +253,13 @@ def test_a_saved_partition_is_used_again(folder, tmp_path):
     )
 
 
-def test_the_installed_command_fails_with_one_line_too(tmp_path):
+def test_installed_command_reports_one_error_line(tmp_path):
     process = fczoo("bench", "--methods", "hgpp", cwd=tmp_path, fail=True)
     assert process.returncode == 1
     assert process.stderr == "Error: no method is called 'hgpp'; did you mean hgp, pip, fppl?\n"
 
 
-def test_a_diverging_run_keeps_what_was_finished(tmp_path):
+def test_diverged_run_keeps_finished_results(tmp_path):
     out = tmp_path / "run"
     wild = [
         "--set",
@@ -278,7 +276,7 @@ def test_a_diverging_run_keeps_what_was_finished(tmp_path):
     ]
 
 
-def test_an_aggregator_that_does_not_fit_the_upload_is_named(tmp_path):
+def test_incompatible_aggregator_is_rejected(tmp_path):
     outcome = CliRunner().invoke(
         main,
         [
@@ -299,7 +297,7 @@ def test_an_aggregator_that_does_not_fit_the_upload_is_named(tmp_path):
     )
 
 
-def test_a_list_of_partitions_keeps_the_fields_of_each_together(tmp_path):
+def test_partition_list_keeps_fields_of_each_spec(tmp_path):
     specs = "dirichlet:beta=0.5,min_size=2,iid,dirichlet:0.1,cap=true"
     outcome = CliRunner().invoke(
         main,
@@ -322,7 +320,7 @@ def test_a_list_of_partitions_keeps_the_fields_of_each_together(tmp_path):
     }
 
 
-def test_two_settings_that_would_share_a_folder_are_refused(tmp_path):
+def test_settings_with_same_folder_name_are_rejected(tmp_path):
     specs = ",".join(f"file:{tmp_path / name / 'partition.json'}" for name in "ab")
     outcome = CliRunner().invoke(
         main,

@@ -1,4 +1,4 @@
-"""Settings files: any option, cells of a grid, and run folders as settings."""
+"""Test settings files: options, cells of a grid, and run folders as settings."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def config(tmp_path: Path):
     return write
 
 
-def test_a_file_gives_options_and_the_command_line_beats_it(config, tmp_path: Path) -> None:
+def test_command_line_overrides_settings_file(config, tmp_path: Path) -> None:
     file = config(
         'seeds = "0-1"\npartition = "iid"\nout = "unused"\n[set.fedncm]\ndistance = "cosine"\n'
     )
@@ -53,7 +53,7 @@ def test_a_file_gives_options_and_the_command_line_beats_it(config, tmp_path: Pa
     assert record["methods"] == {"fedncm": {"distance": "cosine", "normalise": False}}
 
 
-def test_options_of_methods_are_merged_one_by_one(config) -> None:
+def test_method_options_of_file_and_command_line_are_merged(config) -> None:
     file = config("[set.hgp]\nlr = 0.25\nprefix_len = 3\n[set.fppl]\nlr = 0.5\n")
     page = run("--config", file, "--methods", "hgp", "--set", "hgp.lr=0.125", "--dry-run")
     rows = {line.split()[0]: line.split()[1:] for line in page.splitlines() if line.strip()}
@@ -62,7 +62,7 @@ def test_options_of_methods_are_merged_one_by_one(config) -> None:
     assert rows["tasks"][:2] == ["4,6", "given"]
 
 
-def test_cells_are_the_settings_of_one_grid(config, tmp_path: Path) -> None:
+def test_cells_of_settings_file_form_one_grid(config, tmp_path: Path) -> None:
     cells = """
 [[cells]]
 name = "few"
@@ -88,11 +88,13 @@ set = ["fedncm.distance=cosine"]
     assert records[f"{split}/iid"]["seeds"] == [3]
     assert list(records[last]["methods"]) == ["fedclm", "fedncm"]
     assert records[last]["methods"]["fedncm"] == {"distance": "cosine", "normalise": False}
-    assert output.count("digits: 2 tasks of 4 to 6 classes") == 3  # one table a stream and schedule
+    assert (
+        output.count("digits: 2 tasks of 4 to 6 classes") == 3
+    )  # one table per stream and schedule
     assert run("--config", config(cells), "--out", str(out)) == output
 
 
-def test_a_dry_run_says_which_of_the_settings_it_counts(config) -> None:
+def test_dry_run_reports_name_of_each_cell(config) -> None:
     cells = '[[cells]]\nname = "a"\nclients = 2\n[[cells]]\nname = "b"\nclients = 3\n'
     words = ["bench", "--config", config(cells), "--methods", "fedncm", "--dry-run"]
     outcome = CliRunner().invoke(main, words)
@@ -102,7 +104,7 @@ def test_a_dry_run_says_which_of_the_settings_it_counts(config) -> None:
     assert outcome.stdout.count("Costs assume") + outcome.stdout.count("Image-steps") >= 2
 
 
-def test_a_run_folder_is_given_back(config, tmp_path: Path) -> None:
+def test_run_description_as_config_repeats_run(config, tmp_path: Path) -> None:
     """Restore configuration, split and numbers from a run folder.
 
     The rest of the file and today's defaults do not matter.
@@ -118,9 +120,7 @@ def test_a_run_folder_is_given_back(config, tmp_path: Path) -> None:
     assert one["accuracy"] == two["accuracy"]
 
 
-def test_an_older_run_folder_is_given_back_with_the_defaults_of_its_time(
-    config, tmp_path: Path
-) -> None:
+def test_missing_settings_of_old_run_get_neutral_values(config, tmp_path: Path) -> None:
     """Use the neutral value of a setting that an older run folder does not have.
 
     The value that the protocol sets today does not matter.
@@ -139,7 +139,7 @@ def test_an_older_run_folder_is_given_back_with_the_defaults_of_its_time(
     assert rows["protocol"][0] == "quick" and rows["clients"][0] == "3"
 
 
-def test_a_folder_with_a_saved_split_brings_it_along(config, tmp_path: Path) -> None:
+def test_run_description_keeps_saved_partition(config, tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     run("--config", config("partition_seed = 5\n"), "--out", str(first))
     run("--config", config(f'partition = "file:{first}/partition.json"\n'), "--out", str(second))
@@ -175,7 +175,7 @@ def test_a_folder_with_a_saved_split_brings_it_along(config, tmp_path: Path) -> 
         ("config = 'x'", "no option is called 'config'"),
     ],
 )
-def test_what_a_file_cannot_say(
+def test_invalid_settings_file_is_rejected(
     text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -188,7 +188,7 @@ def test_what_a_file_cannot_say(
     assert [p.name for p in tmp_path.iterdir()] == ["runs.toml"]
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_missing_or_unreadable_settings_file_is_rejected(tmp_path: Path) -> None:
     assert "no settings file at" in run("--config", str(tmp_path / "a.toml"), code=1)
     assert "is not a settings file" in run("--config", str(tmp_path / "a.yaml"), code=1)
     assert "no run description at" in run("--config", str(tmp_path / "bench.json"), code=1)

@@ -1,4 +1,4 @@
-"""Missing data sets and weights: named, offered on a terminal, downloaded and resumed."""
+"""Test that missing data and weights are reported, offered, downloaded and resumed."""
 
 import hashlib
 import os
@@ -35,7 +35,7 @@ CONTENT = bytes(range(256)) * 200
 
 
 class Hub(ThreadingHTTPServer):
-    """A hub that holds the weights of one model, and notes the ranges that clients ask for."""
+    """Local hub with the weights of one model; it records the requested ranges."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), HubHandler)
@@ -107,40 +107,43 @@ def data_server() -> Iterator[Server]:
     server.server_close()
 
 
-def item(name: str, megabytes: int | None, log: list[str], advice: str = "") -> Missing:
+def missing_item(name: str, megabytes: int | None, log: list[str], advice: str = "") -> Missing:
     """Describe a missing item whose download appends its name to ``log``."""
     size = None if megabytes is None else megabytes * 10**6
     return Missing(name, f"no {name}", lambda: log.append(name), lambda: size, advice)
 
 
 @pytest.mark.parametrize("consent", [None, False])
-def test_without_consent_nothing_is_downloaded_and_one_line_says_so(consent: bool | None) -> None:
+def test_download_without_consent_is_rejected_with_one_line(consent: bool | None) -> None:
     log: list[str] = []
     with pytest.raises(FczooError) as caught:
-        provide([item("cifar100", 169, log), item("weights X", 23, log, "give a file")], consent)
+        provide(
+            [missing_item("cifar100", 169, log), missing_item("weights X", 23, log, "give a file")],
+            consent,
+        )
     assert str(caught.value) == (
         "no cifar100; no weights X; add --download to fetch cifar100 and weights X, or give a file"
     )
     assert log == []
 
 
-def test_the_option_answers_in_advance() -> None:
+def test_download_option_gives_consent() -> None:
     log: list[str] = []
-    provide([item("a", 1, log), item("b", None, log)], True)
+    provide([missing_item("a", 1, log), missing_item("b", None, log)], True)
     assert log == ["a", "b"]
 
 
 @pytest.mark.parametrize("consent", [None, True])
-def test_what_has_to_be_got_by_hand_stops_before_any_download(consent: bool | None) -> None:
+def test_manual_download_is_reported_before_any_download(consent: bool | None) -> None:
     log: list[str] = []
     with pytest.raises(FczooError, match=r"^get mini at X; no a; add --download to fetch a$"):
-        provide([Missing("mini", "get mini at X"), item("a", 1, log)], consent)
+        provide([Missing("mini", "get mini at X"), missing_item("a", 1, log)], consent)
     with pytest.raises(FczooError, match=r"^get mini at X$"):
         provide([Missing("mini", "get mini at X")], consent)
     assert log == []
 
 
-def test_an_interrupted_download_is_one_line() -> None:
+def test_interrupted_download_reports_one_line() -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
@@ -193,7 +196,7 @@ except FczooError as error:
 @pytest.mark.parametrize(
     ("answer", "fetched"), [(b"y\n", ["a", "b"]), (b"\n", ["a", "b"]), (b"n\n", []), (b"\x04", [])]
 )
-def test_a_terminal_asks_once_for_all(answer: bytes, fetched: list[str]) -> None:
+def test_terminal_asks_once_for_all_downloads(answer: bytes, fetched: list[str]) -> None:
     code, output = on_terminal(ASK, answer, {})
     question = "Not on this machine: a (2 MB), b (2 MB), 4 MB in all. Download?"
     assert code == 0 and output.count(question) == 1
@@ -210,7 +213,7 @@ def test_weights_are_downloaded_once(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("ranged", [True, False])
-def test_a_broken_download_of_weights_is_resumed(hub: Hub, ranged: bool) -> None:
+def test_incomplete_weight_download_resumes(hub: Hub, ranged: bool) -> None:
     hub.cut = 20_000
     with pytest.raises(
         FczooError, match=r"ended after 20000 of 51200 bytes; run it again, it resumes there"
@@ -222,7 +225,7 @@ def test_a_broken_download_of_weights_is_resumed(hub: Hub, ranged: bool) -> None
     assert hub.ranges == [None, "bytes=20000-"]
 
 
-def test_weights_with_another_checksum_are_refused_and_removed(hub: Hub) -> None:
+def test_weights_with_wrong_checksum_are_rejected_and_removed(hub: Hub) -> None:
     hub.content = bytes(len(CONTENT))
     with pytest.raises(
         FczooError, match=r"is not the published file \(SHA256 .*; it was removed, run it"
@@ -231,14 +234,14 @@ def test_weights_with_another_checksum_are_refused_and_removed(hub: Hub) -> None
     assert [path.suffix for path in weights_file(TINY).parent.iterdir()] == [".lock"]
 
 
-def test_a_hub_without_the_weights_is_one_line(hub: Hub) -> None:
+def test_missing_weights_on_hub_raise_error(hub: Hub) -> None:
     with pytest.raises(
         FczooError, match=r"has no model.safetensors; give a file: --backbone vit_x:FILE"
     ):
         download_weights("vit_x")
 
 
-def test_the_hub_is_not_asked_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_sends_no_request_to_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     (missing,) = find_missing([Settings.for_dataset("digits", backbone=TINY)])
     with pytest.raises(
@@ -248,7 +251,7 @@ def test_the_hub_is_not_asked_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     assert hub.ranges == []
 
 
-def test_downloaded_weights_are_those_of_the_hub(hub: Hub) -> None:
+def test_hash_of_downloaded_weights_matches_hub(hub: Hub) -> None:
     """Load downloaded weights with the hub's hash, so that a run can be compared and resumed."""
     model = timm.create_model(TINY, pretrained=False)
     file = weights_file(TINY)
@@ -298,7 +301,7 @@ def test_bench_downloads_nothing_without_consent(
 @pytest.mark.parametrize(
     "more", [[], ["--no-download"], ["--dry-run"], ["--dry-run", "--download"]]
 )
-def test_a_server_is_not_asked_for_an_unknown_size_without_a_question(
+def test_archive_size_is_not_requested_without_question(
     tiny: type,
     data_server: Server,
     tmp_path: Path,
@@ -315,7 +318,7 @@ def test_a_server_is_not_asked_for_an_unknown_size_without_a_question(
 
 
 @pytest.mark.parametrize("command", [BENCH, ["tune", *BENCH[1:], "--out", "tuned"]])
-def test_commands_download_with_the_option(
+def test_download_option_fetches_data_set(
     tiny: type,
     data_server: Server,
     tmp_path: Path,
@@ -328,7 +331,7 @@ def test_commands_download_with_the_option(
     assert (tmp_path / "d" / "tiny-imagenet-200" / "wnids.txt").read_bytes() == b"x"
 
 
-def test_a_broken_download_of_data_is_resumed_by_the_same_command(
+def test_incomplete_data_download_resumes(
     tiny: type, data_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -342,7 +345,7 @@ def test_a_broken_download_of_data_is_resumed_by_the_same_command(
 
 
 @pytest.mark.parametrize("command", [BENCH, ["tune", *BENCH[1:], "--out", "tuned"]])
-def test_an_error_of_the_command_comes_before_any_download(
+def test_option_error_is_reported_before_any_download(
     tiny: type,
     data_server: Server,
     tmp_path: Path,
@@ -357,7 +360,7 @@ def test_an_error_of_the_command_comes_before_any_download(
     assert data_server.ranges == []
 
 
-def test_a_named_backbone_is_not_downloaded_without_consent(
+def test_backbone_weights_are_not_downloaded_without_consent(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -380,10 +383,10 @@ def test_a_named_backbone_is_not_downloaded_without_consent(
     assert hub.ranges == []
 
 
-def test_a_terminal_is_asked_with_sizes_and_the_run_goes_on(
+def test_terminal_question_reports_download_sizes(
     tiny: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ask once for both, with their sizes; a refusal is the line that names the option."""
+    """Ask once for data and weights, with sizes; a refusal names the option."""
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
     script = "from fczoo.cli.app import main; main()"
     words = ["bench", "--methods", "fedncm", "--dataset", "tinyimagenet", "--device", "cpu"]

@@ -1,4 +1,4 @@
-"""``--help`` shows whole sentences, examples first, and the types of values in words."""
+"""Test the help pages: examples, plain value types and common options."""
 
 import re
 
@@ -18,7 +18,7 @@ def page(*words: str, flag: str = "--help", width: int = 80) -> str:
 
 
 def every_command() -> dict[str, click.Command]:
-    """Return all commands by the words that reach them."""
+    """Return all commands by their command line."""
     commands = {}
     for name, command in main.commands.items():
         commands[name] = command
@@ -27,7 +27,7 @@ def every_command() -> dict[str, click.Command]:
     return commands
 
 
-def test_every_command_stands_in_one_group() -> None:
+def test_every_command_is_in_one_help_group() -> None:
     command_names = [name for names in COMMAND_GROUPS.values() for name in names]
     assert sorted(command_names) == sorted(main.commands)
     text = page()
@@ -37,7 +37,7 @@ def test_every_command_stands_in_one_group() -> None:
 
 
 @pytest.mark.parametrize("words", every_command())
-def test_help_begins_with_examples(words: str) -> None:
+def test_help_shows_examples_before_options(words: str) -> None:
     examples = EXAMPLES[words]
     text = page(*words.split())
     assert text.index("Examples:") < text.index("Options:")
@@ -47,12 +47,12 @@ def test_help_begins_with_examples(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", every_command())
-def test_no_page_shows_a_type_of_python_or_click(words: str) -> None:
+def test_help_shows_no_python_or_click_types(words: str) -> None:
     types = r"^  (-\w, )?--[a-z-]+ (int|float|str|INTEGER|FLOAT|TEXT|PATH|FILENAME|DIRECTORY)\b"
     assert not re.search(types, page(*words.split(), width=400), re.M)
 
 
-def test_types_of_bench_are_words() -> None:
+def test_bench_help_shows_plain_value_types() -> None:
     text = page("bench", flag="--help-all", width=400)
     for option in ("--rounds NUMBER ", "--dataset NAMES ", "--data-root FOLDER ", "--config FILE "):
         assert option in text
@@ -62,8 +62,8 @@ def test_types_of_bench_are_words() -> None:
 
 
 @pytest.mark.parametrize("name", ["bench", "tune"])
-def test_long_commands_show_common_options_first(name: str) -> None:
-    """Show only common options in ``--help``, and the name of the page that has them all.
+def test_help_of_long_commands_shows_common_options_only(name: str) -> None:
+    """Show only common options in ``--help``, and point to ``--help-all``.
 
     ``bench --help`` had 172 lines.
     """
@@ -80,6 +80,6 @@ def test_long_commands_show_common_options_first(name: str) -> None:
     assert "more options" not in full_page
 
 
-def test_other_commands_show_all_options() -> None:
+def test_help_of_other_commands_shows_all_options() -> None:
     assert "--class-order-seed" in page("partition")
     assert "--help-all" not in page("partition")

@@ -1,4 +1,4 @@
-"""``fczoo list``, ``show`` and ``doctor``."""
+"""Test ``fczoo list``, ``show`` and ``doctor``."""
 
 import re
 from importlib.metadata import version
@@ -20,7 +20,7 @@ def output_of(*arguments: str) -> str:
 @pytest.mark.parametrize(
     "kind", ["methods", "baselines", "datasets", "partitioners", "aggregators", "backbones"]
 )
-def test_list_names_what_is_there(kind):
+def test_list_shows_registered_names(kind):
     examples = {
         "methods": "pilora",
         "baselines": "fedncm",
@@ -36,14 +36,14 @@ def test_list_names_what_is_there(kind):
 @pytest.mark.parametrize(
     "kind", ["methods", "baselines", "partitioners", "aggregators", "attacks", "local"]
 )
-def test_what_is_said_of_a_name_in_a_list_is_a_whole_sentence(kind):
+def test_list_descriptions_end_with_full_stop(kind):
     lines = output_of("list", kind).splitlines()
     assert all(
         line.endswith(".") for line in lines[kind == "methods" :]
-    )  # less the heads of columns
+    )  # without the column heads
 
 
-def test_show_and_doctor():
+def test_show_describes_registered_names():
     page = output_of("show", "hgp")
     assert "imagenet_r: lr=0.03, from protocol hgp (paper, appendix H)" in page
     for phrase in (
@@ -76,7 +76,7 @@ AFTER_ROUNDS = "after the rounds, when clients update their memory, from the sec
         ("bic", AFTER_ROUNDS, {"bias": "2", "validated": "scalar"}),
     ],
 )
-def test_show_says_what_starts_with_the_second_task(method, words, tensors):
+def test_show_lists_uploads_from_second_task_on(method, words, tensors):
     """Show the uploads that start with the second task.
 
     Digits in tasks of two classes, features of 128 numbers.
@@ -88,10 +88,10 @@ def test_show_says_what_starts_with_the_second_task(method, words, tensors):
     assert min(tensors) in page.partition("What a server could learn from an upload:")[2]
 
 
-def test_show_has_a_table_of_moments():
-    """Show the size of the uploads at every moment of a task.
+def test_show_lists_upload_size_of_each_phase():
+    """Show the size of the uploads in every phase of a task.
 
-    PODNet's survey: count, sum and squares of two classes, 2 (1 + 128 + 128) numbers of eight
+    PODNet's statistics: count, sum and squares of two classes, 2 (1 + 128 + 128) numbers of eight
     bytes; its balanced round: 2 x 2 x 10 x 128 of four. Exemplars are chosen without an upload.
     """
     page = output_of("show", "podnet")
@@ -107,7 +107,7 @@ def test_show_has_a_table_of_moments():
     assert "as statistics at the end of a task" in output_of("show", "afc")
 
 
-def test_doctor_says_what_is_there(tmp_path):
+def test_doctor_reports_packages_and_data(tmp_path):
     (tmp_path / "cifar-100-python").mkdir()
     health = dict(
         line.split("  ", 1)
@@ -132,5 +132,5 @@ def test_doctor_says_what_is_there(tmp_path):
         ("fedcbdr", "the paper's section on the method; no code is released"),
     ],
 )
-def test_show_says_what_was_not_read(name: str, says: str) -> None:
+def test_show_reports_unread_sources(name: str, says: str) -> None:
     assert says in " ".join(output_of("show", name).split())

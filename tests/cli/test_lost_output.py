@@ -1,4 +1,4 @@
-"""Output that goes away does not end a run."""
+"""Test that runs finish when their output streams are closed."""
 
 import os
 import signal
@@ -15,8 +15,10 @@ FEW = "--train-per-class 8 --test-per-class 4"
 
 
 @pytest.mark.parametrize("ending", ["2>&-", ">&-", ">&- 2>&-", "2>&1 | true"])
-def test_a_run_is_complete_without_its_streams(ending, tmp_path):
-    python = sys.executable if "|" in ending else warm_python()  # which has its own last flush
+def test_run_finishes_without_output_streams(ending, tmp_path):
+    python = (
+        sys.executable if "|" in ending else warm_python()
+    )  # warm_python flushes by itself at exit
     command = f"set -o pipefail; {python} {RUN.format(tmp_path / 'out')} {FEW} {ending}"
     process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
@@ -24,8 +26,8 @@ def test_a_run_is_complete_without_its_streams(ending, tmp_path):
     assert "task 5 of 5" in (tmp_path / "out" / "log.txt").read_text()
 
 
-def test_a_hangup_does_not_end_a_run(tmp_path):
-    """Finish a run after the signal that the session of a closed terminal sends in its middle."""
+def test_run_ignores_hangup_signal(tmp_path):
+    """Finish a run that receives SIGHUP in its first task."""
     command = [warm_python(), *RUN.format(tmp_path / "out").split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stderr
@@ -36,14 +38,14 @@ def test_a_hangup_does_not_end_a_run(tmp_path):
     assert (tmp_path / "out" / "fedncm" / "seed0" / "result.json").is_file()
 
 
-def test_streams_that_are_closed_or_missing_are_no_terminals(tmp_path):
+def test_closed_or_missing_streams_are_not_terminals(tmp_path):
     file = (tmp_path / "file").open("w")
     file.close()
     assert not is_terminal(file) and not is_terminal(None)
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
-def test_a_run_is_complete_after_its_terminal_is_closed(tmp_path):
+def test_run_finishes_after_terminal_is_closed(tmp_path):
     ours, theirs = os.openpty()
     run = subprocess.Popen(
         [warm_python(), *RUN.format(tmp_path / "out").split(), *FEW.split()],

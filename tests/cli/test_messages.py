@@ -1,4 +1,4 @@
-"""``--quiet``, ``--verbose``, ``--log-format`` and colours of what commands print on stderr."""
+"""Test ``--quiet``, ``--verbose``, ``--log-format`` and colours of messages on stderr."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path, *words: str) -> Result:
     return CliRunner().invoke(main, [*BENCH, *words])
 
 
-def test_quiet_prints_the_table_only(monkeypatch, tmp_path):
+def test_quiet_prints_table_only(monkeypatch, tmp_path):
     outcome = invoke(monkeypatch, tmp_path, "--quiet")
     assert outcome.exit_code == 0
     assert outcome.stderr == ""
@@ -27,7 +27,7 @@ def test_quiet_prints_the_table_only(monkeypatch, tmp_path):
     assert "task 2 of 2" in log
 
 
-def test_verbose_prints_a_line_per_round(monkeypatch, tmp_path):
+def test_verbose_prints_one_line_per_round(monkeypatch, tmp_path):
     lines = invoke(monkeypatch, tmp_path, "--verbose", "--eval-every", "1").stderr.splitlines()
     rounds = [line for line in lines if ", round " in line]
     assert len(rounds) == 2 * 2
@@ -36,7 +36,7 @@ def test_verbose_prints_a_line_per_round(monkeypatch, tmp_path):
     assert ", round " not in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_json_lines_have_time_level_and_message(monkeypatch, tmp_path):
+def test_json_log_has_time_level_and_message(monkeypatch, tmp_path):
     stderr = invoke(monkeypatch, tmp_path, "--log-format", "json").stderr
     records = [json.loads(line) for line in stderr.splitlines()]
     assert all(list(record) == ["time", "level", "message"] for record in records)
@@ -47,7 +47,7 @@ def test_json_lines_have_time_level_and_message(monkeypatch, tmp_path):
     assert json.loads(again.stderr.splitlines()[-1])["level"] == "ERROR"
 
 
-def test_a_later_command_has_the_usual_style(monkeypatch, tmp_path):
+def test_message_style_is_restored_after_command(monkeypatch, tmp_path):
     invoke(monkeypatch, tmp_path, "--quiet", "--dry-run")
     assert message_line("INFO", "text") == "text"
 
@@ -56,8 +56,8 @@ def test_a_later_command_has_the_usual_style(monkeypatch, tmp_path):
     ("variables", "colours"),
     [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
 )
-def test_colours_follow_the_environment(variables, colours, monkeypatch, tmp_path):
-    """The output of a test is not a terminal."""
+def test_colours_follow_environment_variables(variables, colours, monkeypatch, tmp_path):
+    """Print colours only on request, as the output of a test is not a terminal."""
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -67,8 +67,8 @@ def test_colours_follow_the_environment(variables, colours, monkeypatch, tmp_pat
     assert outcome.stderr.startswith(start)
 
 
-def test_levels_by_style():
-    """Rounds need verbose, and quiet leaves errors."""
+def test_message_style_selects_log_levels():
+    """Print rounds only with verbose, and only errors with quiet."""
     levels = ("DEBUG", "INFO", "WARNING", "ERROR")
     for style, printed in (
         (MessageStyle(), levels[1:]),

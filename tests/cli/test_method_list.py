@@ -1,4 +1,4 @@
-"""``fczoo list methods``, and its table against the methods themselves."""
+"""Test ``fczoo list methods`` and its table of facts about methods."""
 
 import runpy
 from pathlib import Path
@@ -11,10 +11,10 @@ from fczoo.core.registry import METHODS
 from helpers_cli import run
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "method_facts.py"))
-OWN = [*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")]
+BUILTIN_METHODS = [*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")]
 
 
-def by_group() -> dict[str, dict[str, str]]:
+def rows_by_group() -> dict[str, dict[str, str]]:
     """Return the printed rows by group and method."""
     headings, rows, group = {heading: key for key, heading in GROUPS.items()}, {}, ""
     for line in run("list", "methods").splitlines():
@@ -25,7 +25,7 @@ def by_group() -> dict[str, dict[str, str]]:
 
 
 def test_every_method_is_listed_once_in_its_group() -> None:
-    rows = by_group()
+    rows = rows_by_group()
     assert sorted(name for group in rows.values() for name in group) == METHODS.names()
     assert list(rows["methods"]) == ["fcilpt", "fppl", "hgp", "pilora"]
     assert list(rows["exemplars"]) == [
@@ -61,21 +61,21 @@ def test_every_method_is_listed_once_in_its_group() -> None:
         ("bounds", "joint", "joint - network, head weights 4,823.6 At every task,"),
     ],
 )
-def test_a_row_has_year_trained_sent_and_bytes(group: str, name: str, words: str) -> None:
+def test_row_shows_year_trained_parts_uploads_and_bytes(group: str, name: str, words: str) -> None:
     """Show year, trained parts, uploads and bytes of a method.
 
     FedNCM sends two class sums of 128 numbers and two counts in digits' first task: 1,032 bytes.
     """
-    assert " ".join(by_group()[group][name].split()).startswith(words)
+    assert " ".join(rows_by_group()[group][name].split()).startswith(words)
 
 
-def test_every_line_is_whole() -> None:
+def test_every_description_ends_with_full_stop() -> None:
     head, *lines = run("list", "methods").splitlines()
     assert head.split()[-1] == "description"
     assert all(line.endswith(".") for line in lines)
 
 
-def test_the_list_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "columns", lambda: 80)
     lines = list_methods().splitlines()
     assert max(map(len, lines)) <= 80 and "..." not in "".join(lines)
@@ -86,7 +86,7 @@ def test_the_list_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_a_method_without_a_row_is_listed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmeasured_method_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {name: facts for name, facts in read_facts().items() if name != "ewc"}
     monkeypatch.setattr(listing, "read_facts", lambda: table)
     lines = list_methods().splitlines()
@@ -96,12 +96,12 @@ def test_a_method_without_a_row_is_listed_too(monkeypatch: pytest.MonkeyPatch) -
     assert "?: not measured, because the method is newer or from a plug-in." in lines
 
 
-def test_the_table_has_the_methods_of_this_repository() -> None:
-    assert list(read_facts()) == OWN, "run python benchmarks/method_facts.py"
+def test_facts_cover_all_builtin_methods() -> None:
+    assert list(read_facts()) == BUILTIN_METHODS, "run python benchmarks/method_facts.py"
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_the_table_agrees_with_the_method(name: str) -> None:
+@pytest.mark.parametrize("name", BUILTIN_METHODS)
+def test_facts_match_method(name: str) -> None:
     assert read_facts()[name] == SCRIPT["facts_of"](name), "run python benchmarks/method_facts.py"
 
 
@@ -115,5 +115,5 @@ def test_the_table_agrees_with_the_method(name: str) -> None:
         ("upper bound of HGP", ""),
     ],
 )
-def test_year_of_a_citation(citation: str, year: str) -> None:
+def test_year_of_citation(citation: str, year: str) -> None:
     assert SCRIPT["year_of"](citation) == year

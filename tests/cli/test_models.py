@@ -1,4 +1,4 @@
-"""``fczoo predict``, ``evaluate``, ``export`` and ``cite`` on the command line."""
+"""Test ``fczoo predict``, ``evaluate``, ``export`` and ``cite``."""
 
 import csv
 import io
@@ -43,15 +43,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def refuse(*words: str, code: int = 1) -> str:
-    """Run a command that must fail in one line; return it."""
+def error_of(*words: str, code: int = 1) -> str:
+    """Run a command that must fail with one line; return the line."""
     outcome = CliRunner().invoke(main, list(words))
     assert outcome.exit_code == code, outcome.output
     assert outcome.stderr.count("\n") == 1 and not outcome.stdout
     return outcome.stderr
 
 
-def test_predict_lists_the_best_classes_of_files_folders_and_patterns(out, images):
+def test_predict_lists_best_classes_of_files_folders_and_patterns(out, images):
     model = str(out / "fedavg" / "seed0")
     words = [str(images / "0" / "0.png"), str(images / "1"), str(images / "2" / "*.png")]
     text = run("predict", model, *words, "--format", "csv", "--top", "3")
@@ -65,7 +65,7 @@ def test_predict_lists_the_best_classes_of_files_folders_and_patterns(out, image
     assert rows[0]["class"] == loaded.classes[expected.argmax()]
 
 
-def test_a_pattern_of_folders_names_the_images_below_them_once(out, images):
+def test_pattern_of_folders_lists_each_image_once(out, images):
     model = str(out / "fedncm" / "seed0")
     tables = [
         run("predict", model, str(images / pattern), "--format", "csv", "--top", "1")
@@ -74,7 +74,7 @@ def test_a_pattern_of_folders_names_the_images_below_them_once(out, images):
     assert len(tables[0].splitlines()) == 1 + 4 * 3 and tables[0] == tables[1] == tables[2]
 
 
-def test_predict_prints_a_table_and_json(out, images):
+def test_predict_prints_table_and_json(out, images):
     model, image = str(out / "fedavg" / "seed0"), str(images / "0" / "0.png")
     table = run("predict", model, image)
     assert table.splitlines()[0].split() == ["file", "rank", "class", "probability"]
@@ -84,7 +84,7 @@ def test_predict_prints_a_table_and_json(out, images):
     assert sum(c["probability"] for c in entry["classes"]) == pytest.approx(1)
 
 
-def test_a_method_without_logits_has_scores(out, images):
+def test_method_without_logits_reports_scores(out, images):
     model = str(out / "fedncm" / "seed0")
     (entry,) = json.loads(run("predict", model, str(images / "0" / "0.png"), "--format", "json"))
     assert list(entry["classes"][0]) == ["class", "score"]
@@ -92,7 +92,7 @@ def test_a_method_without_logits_has_scores(out, images):
     assert "ECE not defined for scores" in text
 
 
-def test_evaluate_repeats_the_last_evaluation_to_the_digit(out):
+def test_evaluate_matches_last_evaluation_exactly(out):
     for method in ("fedavg", "fedncm"):
         folder = out / method / "seed0"
         metrics = json.loads((folder / "result.json").read_text())["metrics"]
@@ -103,7 +103,7 @@ def test_evaluate_repeats_the_last_evaluation_to_the_digit(out):
         assert "task,accuracy,images" in run("evaluate", str(folder), "--format", "csv")
 
 
-def test_evaluate_repeats_a_run_on_a_folder_of_images(images, tmp_path, monkeypatch):
+def test_evaluate_matches_run_on_image_folder(images, tmp_path, monkeypatch):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
     words = ["--dataset", "imagefolder", "--data-root", str(images), "--backbone", "vit_nano_32"]
     small = ["--tasks", "2", "--clients", "2", "--rounds", "1", "--epochs", "1"]
@@ -113,7 +113,7 @@ def test_evaluate_repeats_a_run_on_a_folder_of_images(images, tmp_path, monkeypa
     assert "(as in the run)" in run("evaluate", str(tmp_path / "run"))
 
 
-def test_evaluate_on_other_images_gives_per_class_accuracy_and_confusion(out, images):
+def test_evaluate_reports_class_accuracy_and_confusion(out, images):
     model = str(out / "fedavg" / "seed0")
     values = json.loads(run("evaluate", model, "--data-root", str(images), "--format", "json"))
     confusion = np.array(values["confusion"])
@@ -128,14 +128,14 @@ def test_evaluate_on_other_images_gives_per_class_accuracy_and_confusion(out, im
     assert len(text.splitlines()) == 5
 
 
-def test_evaluate_on_a_named_data_set_takes_its_test_part(out):
+def test_evaluate_on_named_data_set_uses_test_split(out):
     values = json.loads(
         run("evaluate", str(out / "fedavg/seed0"), "--dataset", "digits", "--format", "json")
     )
     assert values["images"] == 360
 
 
-def test_an_unreadable_file_does_not_stop_the_others(out, images, tmp_path):
+def test_predict_skips_unreadable_file(out, images, tmp_path):
     shutil.copy(images / "0" / "0.png", tmp_path / "a.png")
     (tmp_path / "b.png").write_text("no image")
     shutil.copy(images / "0" / "0.png", tmp_path / "c.png")
@@ -148,7 +148,7 @@ def test_an_unreadable_file_does_not_stop_the_others(out, images, tmp_path):
     assert f"cannot read image {tmp_path / 'b.png'}: cannot identify image file" in outcome.stderr
 
 
-def test_evaluate_repeats_no_warning_of_the_run(out, monkeypatch):
+def test_evaluate_prints_no_warning_of_run(out, monkeypatch):
     calls, make = [], stream.make_partition
 
     def make_and_warn(*arguments):
@@ -161,56 +161,56 @@ def test_evaluate_repeats_no_warning_of_the_run(out, monkeypatch):
     assert outcome.exit_code == 0 and calls and not outcome.stderr
 
 
-def test_wrong_words_are_one_line(out, images, tmp_path):
+def test_invalid_arguments_report_one_line(out, images, tmp_path):
     model, image = str(out / "fedavg" / "seed0"), str(images / "0" / "0.png")
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "empty").mkdir()
-    assert "cannot read image" in refuse("predict", model, str(tmp_path / "text.png"))
-    assert "cannot read image" in refuse("predict", model, str(tmp_path / "none.png"))
-    assert "pattern without files" in refuse("predict", model, str(tmp_path / "*.gif"))
-    assert "folder without images" in refuse("predict", model, str(tmp_path / "empty"))
-    assert "IMAGES is empty; give it a value" in refuse("predict", model, "", code=2)
-    assert "--top is 0" in refuse("predict", model, image, "--top", "0")
-    assert "has 2 models: fedavg/seed0, fedncm/seed0" in refuse("predict", str(out), image)
-    assert "no model in" in refuse("predict", str(tmp_path), image)
-    assert "no folder" in refuse("evaluate", str(tmp_path / "nowhere"))
-    assert "no folder" in refuse("evaluate", model, "--data-root", str(tmp_path / "nowhere"))
-    assert "no data set is called" in refuse("evaluate", model, "--dataset", "wonder")
+    assert "cannot read image" in error_of("predict", model, str(tmp_path / "text.png"))
+    assert "cannot read image" in error_of("predict", model, str(tmp_path / "none.png"))
+    assert "pattern without files" in error_of("predict", model, str(tmp_path / "*.gif"))
+    assert "folder without images" in error_of("predict", model, str(tmp_path / "empty"))
+    assert "IMAGES is empty; give it a value" in error_of("predict", model, "", code=2)
+    assert "--top is 0" in error_of("predict", model, image, "--top", "0")
+    assert "has 2 models: fedavg/seed0, fedncm/seed0" in error_of("predict", str(out), image)
+    assert "no model in" in error_of("predict", str(tmp_path), image)
+    assert "no folder" in error_of("evaluate", str(tmp_path / "nowhere"))
+    assert "no folder" in error_of("evaluate", model, "--data-root", str(tmp_path / "nowhere"))
+    assert "no data set is called" in error_of("evaluate", model, "--dataset", "wonder")
     words = ["--dataset", "digits", "--data-root", str(tmp_path)]
-    assert "digits comes with its package, so --data-root" in refuse("evaluate", model, *words)
-    assert "Missing argument" in refuse("predict", model, code=2)
-    assert "--format" in refuse("predict", model, image, "--format", "xml", code=2)
-    assert "no weight file" in refuse("predict", model, image, "--backbone", "none.safetensors")
+    assert "digits comes with its package, so --data-root" in error_of("evaluate", model, *words)
+    assert "Missing argument" in error_of("predict", model, code=2)
+    assert "--format" in error_of("predict", model, image, "--format", "xml", code=2)
+    assert "no weight file" in error_of("predict", model, image, "--backbone", "none.safetensors")
 
 
-def test_export_writes_a_file_once_and_prints_how_to_load_it(out, tmp_path):
+def test_export_writes_file_once_and_prints_load_call(out, tmp_path):
     folder = out / "fedavg" / "seed0"
     text = run("export", str(folder), "--format", "timm", "--out", str(tmp_path / "a.safetensors"))
     assert "fedavg on digits, 10 classes" in text and "timm.create_model(" in text
     assert f"checkpoint_path={str(tmp_path / 'a.safetensors')!r}" in text
     assert str(folder / "timm.safetensors") in run("export", str(folder), "--format", "timm")
-    line = refuse("export", str(folder), "--format", "timm")
+    line = error_of("export", str(folder), "--format", "timm")
     assert "timm.safetensors exists; remove it, or give another --out" in line
-    line = refuse("export", str(out / "fedncm" / "seed0"), "--format", "timm")
+    line = error_of("export", str(out / "fedncm" / "seed0"), "--format", "timm")
     assert "fedncm cannot be exported to timm: it predicts by scores" in line
-    line = refuse("export", str(folder), "--format", "peft")
+    line = error_of("export", str(folder), "--format", "peft")
     assert "fedavg cannot be exported to peft: it changes the weights" in line
-    assert "Missing option '--format'" in refuse("export", str(folder), code=2)
-    assert "no folder" in refuse("export", str(tmp_path / "nowhere"), "--format", "timm")
+    assert "Missing option '--format'" in error_of("export", str(folder), code=2)
+    assert "no folder" in error_of("export", str(tmp_path / "nowhere"), "--format", "timm")
 
 
-def test_unknown_classes_are_named(out, images, tmp_path):
+def test_evaluate_rejects_unknown_classes(out, images, tmp_path):
     shutil.copytree(images, tmp_path / "images")
     (tmp_path / "images" / "3").rename(tmp_path / "images" / "three")
-    line = refuse("evaluate", str(out / "fedavg/seed0"), "--data-root", str(tmp_path / "images"))
+    line = error_of("evaluate", str(out / "fedavg/seed0"), "--data-root", str(tmp_path / "images"))
     assert "does not know the class three; it knows 0, 1, 2, 3, 4, ..." in line
 
 
-def test_a_damaged_model_is_one_line(out, images, tmp_path):
+def test_damaged_model_is_rejected(out, images, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(out / "fedncm" / "seed0", folder)
     (folder / "model.safetensors").write_bytes(b"")
-    line = refuse("predict", str(folder), str(images / "0"))
+    line = error_of("predict", str(folder), str(images / "0"))
     assert "does not match the SHA-256 in model.json" in line
 
 
@@ -224,13 +224,13 @@ def test_cite_prints_one_line_per_work():
     assert lines[2].startswith('fczoo developers, "fczoo", version ')
 
 
-def test_show_ends_with_the_entry_of_cite():
+def test_show_ends_with_cite_entry():
     (entry,) = method_entries(METHODS.get("fedncm"))
     assert run("show", "fedncm").rstrip().endswith(entry)
     assert run("cite", "fedncm").startswith(entry)
 
 
-def test_cite_prints_an_entry_per_source_and_fczoo():
+def test_cite_prints_one_entry_per_source_and_fczoo():
     text = run("cite", "HGP,pilora", "fedncm")
     assert text.count("@inproceedings{") == 2 and text.count("@software{fczoo,") == 1
     assert (
@@ -241,12 +241,12 @@ def test_cite_prints_an_entry_per_source_and_fczoo():
     assert "@article{ewc,\n" in run("cite", "ewc") and "journal = {PNAS}" in run("cite", "ewc")
     assert "eprint = {2406.02447}" in text and "year = {2024}" in text
     assert "author = {Guo and others}" in text
-    assert "did you mean hgp" in refuse("cite", "hgpp")
-    assert "METHODS has an empty entry" in refuse("cite", "hgp,,pilora")
+    assert "did you mean hgp" in error_of("cite", "hgpp")
+    assert "METHODS has an empty entry" in error_of("cite", "hgp,,pilora")
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_every_method_has_full_entries(name):
+def test_every_method_has_complete_bibtex_entries(name):
     for entry in method_entries(METHODS.get(name)):
         assert re.match(rf"@(misc|article|inproceedings)\{{{name}", entry) and entry.endswith("\n}")
         assert entry.count("{") == entry.count("}")
@@ -258,7 +258,7 @@ def test_every_method_has_full_entries(name):
             assert {"booktitle", "journal", "eprint"} & set(fields)
 
 
-def test_an_entry_takes_venue_and_year_from_outside_the_title():
+def test_bibtex_entry_ignores_venue_and_year_in_title():
     paper = 'form of X: Fisher, "On CVPR 1935", Annals of Eugenics 1936; Li and Wu, FL, ICML 2023'
     fisher, li = method_entries(type("Toy", (), {"paper": paper, "name": "toy"}))
     assert fisher == (
@@ -271,7 +271,7 @@ def test_an_entry_takes_venue_and_year_from_outside_the_title():
     )
 
 
-def test_the_entry_of_fczoo_is_that_of_the_citation_file():
+def test_fczoo_entry_matches_citation_file():
     lines = (Path(__file__).parents[2] / "CITATION.cff").read_text().splitlines()
     values = dict(line.split(": ", 1) for line in lines if line[:1].isalpha() and ": " in line)
     entry = bibtex([])
@@ -281,7 +281,7 @@ def test_the_entry_of_fczoo_is_that_of_the_citation_file():
     assert values["abstract"].rstrip(".") in entry
 
 
-def test_the_card_says_what_was_trained_and_how_to_use_it(out):
+def test_model_card_reports_training_and_usage(out):
     text = (out / "fedncm" / "seed0" / "README.md").read_text()
     result = json.loads((out / "fedncm" / "seed0" / "result.json").read_text())
     assert text.startswith("# fedncm on digits\n")

@@ -21,7 +21,7 @@ def about_run(tmp_path: Path, *words: str) -> dict:
     return json.loads((tmp_path / "run" / "bench.json").read_text())
 
 
-def test_a_run_stores_the_registered_spelling(tmp_path: Path) -> None:
+def test_run_stores_registered_spelling(tmp_path: Path) -> None:
     words = (
         "--methods FedNCM,Fed-Ridge --dataset DIGITS --partition Dirichlet:Beta=0.5 --aggregator "
         "FedAvg"
@@ -37,7 +37,7 @@ def test_a_run_stores_the_registered_spelling(tmp_path: Path) -> None:
     ]
 
 
-def test_a_settings_file_is_read_in_any_spelling(tmp_path: Path) -> None:
+def test_settings_file_accepts_any_spelling(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
         'Methods = "FedNCM"\ndataset = "Digits"\nTrain-Per-Class = 8\n[set.FEDNCM]\nDistance = '
@@ -47,7 +47,7 @@ def test_a_settings_file_is_read_in_any_spelling(tmp_path: Path) -> None:
     assert about["methods"]["fedncm"]["distance"] == "cosine"
 
 
-def test_options_and_commands_take_other_spellings(tmp_path: Path) -> None:
+def test_options_and_commands_accept_other_spellings(tmp_path: Path) -> None:
     assert run("List", "Data-Sets") == run("list", "datasets")
     about = about_run(tmp_path, "--METHODS", "fedncm", "--batch_size", "4")
     assert about["settings"]["batch_size"] == 4
@@ -64,18 +64,18 @@ def test_options_and_commands_take_other_spellings(tmp_path: Path) -> None:
         (["data", "check", "Digits"], ["data", "check", "digits"]),
     ],
 )
-def test_pages_are_found_in_any_spelling(words: list[str], others: list[str]) -> None:
+def test_pages_accept_any_spelling(words: list[str], others: list[str]) -> None:
     assert run(*words) == run(*others)
 
 
-def test_methods_of_two_spellings_are_named_twice() -> None:
+def test_method_in_two_spellings_is_rejected_as_duplicate() -> None:
     assert parse_methods("HGP, PILoRA") == ["hgp", "pilora"]
     assert parse_methods("ALL") == parse_methods("all")
     with pytest.raises(FczooError, match="--methods names 'hgp' twice"):
         parse_methods("hgp,HGP")
 
 
-def test_changes_are_spelled_as_registered() -> None:
+def test_set_options_get_registered_spelling() -> None:
     assert parse_changes(["PILoRA.LR-LoRA=1", "Backbone.image_size=64", "no.such=2"]) == {
         "pilora": {"lr_lora": "1"},
         "backbone": {"image_size": "64"},
@@ -85,7 +85,7 @@ def test_changes_are_spelled_as_registered() -> None:
         parse_changes(["hgp.lr=1", "hgp.LR=2"])
 
 
-def test_executors_cards_papers_and_claims() -> None:
+def test_executors_cards_papers_and_claims_accept_any_spelling() -> None:
     assert parse_executor("Slurm") == "slurm"
     assert get_card("HGP/CIFAR-100/Dirichlet:0.05").name == "hgp/cifar100/dirichlet:0.05"
     assert get_paper("PILoRA").key == "pilora"
@@ -93,7 +93,7 @@ def test_executors_cards_papers_and_claims() -> None:
     assert get_claim(name.upper().replace("-", "_")).name == name
 
 
-def test_a_new_part_may_not_take_the_name_of_another(tmp_path: Path) -> None:
+def test_new_rejects_name_of_existing_method(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(main, ["new", "method", "h_gp", "--out", str(tmp_path / "x")])
     assert outcome.exit_code == 1
     assert outcome.stderr == "Error: there is a method called hgp already; choose another name\n"

@@ -1,4 +1,4 @@
-"""The options of ``fczoo bench``: made from ``Settings``, listed by group, refused in one line."""
+"""Test the options of ``fczoo bench``: help texts, groups and error messages."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -24,8 +24,8 @@ LONG = "9" * 400
 BRACKETS = "[" * 100_000
 
 
-def refusal_of(*arguments: str) -> str:
-    """Return the one line in which a command refuses its words."""
+def error_of(*arguments: str) -> str:
+    """Run a command that must fail with one line; return the line."""
     outcome = CliRunner().invoke(main, arguments)
     assert outcome.exit_code in (1, 2), outcome.output
     assert outcome.stderr.startswith("Error: ")
@@ -34,7 +34,7 @@ def refusal_of(*arguments: str) -> str:
     return outcome.stderr
 
 
-def test_every_setting_is_an_option_with_its_own_text_below_its_heading() -> None:
+def test_every_setting_is_option_with_text_in_its_group() -> None:
     options = {p.name: p for p in bench.params if isinstance(p, GroupedOption)}
     page = CliRunner().invoke(main, ["bench", "--help-all"], terminal_width=400).stdout
     for field in fields(Settings):
@@ -49,7 +49,7 @@ def test_every_setting_is_an_option_with_its_own_text_below_its_heading() -> Non
 @pytest.mark.parametrize(
     "command", [["show", "settings"], ["bench", "--methods", "fedncm", "--dry-run"]]
 )
-def test_other_pages_have_the_same_texts(command: list[str]) -> None:
+def test_other_pages_show_same_option_texts(command: list[str]) -> None:
     page = CliRunner().invoke(main, command).stdout
     for field in fields(Settings):
         (line,) = [row for row in page.splitlines() if row.startswith(f"{field.name}  ")]
@@ -57,7 +57,7 @@ def test_other_pages_have_the_same_texts(command: list[str]) -> None:
     assert all(f"\n{group.capitalize()}:\n" in page for group in GROUPS)
 
 
-def test_the_released_normalisation_is_that_of_timm() -> None:
+def test_normalisation_constants_match_timm() -> None:
     assert (timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD) == IMAGENET
     assert (timm.data.OPENAI_CLIP_MEAN, timm.data.OPENAI_CLIP_STD) == CLIP
 
@@ -110,11 +110,11 @@ def test_the_released_normalisation_is_that_of_timm() -> None:
         (["show"], "Missing argument"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_as_it_was_written(
+def test_invalid_option_is_reported_as_written(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = refusal_of(*arguments)
+    line = error_of(*arguments)
     assert says in line
     assert len(line) < 400
     assert not any(tmp_path.iterdir())
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_named_as_it_was_written(
     ],
 )
 @pytest.mark.parametrize("dataset", ["digits", "cifar100"])
-def test_a_misspelt_name_is_told_before_data_or_weights_are_touched(
+def test_misspelt_name_is_rejected_before_data_is_read(
     words: list[str], says: str, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reject a misspelt name before data or weights are read.
@@ -156,13 +156,13 @@ def test_a_misspelt_name_is_told_before_data_or_weights_are_touched(
     monkeypatch.setattr(DATASETS.get(dataset), "load", fail_access)
     monkeypatch.setattr(benchmark, "need_data", fail_access)
     monkeypatch.setattr(benchmark, "load_backbone", fail_access)
-    assert says in refusal_of(*HGP, "--dataset", dataset, "--out", str(tmp_path / "run"), *words)
+    assert says in error_of(*HGP, "--dataset", dataset, "--out", str(tmp_path / "run"), *words)
     assert not any(tmp_path.iterdir())
     if words[0] in ("--partition", "--dataset", "--protocol"):
-        assert says in refusal_of("partition", "--dataset", dataset, *words)
+        assert says in error_of("partition", "--dataset", dataset, *words)
 
 
-def test_seeds_are_lists_and_ranges() -> None:
+def test_parse_seeds_accepts_lists_and_ranges() -> None:
     assert parse_seeds("0-4") == [0, 1, 2, 3, 4]
     assert parse_seeds("7,0-2") == [7, 0, 1, 2]
     assert parse_seeds(3) == [3] and parse_seeds([1, 0]) == [1, 0]
@@ -172,19 +172,19 @@ def test_seeds_are_lists_and_ranges() -> None:
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=6, unique=True))
-def test_written_seeds_are_read_back(seeds: list[int]) -> None:
+def test_parse_seeds_restores_written_list(seeds: list[int]) -> None:
     assert parse_seeds(",".join(map(str, seeds))) == seeds
 
 
-def test_a_kind_of_picture_that_nobody_draws(tmp_path: Path) -> None:
+def test_unknown_picture_suffix_is_rejected(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    line = refusal_of("partition", "--plot", str(tmp_path / "p.xyz"))
+    line = error_of("partition", "--plot", str(tmp_path / "p.xyz"))
     assert "has no suffix of a picture" in line
     assert ".png" in line
     assert not any(tmp_path.iterdir())
 
 
-def test_lists_say_what_there_is() -> None:
+def test_list_shows_kinds_and_protocols() -> None:
     kinds = CliRunner().invoke(main, ["list"]).stdout
     assert {"methods", "quirks", "protocols"} <= {
         line.split()[0] for line in kinds.splitlines() if line
@@ -193,7 +193,7 @@ def test_lists_say_what_there_is() -> None:
     assert protocols.startswith(CliRunner().invoke(main, ["list", "protocols"]).stdout.rstrip())
 
 
-def test_all_are_all_methods_and_stands_alone():
+def test_all_selects_all_methods_and_rejects_other_names():
     assert parse_methods("all") == parse_methods(["all"]) == METHODS.names()
     assert parse_methods("fedncm, hgp") == ["fedncm", "hgp"]
     with pytest.raises(

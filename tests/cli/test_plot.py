@@ -1,4 +1,4 @@
-"""``fczoo plot``: figures for papers, their sizes, labels and colours, and what is refused."""
+"""Test ``fczoo plot``: sizes, labels and colours of figures, and its errors."""
 
 import re
 from collections.abc import Callable
@@ -23,14 +23,14 @@ def runs(make_run: Callable[..., Path], tmp_path: Path) -> Path:
     return make_run(tmp_path / "run", scores)
 
 
-def refusal(folder: Path, *words: str) -> str:
+def error_of(folder: Path, *words: str) -> str:
     out = folder.parent / "plot.pdf"
     message = output_of("plot", str(folder), "--out", str(out), *words, code=1)
     assert not out.exists()
     return message
 
 
-def test_a_column_wide_figure_has_text_and_the_names_of_papers(runs: Path) -> None:
+def test_column_figure_has_size_text_and_paper_names(runs: Path) -> None:
     out = runs.parent / "curves.svg"
     run("plot", str(runs), "--kind", "curves", "--out", str(out))
     text = out.read_text()
@@ -43,14 +43,14 @@ def test_a_column_wide_figure_has_text_and_the_names_of_papers(runs: Path) -> No
     assert out.read_text() == text
 
 
-def test_a_method_has_one_colour_in_all_figures(runs: Path, make_run, tmp_path: Path) -> None:
+def test_method_has_same_colour_in_all_figures(runs: Path, make_run, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", {"fppl": {0: 1.0}, "pilora": {0: 2.0}}, rounds=3)
     first, second = (colour_numbers(read_experiments([x])[0]) for x in (runs, other))
     assert first["PILoRA"] == second["PILoRA"]
     assert len({*first.values(), *second.values()}) == 3
 
 
-def test_rows_of_one_method_have_colours_in_their_order(make_run, tmp_path: Path) -> None:
+def test_rows_of_one_method_have_no_fixed_colours(make_run, tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / f"{size}", {"l2p": {0: 1.0}}, {"size": size}) for size in (5, 10)
     ]
@@ -58,7 +58,7 @@ def test_rows_of_one_method_have_colours_in_their_order(make_run, tmp_path: Path
     assert len(experiment.lines) == 2 and colour_numbers(experiment) == {}
 
 
-def test_numbers_fit_their_cells(tmp_path: Path) -> None:
+def test_heat_map_numbers_fit_cells(tmp_path: Path) -> None:
     """Give each of ten cells 16.56 points of (3.3 - 1) inches; "100" takes 3 x 0.6 x 8 points."""
     pytest.importorskip("matplotlib")
     for columns, size in ((10, 8), (20, 72 * 2.3 / 20 / 1.8)):
@@ -79,7 +79,7 @@ def test_numbers_fit_their_cells(tmp_path: Path) -> None:
         assert [float(x) for x in sizes] == pytest.approx([size] * (2 * columns), abs=0.01)
 
 
-def test_features_and_confusion_of_one_method(tmp_path: Path) -> None:
+def test_plot_draws_features_and_confusion_of_one_method(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run("bench", "--methods", "fedncm,fedlda", *TINY, "--out", str(folder))
     (experiment,) = read_experiments([folder])
@@ -90,18 +90,18 @@ def test_features_and_confusion_of_one_method(tmp_path: Path) -> None:
         assert out.read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_refused(runs: Path, make_run, tmp_path: Path) -> None:
+def test_invalid_plot_options_are_rejected(runs: Path, make_run, tmp_path: Path) -> None:
     message = "--kind heatmap shows one row; choose --method from: pilora, codap"
-    assert message in refusal(runs, "--kind", "heatmap")
+    assert message in error_of(runs, "--kind", "heatmap")
     message = "no row has method 'hgp'; choose --method from: pilora, codap"
-    assert message in refusal(runs, "--kind", "heatmap", "--method", "hgp")
-    assert "no run has recorded the data of --kind rounds" in refusal(runs, "--kind", "rounds")
-    unrecorded = refusal(runs, "--kind", "confusion", "--method", "pilora")
+    assert message in error_of(runs, "--kind", "heatmap", "--method", "hgp")
+    assert "no run has recorded the data of --kind rounds" in error_of(runs, "--kind", "rounds")
+    unrecorded = error_of(runs, "--kind", "confusion", "--method", "pilora")
     assert "the runs of pilora have not recorded their confusion; give their run folders" in (
         unrecorded
     )
     make_run(tmp_path / "other", {"pilora": {0: 1.0}}, rounds=3)
-    message = refusal(tmp_path, "--kind", "curves")
+    message = error_of(tmp_path, "--kind", "curves")
     assert "these runs belong to 2 tables, and a figure shows one" in message
     for name, reason in (
         ("plot.gif", "must end with .pdf, .svg or .png"),
@@ -111,7 +111,7 @@ def test_what_is_refused(runs: Path, make_run, tmp_path: Path) -> None:
         assert reason in output_of(*words, code=1)
 
 
-def test_features_need_an_opener(runs: Path) -> None:
+def test_tsne_requires_stored_model(runs: Path) -> None:
     (experiment,) = read_experiments([runs])
     with pytest.raises(FczooError, match="t-SNE needs the stored model of a run"):
         make_plot(experiment, "tsne", "pilora", lambda *_: pytest.fail("opened"))

@@ -1,4 +1,4 @@
-"""Options, commands and values of other tools bring the right pointer, row by row."""
+"""Test the suggestions for options, commands and values of other tools."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from helpers_cli import TINY
 
 
 def error_of(*words: str) -> str:
-    """Return the one line in which a command refuses its words."""
+    """Run a command that must fail with one line; return the line."""
     outcome = CliRunner().invoke(main, list(words))
     assert outcome.exit_code in (1, 2), outcome.output
     assert outcome.stderr.startswith("Error: ")
@@ -23,7 +23,7 @@ def error_of(*words: str) -> str:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
+def test_foreign_option_gets_suggestion(option: str) -> None:
     target, advice = OPTIONS[option]
     params = {param.name: param.opts[0] for param in bench.params}
     assert params[target] in advice
@@ -88,12 +88,12 @@ def test_every_row_of_options_leads_to_an_option_of_bench(option: str) -> None:
         (["reproduce", "HGP/cifar100"], "hgp/cifar100/"),
     ],
 )
-def test_pointers(words: list[str], says: str) -> None:
+def test_foreign_arguments_get_suggestion(words: list[str], says: str) -> None:
     assert says in error_of(*words)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_row_of_commands_leads_to_a_command(command: str) -> None:
+def test_foreign_command_gets_suggestion(command: str) -> None:
     advice = COMMANDS[command]
     target = advice.split()[1].strip(";")
     assert target in main.commands or target in ("--help", "--version")
@@ -108,23 +108,23 @@ def test_every_row_of_commands_leads_to_a_command(command: str) -> None:
         ("protocols", "write fczoo list protocols"),
     ],
 )
-def test_a_name_in_place_of_a_command(command: str, says: str) -> None:
+def test_name_in_place_of_command_gets_suggestion(command: str, says: str) -> None:
     assert says in error_of(command)
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_every_row_of_partitions_names_one(name: str) -> None:
+def test_foreign_partition_gets_suggestion(name: str) -> None:
     says = f"write --partition {PARTITIONS[name]}"
     assert says in error_of("bench", "--methods", "hgp", "--partition", name)
 
 
-def test_one_seed() -> None:
+def test_one_seed_hint() -> None:
     assert one_seed("3") == "one run with seed 3; for 3 runs give --seeds 0-2"
     assert one_seed(3) == one_seed("3")
     assert {one_seed(value) for value in ("0", "1", "0-2", "0,1", "", "2024", "9" * 400)} == {""}
 
 
-def test_bench_says_how_many_runs_one_seed_is(tmp_path: Path) -> None:
+def test_bench_prints_hint_for_single_seed(tmp_path: Path) -> None:
     words = [*TINY, "--out", str(tmp_path / "run"), "--methods", "fedncm", "--seeds", "3"]
     outcome = CliRunner().invoke(main, ["bench", *words])
     assert outcome.exit_code == 0, outcome.output
@@ -144,12 +144,12 @@ def test_bench_says_how_many_runs_one_seed_is(tmp_path: Path) -> None:
         ("lr", "hgp.lr "),
     ],
 )
-def test_show_finds_what_a_name_is(name: str, says: str) -> None:
+def test_show_describes_names_of_any_kind(name: str, says: str) -> None:
     outcome = CliRunner().invoke(main, ["show", "--", name])
     assert outcome.exit_code == 0 and says in outcome.stdout, outcome.output
 
 
-def test_show_lists_the_meanings_of_an_ambiguous_name() -> None:
+def test_show_lists_meanings_of_ambiguous_name() -> None:
     outcome = CliRunner().invoke(main, ["show", "pool"])
     assert outcome.exit_code == 0, outcome.output
     assert outcome.stdout.startswith(
@@ -173,5 +173,5 @@ def test_show_lists_the_meanings_of_an_ambiguous_name() -> None:
         ),
     ],
 )
-def test_show_says_what_an_unknown_name_may_be(name: str, says: str) -> None:
+def test_show_suggests_names_for_unknown_name(name: str, says: str) -> None:
     assert says in error_of("show", name)

@@ -1,4 +1,4 @@
-"""``bench`` on a machine without a GPU, where the command names no protocol."""
+"""Test the default protocol of ``bench`` on a machine without a GPU."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def protocol_of_run(images: Path, *more: str) -> tuple[str | None, str]:
-    """Run a bench on the images; return the protocol of the run and the start of its head."""
+    """Run a bench on the images; return its protocol and the initialisation of the head."""
     out = images / "out"
     words = [
         "bench",
@@ -61,7 +61,7 @@ def protocol_of_run(images: Path, *more: str) -> tuple[str | None, str]:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("options", "expected"),
     [
         ([], ("quick", "means")),
         (["--set", "fppl.head_init=zeros"], ("quick", "zeros")),
@@ -72,10 +72,10 @@ def protocol_of_run(images: Path, *more: str) -> tuple[str | None, str]:
         ),
     ],
 )
-def test_the_protocol_is_quick(
-    images: Path, said: list[str], expected: tuple[str | None, str]
+def test_default_protocol_is_quick_unless_given(
+    images: Path, options: list[str], expected: tuple[str | None, str]
 ) -> None:
-    assert protocol_of_run(images, "--epochs", "1", *said) == expected
+    assert protocol_of_run(images, "--epochs", "1", *options) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_protocol_is_quick(
         ("slurm", ["threads=2"], None),
     ],
 )
-def test_a_ray_cluster_of_this_machine_has_the_schedule_of_its_cores(
+def test_protocol_depends_on_executor_and_cluster(
     executor: str, cluster: list[str], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fczoo.cli.sweep import sweep_of_request
@@ -106,14 +106,14 @@ def test_a_ray_cluster_of_this_machine_has_the_schedule_of_its_cores(
     assert config.settings.protocol == expected
 
 
-def test_digits_have_it_as_their_own_and_a_gpu_another(
+def test_default_protocol_depends_on_data_set_and_device(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fczoo.cli.sweep import sweep_of_request
 
-    def protocol(dataset: str, **said: str) -> str | None:
+    def protocol(dataset: str, **options: str) -> str | None:
         ((config,),) = sweep_of_request(
-            {"methods": "fedncm", "dataset": dataset, "set": {}, **said}
+            {"methods": "fedncm", "dataset": dataset, "set": {}, **options}
         ).values()
         return config.settings.protocol
 
@@ -128,10 +128,10 @@ def test_digits_have_it_as_their_own_and_a_gpu_another(
         protocol("cifar1000")
 
 
-def test_the_split_that_is_shown_beforehand_is_the_run_s(images: Path) -> None:
+def test_partition_command_shows_split_of_run(images: Path) -> None:
     """Show the split of the run before it starts.
 
-    The protocol would use twenty images per class, and four exist; both commands must follow it.
+    The protocol allows twenty images per class and the folder has four; both commands agree.
     """
     protocol_of_run(images, "--epochs", "1")
     words = [
@@ -154,7 +154,7 @@ def test_the_split_that_is_shown_beforehand_is_the_run_s(images: Path) -> None:
     assert "; protocol quick: 1 rounds x 1 epochs, batch 16" in report
 
 
-def test_the_work_of_a_run_on_a_folder_is_told_beforehand(images: Path) -> None:
+def test_dry_run_reports_work_on_image_folder(images: Path) -> None:
     words = ["bench", *WORDS, "--data-root", str(images), "--backbone", "vit_nano_32", "--dry-run"]
     outcome = CliRunner().invoke(main, words)
     assert outcome.exit_code == 0, outcome.output

@@ -1,4 +1,4 @@
-"""``--as-released``: all that released code does, its pages and its place in the list of quirks."""
+"""Test ``--as-released``: values of released code, its pages and the list of quirks."""
 
 import pytest
 from click.testing import CliRunner
@@ -28,7 +28,7 @@ def row(page: str, name: str) -> list[str]:
     return fields
 
 
-def test_releases_each_with_a_repository() -> None:
+def test_every_release_has_repository() -> None:
     assert RELEASES.names() == NAMES
     assert [line.split()[0] for line in output_of("list", "releases").splitlines()] == NAMES
     for name in NAMES:
@@ -41,7 +41,7 @@ def test_releases_each_with_a_repository() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_value_fits_and_has_a_source(name: str) -> None:
+def test_every_release_value_is_valid_and_has_source(name: str) -> None:
     """Accept every value of a release on each of its data sets, for each registered method.
 
     Every method that a release proposes is registered, and every setting has a source.
@@ -63,10 +63,10 @@ def test_every_value_fits_and_has_a_source(name: str) -> None:
             assert {k: getattr(built, k) for k in options} == options
 
 
-def test_fed_mammoth_has_every_quirk_that_is_seen_in_it() -> None:
-    """Set every quirk of fed-mammoth's own methods in the release.
+def test_fed_mammoth_release_sets_all_its_quirks() -> None:
+    """Set every quirk of fed-mammoth in its release.
 
-    pip and uopp only inherit another's, and one of CCVR's is of full covariances.
+    Except for pip and uopp, which inherit theirs, and triple_pass, for full covariances of CCVR.
     """
     release, others = RELEASES.get("fed-mammoth"), {"pip", "uopp", "triple_pass"}
     for method in METHODS.names("fczoo.baselines"):
@@ -175,7 +175,7 @@ def test_fed_mammoth_has_every_quirk_that_is_seen_in_it() -> None:
         ),
     ],
 )
-def test_options_are_the_released_ones(name: str, dataset: str, method: str, options: dict) -> None:
+def test_method_options_match_release(name: str, dataset: str, method: str, options: dict) -> None:
     release_options = Settings.for_dataset(dataset, as_released=name).method_options(method)
     assert {k: release_options.get(k) for k in options} == options
 
@@ -199,12 +199,12 @@ def test_options_are_the_released_ones(name: str, dataset: str, method: str, opt
         ("glfc", "cifar100", {"epochs": 20, "participation": 10.0, "aggregator": "uniform"}),
     ],
 )
-def test_schedules_are_the_released_ones(name: str, dataset: str, settings: dict) -> None:
+def test_settings_match_release(name: str, dataset: str, settings: dict) -> None:
     release_settings = Settings.for_dataset(dataset, as_released=name)
     assert {k: getattr(release_settings, k) for k in settings} == settings
 
 
-def test_a_release_beats_the_protocol_and_gives_way_to_what_is_given() -> None:
+def test_release_overrides_protocol_but_not_given_values() -> None:
     choices = {"protocol": "pilora", "as_released": "pilora"}
     assert Settings.for_dataset("cifar100", protocol="pilora").epochs == 5
     assert Settings.for_dataset("cifar100", **choices).epochs == 10
@@ -222,7 +222,7 @@ def test_a_release_beats_the_protocol_and_gives_way_to_what_is_given() -> None:
         Settings.for_dataset("cifar100", as_released="no one")
 
 
-def test_a_dry_run_says_what_came_from_the_release() -> None:
+def test_dry_run_marks_values_of_release() -> None:
     words = ["--as-released", "fed-mammoth", "--dataset", "cifar100", "--backbone", "vit_nano_32"]
     page = output_of("bench", *words, "--rounds", "2", "--set", "hgp.clip=3", "--dry-run")
     assert "seed 42:" in page and "\nhgp:\n" in page
@@ -232,8 +232,8 @@ def test_a_dry_run_says_what_came_from_the_release() -> None:
     assert row(page, "init") == ["init", "zeros", "as", "released:", "fed-mammoth"]
 
 
-def test_the_list_of_quirks_has_all_that_releases_change() -> None:
-    """Show each value of a release that is not fczoo's own default next to the release's name."""
+def test_quirk_list_contains_all_release_changes() -> None:
+    """List each value of a release that differs from fczoo's default below its release."""
     page = " ".join(output_of("list", "quirks").split())
     for name in NAMES:
         for (owner, field), values in RELEASES.get(name).everything().items():
@@ -242,13 +242,13 @@ def test_the_list_of_quirks_has_all_that_releases_change() -> None:
             usual = METHODS.get(owner).__dataclass_fields__[field].default
             if any(s.value != usual for s in values):
                 assert f"{field}=" in page[page.index(f"{name} ") :], (name, owner, field)
-    assert "prefix_len=" not in page  # the released value is fczoo's own
+    assert "prefix_len=" not in page  # the released value is fczoo's default
     for words in ("init=zeros", "amp_vanish=true", "perturb_lr=0.2", "epochs=10"):
         assert words in page
     assert "server_batch=bench.batch_size" in page
 
 
-READINGS = [
+RELEASED_METHODS = [
     (name, method)
     for name in NAMES
     for method in RELEASES.get(name).methods
@@ -256,11 +256,11 @@ READINGS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "method"), READINGS)
-def test_what_a_release_does_runs_for_two_rounds_of_two_epochs(name: str, method: str) -> None:
-    """Run all readings of a release together, at the toy world's sizes.
+@pytest.mark.parametrize(("name", "method"), RELEASED_METHODS)
+def test_released_options_run_two_rounds_of_two_epochs(name: str, method: str) -> None:
+    """Run all options of a release together, at the sizes of the toy benchmark.
 
-    The server rejects nothing that clients send.
+    The server rejects no upload.
     """
     dataset = next(iter(RELEASES.get(name).datasets))
     options = Settings.for_dataset(dataset, as_released=name).method_options(method)

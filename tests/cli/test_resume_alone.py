@@ -1,6 +1,6 @@
-"""``fczoo bench --resume`` needs no other option.
+"""Test ``fczoo bench --resume`` without other options.
 
-The run folder knows its runs, and FCZOO_HOME where the files are.
+The run folder stores the runs, and FCZOO_HOME stores the paths of the files.
 """
 
 import shutil
@@ -50,7 +50,7 @@ def bench(*words: str) -> Result:
     return CliRunner().invoke(main, ["bench", *words])
 
 
-def test_the_newest_run_goes_on(incomplete_run: Path) -> None:
+def test_newest_run_resumes_without_other_options(incomplete_run: Path) -> None:
     outcome = bench("--resume")
     assert outcome.exit_code == 0, outcome.output
     assert outcome.stderr.count("finished before, kept") == 7
@@ -62,7 +62,7 @@ def test_the_newest_run_goes_on(incomplete_run: Path) -> None:
     )
 
 
-def test_elsewhere_what_is_missing_is_said(
+def test_moved_run_reports_missing_weight_file(
     incomplete_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "another"))
@@ -72,7 +72,7 @@ def test_elsewhere_what_is_missing_is_said(
     assert bench("--resume", "--out", str(folder), *options).exit_code == 0
 
 
-def test_a_list_of_settings_is_refused(incomplete_run: Path) -> None:
+def test_resume_rejects_list_of_settings(incomplete_run: Path) -> None:
     outcome = bench("--resume", "--partition", "iid,shards:2")
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1

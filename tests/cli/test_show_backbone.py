@@ -1,4 +1,4 @@
-"""``fczoo show backbone`` and ``fczoo list backbones``."""
+"""Test ``fczoo show backbone`` and ``fczoo list backbones``."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from helpers_cli import TINY
 from helpers_papers import output_of
 
 
-def test_a_page_has_size_work_input_licence_and_data():
+def test_page_shows_size_input_licence_and_data():
     page = " ".join(output_of("show", "backbone", "vit_small_patch14_reg4_dinov2").split())
     for words in (
         "22.1 million, without a head",
@@ -27,7 +27,7 @@ def test_a_page_has_size_work_input_licence_and_data():
         assert words in page
 
 
-def test_the_page_of_a_spelling_of_the_hub_is_that_of_the_name():
+def test_hub_name_shows_same_page():
     name = "vit_base_patch16_clip_quickgelu_224.openai"
     page = output_of("show", "backbone", "openai/clip-vit-base-patch16")
     assert page == output_of("show", name)
@@ -38,19 +38,19 @@ def test_the_page_of_a_spelling_of_the_hub_is_that_of_the_name():
     assert "the checkpoint's projector to 512 dimensions" in page
 
 
-def test_dropped_heads_are_shown():
+def test_page_shows_dropped_head():
     page = output_of("show", "backbone", "vit_base_patch16_224_miil.in21k")
     assert "the checkpoint's classification head of 11,221 classes" in page
     assert "no bias of queries, keys and values" in page
 
 
-def test_a_file_has_a_page(tmp_path):
+def test_weight_file_has_page(tmp_path):
     save_file(load_backbone("vit_nano_32").weights, tmp_path / "mine.safetensors")
     page = output_of("show", "backbone", str(tmp_path / "mine.safetensors"))
     assert "65: 8 x 8 patches of 4 pixels, 1 class token" in page
 
 
-def test_runs_and_pages_report_the_head_of_a_file(tmp_path):
+def test_dropped_head_of_file_is_reported(tmp_path):
     head = {"head.weight": torch.zeros(1000, 128), "head.bias": torch.zeros(1000)}
     file = tmp_path / "mine.safetensors"
     save_file({**load_backbone("vit_nano_32").weights, **head}, file)
@@ -64,7 +64,7 @@ def test_runs_and_pages_report_the_head_of_a_file(tmp_path):
     assert note in (tmp_path / "runs" / "log.txt").read_text("utf-8")
 
 
-def test_work_is_counted_as_two_operations_per_multiply_add():
+def test_flops_count_two_operations_per_multiply_add():
     """Count ViT-Ti/16 by hand: every block, the last one only where the class token needs it."""
     facts = backbone_facts("vit_tiny_patch16_224.augreg_in21k")
     n, d, m = 197, 192, 768
@@ -77,12 +77,12 @@ def test_work_is_counted_as_two_operations_per_multiply_add():
 @pytest.mark.parametrize(
     "name", ["resnet18", "swin_tiny_patch4_window7_224", "microsoft/resnet-50", "vit_bse_patch16"]
 )
-def test_what_is_not_supported_is_refused_in_one_line(name):
+def test_unsupported_backbone_is_rejected_with_one_line(name):
     text = output_of("show", "backbone", name, code=1)
     assert text.count("\n") == 1 and "vit_base_patch16" in text
 
 
-def test_the_list_ends_with_what_is_not_supported():
+def test_list_includes_unsupported_families():
     text = output_of("list", "backbones")
     listed = [line.split()[0] for line in text.split("\n\n")[0].splitlines()]
     assert listed == backbone_names()
@@ -90,14 +90,14 @@ def test_the_list_ends_with_what_is_not_supported():
     assert "LVD-142M" in text
 
 
-def test_a_part_of_a_name_gets_names_that_have_it():
+def test_partial_name_suggests_full_names():
     text = output_of("show", "backbone", "dinov2", code=1)
     assert "did you mean vit_base_patch14_dinov2, " in text and text.count("\n") == 1
     text = output_of("show", "dinov2", code=1)
     assert "fczoo show backbone vit_base_patch14_dinov2, or vit_" in text
 
 
-def test_a_small_network_and_a_missing_file_have_a_page(tmp_path):
+def test_small_network_and_missing_file_have_page(tmp_path):
     page = output_of("show", "backbone", "vit_nano_32")
     assert "0.146 GFLOPs per image (0.073 billion multiply-adds)" in page
     page = output_of("show", "backbone", "vit_nano_32:nowhere.safetensors")

@@ -1,4 +1,4 @@
-"""``fczoo partition`` shows and writes the split that a bench with the same options uses."""
+"""Test ``fczoo partition``: it shows and writes the partition of a bench."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ def invoke(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def split_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("split")
     files = [
         argument
@@ -48,8 +48,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, invoke(*SPLIT, "--full", *files)
 
 
-def test_it_is_the_split_of_bench(written, tmp_path):
-    folder, output = written
+def test_partition_matches_bench(split_files, tmp_path):
+    folder, output = split_files
     short = ["--rounds", "1", "--epochs", "1", "--out", str(tmp_path / "run")]
     outcome = CliRunner().invoke(main, ["bench", "--methods", "fedncm", *SPLIT, *short])
     assert outcome.exit_code == 0, outcome.output
@@ -58,8 +58,8 @@ def test_it_is_the_split_of_bench(written, tmp_path):
     assert f"sha256 {partition.sha256}" in output
 
 
-def test_tables_add_up(written):
-    folder, output = written
+def test_table_counts_match_partition(split_files):
+    folder, output = split_files
     partition, stream = (
         load_partition(folder / "p.json"),
         make_stream("digits", tasks=(4, 3, 3), class_order_seed=3),
@@ -89,12 +89,12 @@ def test_tables_add_up(written):
         ]
 
 
-def test_export_is_plain(written):
-    """Export positions in the data set's own order, with its own labels.
+def test_export_has_original_positions_and_labels(split_files):
+    """Export positions in the order of the data set, with its original labels.
 
-    A reader of the file needs nothing of this package.
+    Reading the file does not need fczoo.
     """
-    folder, _ = written
+    folder, _ = split_files
     content, labels = (
         json.loads((folder / "e.json").read_text()),
         DATASETS.get("digits")().load(Path()).train.labels,
@@ -112,7 +112,7 @@ def test_export_is_plain(written):
     assert content["sha256"] == load_partition(folder / "p.json").sha256
 
 
-def test_heat_map(tmp_path):
+def test_heat_map_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     invoke(*SPLIT, "--plot", str(tmp_path / "p.png"))
     with Image.open(tmp_path / "p.png") as picture:
@@ -131,7 +131,7 @@ def axes():
 
 
 def test_bars_are_stacked_by_class(axes):
-    """Client 0 has a bar from 0 to 9 of class 0 and one from 9 to 13 of class 2."""
+    """Draw for client 0 a bar from 0 to 9 of class 0 and one from 9 to 13 of class 2."""
     draw_bars(axes, COUNTS, "abcd", "class")
     (bars,) = axes.collections
     corners = [path.vertices[:4].tolist() for path in bars.get_paths()]
@@ -143,7 +143,7 @@ def test_bars_are_stacked_by_class(axes):
     assert [label.get_text() for label in legend.get_yticklabels()] == list("abcd")
 
 
-def test_areas_of_bubbles_are_images(axes):
+def test_bubble_area_is_proportional_to_images(axes):
     draw_bubbles(axes, COUNTS, cell=20)
     (bubbles,) = axes.collections
     assert bubbles.get_offsets().tolist()[:3] == [[0, 0], [2, 0], [1, 1]]
@@ -152,33 +152,33 @@ def test_areas_of_bubbles_are_images(axes):
     assert areas / areas[0] * 9 == pytest.approx([9, 4, 1, 2, 2, 2, 2])
 
 
-def test_bubbles_of_equal_areas(axes):
+def test_equal_bubbles_have_one_legend_entry(axes):
     draw_bubbles(axes, np.full((2, 3), 7), cell=20)
     (legend,) = axes.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["7"]
 
 
 @pytest.mark.parametrize(("kind", "end"), [("bars", "svg"), ("bubbles", "pdf")])
-def test_kinds_of_pictures(kind, end, tmp_path):
+def test_plot_kinds_are_written(kind, end, tmp_path):
     pytest.importorskip("matplotlib")
     invoke(*SPLIT, "--plot", str(tmp_path / f"p.{end}"), "--plot-kind", kind)
     assert (tmp_path / f"p.{end}").stat().st_size > 5000
 
 
-def test_a_kind_without_a_picture():
+def test_plot_kind_without_plot_is_rejected():
     outcome = CliRunner().invoke(main, ["partition", *SPLIT, "--plot-kind", "bars"])
     assert outcome.exit_code == 1
     assert outcome.stderr == "Error: --plot-kind is for a picture; add --plot FILE\n"
 
 
-def test_heat_map_without_matplotlib(tmp_path, monkeypatch):
+def test_plot_requires_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     outcome = CliRunner().invoke(main, ["partition", *SPLIT, "--plot", str(tmp_path / "p.png")])
     assert outcome.exit_code == 1
     assert outcome.stderr == "Error: a picture needs matplotlib; run pip install 'fczoo[plot]'\n"
 
 
-def test_a_growing_population(tmp_path):
+def test_joining_clients_grow_population(tmp_path):
     output = invoke(
         "--partition",
         "overlap:0.5",
@@ -223,7 +223,7 @@ def test_a_growing_population(tmp_path):
         (["--save", "missing/p.json"], "missing/p.json"),
     ],
 )
-def test_requests(arguments, says, tmp_path, monkeypatch):
+def test_partition_options_are_checked(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = CliRunner().invoke(main, ["partition", *arguments])
     if says is None:

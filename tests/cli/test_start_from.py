@@ -1,4 +1,4 @@
-"""``fczoo bench --start-from``: runs that continue from a kept model."""
+"""Test ``fczoo bench --start-from``: runs that continue from a stored model."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def years(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def image_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write images of three classes, of two others a year later, and of all five in one folder."""
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
     rng = np.random.default_rng(1)
@@ -49,8 +49,8 @@ def result_of(folder: Path) -> dict:
     return content
 
 
-def refuse(*words: str, out: Path) -> str:
-    """Run a bench that must end in one line before anything is written; return the line."""
+def error_of(*words: str, out: Path) -> str:
+    """Run a bench that must fail with one line and write nothing; return the line."""
     outcome = CliRunner().invoke(main, ["bench", *words, "--out", str(out)])
     assert outcome.exit_code == 1, outcome.output
     assert not out.exists(), outcome.stderr
@@ -80,7 +80,7 @@ def bench_folder(root: Path, out: Path, *words: str) -> Path:
 
 
 @pytest.mark.parametrize("method", ["fedncm", "fedclm"])
-def test_the_rest_of_a_run_gives_the_numbers_of_a_run_in_one_go(method, first, tmp_path):
+def test_continued_run_matches_uninterrupted_run(method, first, tmp_path):
     model = first / method / "seed0" / "task2"
     text = run("bench", "--start-from", str(model), "--out", str(tmp_path / "next"))
     run_folder = tmp_path / "next" / method / "seed0"
@@ -112,7 +112,7 @@ def test_the_rest_of_a_run_gives_the_numbers_of_a_run_in_one_go(method, first, t
     )
 
 
-def test_all_models_of_a_run_folder_continue_with_other_tasks(first, tmp_path):
+def test_models_of_run_folder_continue_with_other_tasks(first, tmp_path):
     for method in ("fedncm", "fedclm"):  # a run folder whose models know six classes
         shutil.copytree(first / method / "seed0" / "task2", tmp_path / "base" / method / "seed0")
     words = ["--start-from", str(tmp_path / "base"), "--tasks", "1,3", "--epochs", "2"]
@@ -126,34 +126,41 @@ def test_all_models_of_a_run_folder_continue_with_other_tasks(first, tmp_path):
     run("bench", "--resume", "--out", str(tmp_path / "next"))
     assert (tmp_path / "next/fedncm/seed0/model.safetensors").read_bytes() == model_bytes
     seeds = ["--methods", "fedncm", "--seeds", "0-1"]
-    line = refuse("--start-from", str(tmp_path / "base"), *seeds, out=tmp_path / "refused")
+    line = error_of("--start-from", str(tmp_path / "base"), *seeds, out=tmp_path / "refused")
     assert "has no model of fedncm with seed 1; give the folder of one model" in line
     plan = run("bench", "--start-from", str(tmp_path / "base/fedncm/seed0"), *seeds, "--dry-run")
     assert "Settings of 2 runs, seeds 0, 1" in plan and "start_from" in plan
 
 
-def test_next_years_classes_are_learned_on_top_of_a_model(years):
-    year1 = bench_folder(years / "year1", years / "run1", "--tasks", "1")
-    words = ["--start-from", str(year1), "--data-root", str(years / "year2")]
-    run("bench", *words, "--out", str(years / "run2"))
-    year2 = years / "run2" / "fedncm" / "seed0"
-    uninterrupted = result_of(bench_folder(years / "all", years / "run", "--tasks", "3,2"))
+def test_new_image_folder_continues_model(image_root):
+    year1 = bench_folder(image_root / "year1", image_root / "run1", "--tasks", "1")
+    words = ["--start-from", str(year1), "--data-root", str(image_root / "year2")]
+    run("bench", *words, "--out", str(image_root / "run2"))
+    year2 = image_root / "run2" / "fedncm" / "seed0"
+    uninterrupted = result_of(
+        bench_folder(image_root / "all", image_root / "run", "--tasks", "3,2")
+    )
     assert (
         result_of(year2)["accuracy"] == uninterrupted["accuracy"]
     )  # its means do not depend on the split
     assert result_of(year2)["test_counts"] == [18, 12]
     record = read_model_record(year2)
-    assert record.classes == list("abcde") and str(years) not in (year2 / "model.json").read_text()
+    assert (
+        record.classes == list("abcde")
+        and str(image_root) not in (year2 / "model.json").read_text()
+    )
     assert "(as in the run)" in run("evaluate", str(year2))
-    prediction = run("predict", str(year2), str(years / "year2/test/e/0.png"), "--format", "json")
+    prediction = run(
+        "predict", str(year2), str(image_root / "year2/test/e/0.png"), "--format", "json"
+    )
     assert {entry["class"] for entry in json.loads(prediction)[0]["classes"]} == set("abcde")
     # a third year: the tasks of both models are tested
-    (years / "year3").mkdir()
+    (image_root / "year3").mkdir()
     for part in ("train", "test"):
-        shutil.copytree(years / "year1" / part / "a", years / "year3" / part / "f")
-    words = ["--start-from", str(year2), "--data-root", str(years / "year3")]
-    run("bench", *words, "--out", str(years / "run3"))
-    third = result_of(years / "run3" / "fedncm" / "seed0")
+        shutil.copytree(image_root / "year1" / part / "a", image_root / "year3" / part / "f")
+    words = ["--start-from", str(year2), "--data-root", str(image_root / "year3")]
+    run("bench", *words, "--out", str(image_root / "run3"))
+    third = result_of(image_root / "run3" / "fedncm" / "seed0")
     assert third["task_sizes"] == [3, 2, 1] and third["accuracy"][:2] == uninterrupted["accuracy"]
     for folder, words, says in (
         ("all", (), "knows a, b, c already"),
@@ -161,24 +168,32 @@ def test_next_years_classes_are_learned_on_top_of_a_model(years):
         ("year2", ("--stored-size", "40"), "give --stored-size 32"),
         ("none", (), "no folder"),
     ):
-        arguments = ["--start-from", str(year1), "--data-root", str(years / folder), *words]
-        assert says in refuse(*arguments, out=years / "refused")
-    shutil.rmtree(years / "year1")
-    arguments = ["--start-from", str(year1), "--data-root", str(years / "year2")]
-    assert "are needed as well: no folder" in refuse(*arguments, out=years / "refused")
+        arguments = [
+            "--start-from",
+            str(year1),
+            "--data-root",
+            str(image_root / folder),
+            *words,
+        ]
+        assert says in error_of(*arguments, out=image_root / "refused")
+    shutil.rmtree(image_root / "year1")
+    arguments = ["--start-from", str(year1), "--data-root", str(image_root / "year2")]
+    assert "are needed as well: no folder" in error_of(*arguments, out=image_root / "refused")
 
 
-def test_classes_that_are_added_to_the_same_folder_are_the_next_task(years):
-    year1 = bench_folder(years / "year1", years / "run1", "--tasks", "2")
+def test_added_class_folders_become_next_task(image_root):
+    year1 = bench_folder(image_root / "year1", image_root / "run1", "--tasks", "2")
     for part in ("train", "test"):  # in the natural order they would come first
         for name in "de":
-            shutil.copytree(years / "year2" / part / name, years / "year1" / part / f"A{name}")
-    run("bench", "--start-from", str(year1), "--out", str(years / "run2"))
-    record = read_model_record(years / "run2/fedncm/seed0")
+            shutil.copytree(
+                image_root / "year2" / part / name, image_root / "year1" / part / f"A{name}"
+            )
+    run("bench", "--start-from", str(year1), "--out", str(image_root / "run2"))
+    record = read_model_record(image_root / "run2/fedncm/seed0")
     assert record.classes == ["a", "b", "c", "Ad", "Ae"]
-    assert result_of(years / "run2/fedncm/seed0")["task_sizes"] == [2, 1, 2]
-    (years / "year1/test/a/0.png").unlink()
-    line = refuse("--start-from", str(year1), out=years / "refused")
+    assert result_of(image_root / "run2/fedncm/seed0")["task_sizes"] == [2, 1, 2]
+    (image_root / "year1/test/a/0.png").unlink()
+    line = error_of("--start-from", str(year1), out=image_root / "refused")
     assert "have [11, 6] test images, and had [12, 6] in its run" in line
 
 
@@ -196,12 +211,12 @@ def test_classes_that_are_added_to_the_same_folder_are_the_next_task(years):
         (["--test-per-class", "2"], "have [6, 6] test images, and had [12, 12]"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(words, says, first, tmp_path):
+def test_incompatible_options_are_rejected(words, says, first, tmp_path):
     model = str(first / "fedclm" / "seed0" / "task2")
-    assert says in refuse("--start-from", model, *words, out=tmp_path / "run")
+    assert says in error_of("--start-from", model, *words, out=tmp_path / "run")
 
 
-def test_a_model_without_the_servers_state_is_refused_where_it_is_needed(first, tmp_path):
+def test_model_without_server_state_is_rejected(first, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(first / "fedclm" / "seed0" / "task2", model)
     record = json.loads((model / "model.json").read_text())
@@ -213,11 +228,11 @@ def test_a_model_without_the_servers_state_is_refused_where_it_is_needed(first, 
     without = model_record.msgspec.structs.replace(kept, files=files)
     model_record.write_model_record(model, without)
     assert record["state"] == without.state
-    line = refuse("--start-from", str(model), out=tmp_path / "run")
+    line = error_of("--start-from", str(model), out=tmp_path / "run")
     assert "of the server to continue" in line and "--no-keep-server-state" in line
 
 
-def test_python_continues_a_model(first, tmp_path):
+def test_library_continues_model(first, tmp_path):
     model = first / "fedncm" / "seed0" / "task3"
     result = fczoo.run("fedncm", start_from=str(model))
     assert result.accuracy == result_of(first / "fedncm/seed0")["accuracy"]
@@ -227,8 +242,8 @@ def test_python_continues_a_model(first, tmp_path):
         fczoo.run("fedncm", start_from=str(tmp_path / "nowhere"))
 
 
-def test_a_run_stops_after_a_task_of_its_stream(first, tmp_path):
-    """The rows of the learned tasks are those of the whole run, and a model of it continues."""
+def test_run_stops_after_given_task(first, tmp_path):
+    """Keep the rows of the learned tasks; the model of the stopped run can continue."""
     words = ["--methods", "fedncm", *TINY, "--tasks", "3,3,2,2"]
     out = tmp_path / "stopped"
     text = run("bench", *words, "--stop-after-tasks", "2", "--out", str(out))
@@ -250,8 +265,8 @@ def test_a_run_stops_after_a_task_of_its_stream(first, tmp_path):
 @pytest.mark.parametrize(
     "words", [["--stop-after-tasks", "5"], ["--stop-after-tasks", "2", "--moving", "1"]]
 )
-def test_a_stop_that_is_no_task_of_the_run_is_refused(words, tmp_path):
+def test_invalid_stop_after_tasks_is_rejected(words, tmp_path):
     options = ["--methods", "fedncm", *TINY, "--tasks", "3,3,2,2"]
-    line = refuse(*options, *words, out=tmp_path / "refused")
+    line = error_of(*options, *words, out=tmp_path / "refused")
     expected = "--stop-after-tasks is 5, but the tasks of this run are 1 to 4"
     assert (expected if len(words) == 2 else "does not work with --moving") in line

@@ -1,4 +1,4 @@
-"""Commands that only look something up start at once: they import nothing heavy."""
+"""Test that lookup commands start fast: they import no heavy packages."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from torchvision import datasets
 
 from fczoo.core.registry import DATASETS, METHODS
 
-LOOKED_UP = """
+LOOKUP_COMMANDS = """
 import sys
 from click.testing import CliRunner
 from fczoo.cli.app import main
@@ -30,7 +30,7 @@ for words in (
     heavy = {"torch", "timm", "sklearn", "scipy", "torchvision", "matplotlib", "huggingface_hub"}
     assert not heavy & sys.modules.keys(), (words, heavy & sys.modules.keys())
 """
-SPLIT = """
+PARTITION_COMMANDS = """
 import sys
 from click.testing import CliRunner
 from fczoo.cli.app import main
@@ -60,9 +60,11 @@ for words in (
 
 
 @pytest.mark.parametrize(
-    "code", [LOOKED_UP, SPLIT, SHOW_COMMANDS], ids=["looked up", "split", "shown"]
+    "code",
+    [LOOKUP_COMMANDS, PARTITION_COMMANDS, SHOW_COMMANDS],
+    ids=["lookup", "partition", "show"],
 )
-def test_nothing_heavy_is_imported(code: str) -> None:
+def test_commands_import_no_heavy_packages(code: str) -> None:
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
     )
@@ -70,10 +72,9 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 
 
 def completions_of(line: str) -> list[str]:
-    """Return what a shell offers for the last word of a line, by the command itself.
+    """Return the completions that the command offers for the last word of a line.
 
-    Whoever presses a key waits for it, so the command imports nothing that takes a tenth of a
-    second.
+    Completion must be fast, so the command imports no slow packages.
     """
     words = {
         "_FCZOO_COMPLETE": "bash_complete",
@@ -92,7 +93,7 @@ def completions_of(line: str) -> list[str]:
     return [candidate.removeprefix("plain,") for candidate in process.stdout.split()]
 
 
-def test_a_shell_is_offered_names() -> None:
+def test_completion_offers_names() -> None:
     methods = [name for name in METHODS.names() if name.startswith("fed")]
     assert completions_of("fczoo bench --methods fed") == methods
     assert "fedncm" in methods
@@ -106,7 +107,7 @@ def test_a_shell_is_offered_names() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no bash")
-def test_bash_takes_what_the_handbook_says_and_completes() -> None:
+def test_bash_completion_of_handbook_works() -> None:
     text = (Path(__file__).parents[2] / "docs" / "start.md").read_text(encoding="utf-8")
     (line,) = [line for line in text.splitlines() if line.startswith("eval ")]
     words = "COMP_WORDS=(fczoo bench --methods hgp,fpp); COMP_CWORD=3"
@@ -125,7 +126,7 @@ def test_bash_takes_what_the_handbook_says_and_completes() -> None:
     assert process.stdout.split() == ["hgp,fppl"], process.stderr
 
 
-def test_facts_written_down_are_those_of_torchvision() -> None:
+def test_archive_facts_match_torchvision() -> None:
     """Match the addresses and checksums in the data sets' files with torchvision's.
 
     They are copied, as torchvision takes a second to import.
@@ -157,9 +158,7 @@ SUITE_RUNS = Path(__file__).parents[2] / "results" / "frozen.csv"
 @pytest.mark.parametrize(
     "words", [["claims"], ["papers", "hgp", "T1"], ["report", str(SUITE_RUNS)]]
 )
-def test_on_a_machine_without_utf8_files_are_read_and_a_terminal_shows_what_it_can(
-    words, tmp_path
-) -> None:
+def test_commands_work_without_utf8_locale(words, tmp_path) -> None:
     plain = {
         "LC_ALL": "C",
         "PYTHONUTF8": "0",

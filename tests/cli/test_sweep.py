@@ -1,4 +1,4 @@
-"""``--sweep`` and ``--zip``: which runs they make, in which folders, and what is refused."""
+"""Test ``--sweep`` and ``--zip``: their runs, folders and errors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ def methods_of(runs: dict[str, list]) -> dict[str, list[str]]:
     return {folder: [config.method for config in configs] for folder, configs in runs.items()}
 
 
-def test_a_sweep_is_the_product_of_the_lists_of_a_method(plan: Plan) -> None:
+def test_sweep_is_product_of_lists_of_method(plan: Plan) -> None:
     runs = plan(
         *("--methods", "pilora", "--seeds", "0,1"),
         *("--sweep", "PILoRA.LR-LoRA=0.01,0.1", "--sweep", "pilora.blocks=(0,1),(0,1,2)"),
@@ -67,7 +67,7 @@ def test_options_of_other_methods_do_not_multiply_runs(plan: Plan) -> None:
     }
 
 
-def test_zip_pairs_the_values(plan: Plan) -> None:
+def test_zip_pairs_values(plan: Plan) -> None:
     words = ("--sweep", "batch_size=2,2,3", "--sweep", "hgp.lr=0.01,0.1,0.1")
     runs = plan("--methods", "fedncm,hgp", *words, "--zip")
     assert methods_of(runs) == {
@@ -80,7 +80,7 @@ def test_zip_pairs_the_values(plan: Plan) -> None:
     assert [configs[0].settings.batch_size for configs in runs.values()] == [2, 2, 2, 3, 3]
 
 
-def test_settings_and_grids_are_swept_together(plan: Plan) -> None:
+def test_sweep_combines_with_partition_grid(plan: Plan) -> None:
     runs = plan(
         *("--methods", "fedavg", "--partition", "iid,dirichlet:0.1"),
         *("--sweep", "local=(fedprox:mu=0.1),none"),
@@ -95,9 +95,7 @@ def test_settings_and_grids_are_swept_together(plan: Plan) -> None:
     assert size[0].settings.image_size == 64
 
 
-def test_a_settings_file_has_sweeps_that_the_command_line_replaces(
-    plan: Plan, tmp_path: Path
-) -> None:
+def test_command_line_sweep_replaces_sweep_of_file(plan: Plan, tmp_path: Path) -> None:
     file = tmp_path / "runs.toml"
     lists = "sweep.hgp.lr = [0.01, 0.1]\nsweep.pilora.blocks = [[0, 1], [2]]\n"
     file.write_text(f'methods = ["hgp", "pilora"]\nzip = true\n{lists}')
@@ -116,13 +114,13 @@ def test_a_settings_file_has_sweeps_that_the_command_line_replaces(
     assert list(both) == ["hgp.lr=0.3,batch_size=2", "hgp.lr=0.5,batch_size=2"]
 
 
-def test_a_list_stays_one_value_of_set(plan: Plan) -> None:
+def test_set_keeps_list_as_one_value(plan: Plan) -> None:
     (runs,) = plan("--methods", "pilora", "--set", "pilora.blocks=0,1").values()
     assert runs[0].options["blocks"] == (0, 1)
 
 
 SWEEP = "--sweep"
-REFUSED = {
+ERRORS = {
     ("hgp.lr",): "cannot read --sweep 'hgp.lr'; write METHOD.OPTION=VALUE,VALUE or "
     "SETTING=VALUE,VALUE, e.g. hgp.lr=0.01,0.1",
     ("hgp.lr=",): "--sweep 'hgp.lr=' has no value; write METHOD.OPTION=VALUE,VALUE or "
@@ -158,15 +156,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_a_wrong_sweep_is_one_line_and_nothing_starts(words: tuple[str, ...], tmp_path: Path):
+@pytest.mark.parametrize("words", ERRORS, ids=" ".join)
+def test_invalid_sweep_is_rejected(words: tuple[str, ...], tmp_path: Path):
     out = tmp_path / "runs"
     message = output_of("bench", "--methods", "hgp", "--out", str(out), SWEEP, *words, code=1)
-    assert f"Error: {REFUSED[words]}" in message
+    assert f"Error: {ERRORS[words]}" in message
     assert message.count("\n") == 1 and not out.exists()
 
 
-def test_zip_alone_and_a_list_in_set_are_refused(tmp_path: Path) -> None:
+def test_zip_without_sweep_and_list_in_set_are_rejected(tmp_path: Path) -> None:
     message = output_of("bench", "--methods", "hgp", "--zip", code=1)
     assert "--zip is given without --sweep; give two or more, or leave it out" in message
     message = output_of("bench", "--methods", "hgp", "--set", "hgp.lr=0.01,0.1", code=1)
@@ -178,14 +176,14 @@ def test_zip_alone_and_a_list_in_set_are_refused(tmp_path: Path) -> None:
     assert "--sweep hgp.lr=1,2 makes several" in output_of(*card, code=1)
 
 
-def test_a_parenthesis_keeps_a_list_together() -> None:
+def test_parentheses_keep_list_as_one_value() -> None:
     (axis,) = parse_axes(["pilora.blocks=0,(0,1), (0,1,2)"])
     assert axis.values == ("0", "0,1", "0,1,2")
     first, second = parse_axes({"hgp": {"lr": 0.1}, "tasks": ["5,5", 2]})
     assert (first.name, first.values, second.values) == ("hgp.lr", ("0.1",), ("5,5", "2"))
 
 
-def test_a_sweep_runs_and_resumes(tmp_path: Path) -> None:
+def test_sweep_runs_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     words = ("bench", *TINY, "--methods", "fedncm,fedavg", "--sweep", "fedavg.lr=0.01,0.1")
     first = run(*words, "--out", str(out))

@@ -1,6 +1,6 @@
-"""A folder that was started with ``--tuned`` stays tuned.
+"""Test run folders that were started with ``--tuned``.
 
-It is resumed, joined and run again.
+They are resumed, extended and run again.
 """
 
 import json
@@ -35,7 +35,7 @@ def about(folder: Path) -> dict:
     return json.loads((folder / "bench.json").read_text())
 
 
-def test_it_is_resumed_without_another_word(tuned_run):
+def test_tuned_run_resumes_without_tuned_option(tuned_run):
     record = about(tuned_run)
     shutil.rmtree(tuned_run / "fedridge" / "seed0")
     assert "2 trials of" in run("bench", "--resume", "--out", str(tuned_run))
@@ -44,7 +44,7 @@ def test_it_is_resumed_without_another_word(tuned_run):
     assert record["tuned"]["methods"] == ["fedncm", "fedridge"]
 
 
-def test_a_part_of_its_methods_may_have_further_seeds(tuned_run, search_folder):
+def test_tuned_run_accepts_more_seeds_of_one_method(tuned_run, search_folder):
     record = about(tuned_run)["tuned"]
     run(
         "bench",
@@ -61,21 +61,21 @@ def test_a_part_of_its_methods_may_have_further_seeds(tuned_run, search_folder):
     assert about(tuned_run)["tuned"] == record and about(tuned_run)["seeds"] == [0, 1]
 
 
-def test_a_method_that_was_not_searched_may_come_and_does_not_count(tuned_run):
+def test_untuned_method_joins_tuned_run(tuned_run):
     record = about(tuned_run)["tuned"]
     run("bench", "--methods", "afcl", *TINY, "--out", str(tuned_run))
     assert about(tuned_run)["tuned"] == record
     assert len(about(tuned_run)["methods"]) == 3
 
 
-def test_tuned_methods_may_join_one_that_was_not_searched(search_folder, tmp_path):
+def test_tuned_method_joins_untuned_run(search_folder, tmp_path):
     out = ["--out", str(tmp_path / "runs")]
     run("bench", "--methods", "afcl", *TINY, *out)
     run("bench", "--methods", "fedncm", "--tuned", search_folder, *TINY, *out)
     assert about(tmp_path / "runs")["tuned"]["methods"] == ["fedncm"]
 
 
-def test_another_search_does_not_join(tuned_run, tmp_path):
+def test_other_search_is_rejected(tuned_run, tmp_path):
     run("tune", "--methods", "fedridge", "--trials", "1", *TINY, "--out", str(tmp_path / "other"))
     words = ["--tuned", str(tmp_path / "other" / TUNED_FILE), *TINY, "--out", str(tuned_run)]
     outcome = CliRunner().invoke(main, ["bench", "--methods", "fedridge", *words])
@@ -91,7 +91,7 @@ def test_another_search_does_not_join(tuned_run, tmp_path):
         (["--rounds", "2"], ["fedncm", "fedridge"], {"rounds": 1}),
     ],
 )
-def test_its_description_runs_it_again_as_tuned(tuned_run, tmp_path, words, tuned, other):
+def test_run_description_repeats_tuned_run(tuned_run, tmp_path, words, tuned, other):
     """Run a tuned folder again from its description, as tuned.
 
     A method whose options are changed by hand does not count as tuned. Settings that differ from
@@ -104,7 +104,7 @@ def test_its_description_runs_it_again_as_tuned(tuned_run, tmp_path, words, tune
     assert record["trials"] == 2
 
 
-def test_settings_that_are_lists_are_those_of_the_search(tmp_path, caplog):
+def test_list_settings_match_search(tmp_path, caplog):
     words = ["--methods", "fedridge", *TINY, "--tasks", "4,6"]
     run("tune", *words, "--trials", "1", "--out", str(tmp_path / "search"))
     run(
@@ -119,7 +119,7 @@ def test_settings_that_are_lists_are_those_of_the_search(tmp_path, caplog):
     assert "other_settings" not in about(tmp_path / "runs")["tuned"]
 
 
-def test_a_report_says_that_values_were_found_on_other_weights(tuned_run):
+def test_report_warns_about_search_on_other_weights(tuned_run):
     content = about(tuned_run)
     assert content["tuned"]["weights"] == content["backbone"]["sha256"]
     assert "other weights" not in run("report", str(tuned_run))

@@ -1,4 +1,4 @@
-"""A user's own folder of images on the command line: the remarks of its commands."""
+"""Test commands on a user's image folder and their remarks."""
 
 import csv
 import json
@@ -34,9 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_shared_images_are_said_at_the_start_and_below_the_table(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_shared_images_are_reported_at_start_and_below_table(folder: Path, tmp_path: Path) -> None:
     options = [
         "--data-root",
         str(folder),
@@ -68,7 +66,7 @@ def test_shared_images_are_said_at_the_start_and_below_the_table(
         assert again.exit_code == 0 and says in again.stdout, again.output
 
 
-def test_a_class_that_looks_like_a_formula_is_quoted_in_csv(folder: Path, tmp_path: Path) -> None:
+def test_formula_like_class_name_is_quoted_in_csv(folder: Path, tmp_path: Path) -> None:
     table = tmp_path / "split.csv"
     options = ["--data-root", str(folder), "--tasks", "2", "--clients", "1", "--table", str(table)]
     outcome = CliRunner().invoke(main, ["partition", "--dataset", "imagefolder", *options])

@@ -1,4 +1,4 @@
-"""Values that click would accept, or take for others, end in one line that says what to do."""
+"""Test that invalid values end in one line that explains the fix."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from helpers_runs import write_run
 SEED_LIMIT = 2**63 - 1 - 1_000_000  # the class order's seed is a million larger
 
 
-def refusal(*words: str) -> str:
-    """Run a command that must fail in one line; return the line."""
+def error_of(*words: str) -> str:
+    """Run a command that must fail with one line; return the line."""
     outcome = CliRunner().invoke(main, list(words))
     assert outcome.exit_code in (1, 2), outcome.output
     assert outcome.stdout == ""
@@ -25,7 +25,7 @@ def refusal(*words: str) -> str:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder that holds the run folder ``run``."""
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run", {"fedavg": {0: 50.0}})
@@ -63,29 +63,27 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 @pytest.mark.parametrize("empty", ["", "  "])
-def test_an_empty_value_is_refused_and_nothing_is_written(
-    command: str, name: str, empty: str, here: Path
-) -> None:
-    before = sorted(here.rglob("*"))
-    assert refusal(*command.split(), empty).startswith(f"{name} is empty; give it a value")
-    assert sorted(here.rglob("*")) == before
+def test_empty_value_is_rejected(command: str, name: str, empty: str, work_folder: Path) -> None:
+    before = sorted(work_folder.rglob("*"))
+    assert error_of(*command.split(), empty).startswith(f"{name} is empty; give it a value")
+    assert sorted(work_folder.rglob("*")) == before
 
 
-def test_a_missing_value_names_the_command() -> None:
-    assert refusal("bench", "--set") == (
+def test_missing_value_reports_command() -> None:
+    assert error_of("bench", "--set") == (
         "Option '--set' requires an argument; see fczoo bench --help"
     )
 
 
 @pytest.mark.parametrize("word", ["nan", "NaN", "inf", "-inf", "many", ""])
-def test_numbers_are_finite(word: str) -> None:
+def test_non_finite_numbers_are_rejected(word: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is not a (finite|valid) number\.$"):
         Number(min=0 if word != "-inf" else None).convert(word, None, None)
     with pytest.raises(click.BadParameter, match=r"is not a valid whole number\.$"):
         WholeNumber(0).convert(word, None, None)
 
 
-def test_numbers_within_limits_are_read() -> None:
+def test_numbers_are_checked_against_limits() -> None:
     assert Number(1.5, 20).convert("3.3", None, None) == 3.3
     assert WholeNumber(1, 10_000).convert("16", None, None) == 16
     with pytest.raises(click.BadParameter, match="not in the range"):
@@ -103,9 +101,9 @@ def test_numbers_within_limits_are_read() -> None:
         "site job out --agreed run --patience nan",
     ],
 )
-def test_commands_refuse_what_is_no_finite_number(words: str, here: Path) -> None:
-    assert "is not a finite number; see fczoo " in refusal(*words.split())
-    assert {path.name for path in here.iterdir()} == {"run"}
+def test_commands_reject_non_finite_numbers(words: str, work_folder: Path) -> None:
+    assert "is not a finite number; see fczoo " in error_of(*words.split())
+    assert {path.name for path in work_folder.iterdir()} == {"run"}
 
 
 @pytest.mark.parametrize(
@@ -144,39 +142,39 @@ def test_commands_refuse_what_is_no_finite_number(words: str, here: Path) -> Non
         (f"tune --methods hgp --out t --seed {SEED_LIMIT + 1}", f"at most {SEED_LIMIT}"),
     ],
 )
-def test_what_has_no_effect_or_harms_is_refused(words: str, says: str, here: Path) -> None:
-    before = sorted(here.rglob("*"))
-    assert says in refusal(*words.split())
-    assert sorted(here.rglob("*")) == before
+def test_useless_or_harmful_options_are_rejected(words: str, says: str, work_folder: Path) -> None:
+    before = sorted(work_folder.rglob("*"))
+    assert says in error_of(*words.split())
+    assert sorted(work_folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
     "words", [("suite", "run", "digits", "--rows"), ("bench", "--log"), ("bench", "--methods")]
 )
-def test_a_list_of_nothing_but_commas_is_refused(
+def test_list_of_only_commas_is_rejected(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refuse ``--rows ,``, which would be no row, so that all rows looked current."""
+    """Reject ``--rows ,``: without any row, all rows would look current."""
     monkeypatch.chdir(Path(__file__).parents[2])
-    line = refusal(*words, ",")
+    line = error_of(*words, ",")
     assert line == f"{words[-1]} names nothing; give names with commas between them"
 
 
-def test_one_seed_of_other_digits_is_not_taken_for_a_number_of_runs() -> None:
-    assert refusal("bench", "--methods", "hgp", "--seeds", "٣").startswith("--seeds has '٣'")
+def test_seed_of_non_ascii_digits_is_rejected() -> None:
+    assert error_of("bench", "--methods", "hgp", "--seeds", "٣").startswith("--seeds has '٣'")
 
 
 @pytest.mark.parametrize("spelling", ["hgp.lr", "HGP.LR"])
-def test_an_option_is_shown_as_set_takes_it(spelling: str) -> None:
+def test_show_option_prints_set_syntax(spelling: str) -> None:
     page = run("show", spelling)
     assert "hgp.lr  0.003: learning rate of prefix and head" in page
     assert "--set hgp.lr=VALUE" in page
 
 
-def test_the_share_held_out_has_its_default_in_the_help() -> None:
+def test_tune_help_shows_default_of_held_out() -> None:
     assert f"[default: {HELD_OUT:g}]" in run("tune", "--help-all") and HELD_OUT == 0.2
 
 
-def test_an_archive_with_its_suffix_is_written_and_read(here: Path) -> None:
+def test_archive_is_written_and_read(work_folder: Path) -> None:
     assert run("report", "run", "--archive", "runs.csv").endswith("written to runs.csv\n")
     assert run("report", "runs.csv")

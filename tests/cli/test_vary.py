@@ -1,4 +1,4 @@
-"""``--vary``: what the seeds of a bench change in addition to training."""
+"""Test ``--vary``: parts that the seeds of a bench change in addition to training."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def run_record(out: Path, seed: int) -> dict:
     return json.loads((out / f"seed{seed}" / "bench.json").read_text())
 
 
-def test_every_seed_has_its_own_split_and_class_order(tmp_path):
+def test_every_seed_has_different_partition_and_class_order(tmp_path):
     text = bench(tmp_path / "runs", "--vary", "class-order,partition")
     assert "seeds 0, 1 of training, partition and class order" in text
     assert "class order by the run's seed" in text
@@ -36,7 +36,7 @@ def test_every_seed_has_its_own_split_and_class_order(tmp_path):
     assert len(hashes) == 2
 
 
-def test_a_varied_run_is_the_run_with_these_seeds(tmp_path):
+def test_varied_run_matches_run_with_same_seeds(tmp_path):
     bench(tmp_path / "varied", "--vary", "training,partition")
     bench(tmp_path / "plain", "--seeds", "1", "--partition-seed", "1")
     seed_run = json.loads(
@@ -46,7 +46,7 @@ def test_a_varied_run_is_the_run_with_these_seeds(tmp_path):
     assert seed_run["accuracy"] == plain["accuracy"]
 
 
-def test_training_alone_is_the_default(tmp_path):
+def test_vary_defaults_to_training(tmp_path):
     assert "seeds 0, 1 of training only" in bench(tmp_path / "runs")
     assert (tmp_path / "runs" / "bench.json").is_file()
 
@@ -60,7 +60,7 @@ def test_training_alone_is_the_default(tmp_path):
         (("--vary", "partition", "--partition", "file:split.json"), "--vary partition"),
     ],
 )
-def test_what_cannot_vary_is_one_line(tmp_path, options, message):
+def test_invalid_vary_is_rejected(tmp_path, options, message):
     outcome = CliRunner().invoke(main, ["bench", *TINY, *options, "--out", str(tmp_path / "runs")])
     assert outcome.exit_code != 0
     assert message in outcome.output

@@ -1,4 +1,4 @@
-"""Equal warnings are one line, with how often and where."""
+"""Test that equal warnings are merged into one line with count and places."""
 
 import subprocess
 from pathlib import Path
@@ -18,7 +18,7 @@ def warnings_of(*arguments: str) -> list[str]:
     return [line for line in outcome.stderr.splitlines() if line.startswith("WARNING")]
 
 
-def test_a_warning_of_every_task_is_one_line() -> None:
+def test_repeated_warnings_are_merged_into_one_line() -> None:
     spec = "dirichlet:0.05,min_size=30,max_tries=1"
     (line,) = warnings_of("partition", "--partition", spec, "--tasks", "5", "--clients", "5")
     assert (
@@ -29,7 +29,7 @@ def test_a_warning_of_every_task_is_one_line() -> None:
     assert line.endswith("was repaired (task 1)")
 
 
-def test_clients_are_named(tmp_path: Path) -> None:
+def test_warning_reports_clients(tmp_path: Path) -> None:
     """Print a client's warnings while the run continues, above the line of the task."""
     run = [
         "bench",
@@ -53,7 +53,7 @@ def test_clients_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_tell_theirs_alike(tmp_path: Path) -> None:
+def test_warnings_of_workers_are_merged(tmp_path: Path) -> None:
     run = [
         "bench",
         "--methods",

@@ -1,4 +1,4 @@
-"""The ViT with plugs, against timm's forward and against formulas written out here."""
+"""Test the ViT with plugs against timm's forward pass and against formulas."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ def images() -> Tensor:
     )
 
 
-def test_without_plugs_it_is_timms_vit(backbone, images):
+def test_backbone_without_plugs_matches_timm(backbone, images):
     reference = by_timm(backbone, images)
     torch.testing.assert_close(backbone(images), reference, **CLOSE)
     torch.testing.assert_close(
@@ -84,13 +84,13 @@ def test_full_plugs_replace_weights(backbone, images, noise):
         "norm.bias",
     ],
 )
-def test_one_full_plug_replaces_that_weight_alone(backbone, images, noise, name):
+def test_one_full_plug_replaces_only_its_weight(backbone, images, noise, name):
     weight = noise(*backbone.weights[name].shape)
     reference = by_timm(Backbone(backbone.config, {**backbone.weights, name: weight}), images)
     torch.testing.assert_close(backbone(images, {f"full.{name}": weight}), reference, **CLOSE)
 
 
-def test_full_weights_start_where_the_backbone_is(backbone, images):
+def test_full_weights_are_copies_of_backbone_weights(backbone, images):
     plugs = backbone.to(dtype=torch.float32).full_weights()
     assert {k.removeprefix("full.") for k in plugs} == backbone.weights.keys()
     torch.testing.assert_close(backbone(images, plugs), backbone(images), rtol=1e-5, atol=1e-5)
@@ -104,7 +104,7 @@ def test_full_weights_start_where_the_backbone_is(backbone, images):
 
 @pytest.mark.parametrize("part", LORA_PARTS)
 @pytest.mark.parametrize("block", [0, 5])
-def test_lora_adds_b_a_to_the_weight(backbone, images, noise, part, block):
+def test_lora_adds_product_to_weight(backbone, images, noise, part, block):
     fan_in, fan_out = backbone.lora_shape(part)
     a, b = noise(3, fan_in), 0.2 * noise(fan_out, 3)
     weights = {k: v.clone() for k, v in backbone.weights.items()}
@@ -122,7 +122,7 @@ def test_lora_adds_b_a_to_the_weight(backbone, images, noise, part, block):
     assert not torch.allclose(reference, backbone(images), atol=1e-4)
 
 
-def test_zero_b_leaves_the_forward_bitwise_alone(backbone, images, noise):
+def test_zero_lora_keeps_forward_bitwise_equal(backbone, images, noise):
     plugs = {
         "lora.0.q.a": noise(4, 32),
         "lora.0.q.b": torch.zeros(32, 4),
@@ -132,7 +132,7 @@ def test_zero_b_leaves_the_forward_bitwise_alone(backbone, images, noise):
     assert torch.equal(backbone(images, plugs), backbone(images))
 
 
-def test_prefix_rows_are_keys_and_values_behind_their_projections(backbone, images, noise):
+def test_prefix_rows_join_keys_and_values_after_projection(backbone, images, noise):
     prefix = {i: (noise(4, 32), noise(4, 32)) for i in (0, 2, 5)}
     plugs = {
         f"prefix.{i}.{part}": rows
@@ -155,7 +155,7 @@ def test_permuting_prefix_rows_jointly_changes_nothing(backbone, images, noise):
     )
 
 
-def test_repeating_a_prefix_row_adds_the_log_of_the_count_to_its_logit(noise):
+def test_repeated_prefix_row_adds_log_count_to_logit(noise):
     """Add log L to the logit of a prefix row that is repeated L times.
 
     For this reason HGP's all-equal prefix acts as one pair with a bonus of log L.
@@ -173,7 +173,7 @@ def test_repeating_a_prefix_row_adds_the_log_of_the_count_to_its_logit(noise):
     torch.testing.assert_close(output, scores.softmax(-1) @ torch.cat([v, value], 2), **CLOSE)
 
 
-def test_tokens_stand_in_front_and_pool_to_their_mean(backbone, images, noise):
+def test_prompt_tokens_are_prepended_and_pooled_by_mean(backbone, images, noise):
     tokens = noise(4, 32)
     reference = by_hand(backbone, images, tokens=tokens)
     torch.testing.assert_close(
@@ -184,8 +184,8 @@ def test_tokens_stand_in_front_and_pool_to_their_mean(backbone, images, noise):
     )
 
 
-def test_tokens_of_a_block_stay(backbone, images, noise):
-    """Tokens of block 0 equal prompts in front; tokens of a later block stay from that block on."""
+def test_prompt_tokens_of_block_stay_in_later_blocks(backbone, images, noise):
+    """Compare tokens of block 0 with prompts in front; later tokens stay from their block on."""
     prompts = noise(3, 32)
     for plug, same in (("tokens.0", "tokens"), ("tokens.5", "deep.5")):
         torch.testing.assert_close(
@@ -206,7 +206,7 @@ def test_outputs_of_deep_tokens_are_dropped(backbone, images, noise):
     )
 
 
-def test_adapters_stand_beside_the_mlp(backbone, images, noise):
+def test_adapters_are_parallel_to_mlp(backbone, images, noise):
     """Add adapters parallel to the MLP, before its norm.
 
     With up and its bias at zero not a bit changes.
@@ -225,7 +225,7 @@ def test_adapters_stand_beside_the_mlp(backbone, images, noise):
     assert torch.equal(backbone(images, still), backbone(images))
 
 
-def test_all_prompts_at_once(backbone, images, noise):
+def test_all_prompt_kinds_combine(backbone, images, noise):
     tokens, deep, prefix = (
         noise(2, 32),
         {1: noise(3, 32), 5: noise(1, 32)},
@@ -244,7 +244,7 @@ def test_all_prompts_at_once(backbone, images, noise):
     torch.testing.assert_close(backbone(images, plugs), reference[:, 2], **CLOSE)
 
 
-def test_rows_may_differ_from_image_to_image(backbone, images, noise):
+def test_plugs_may_differ_between_images(backbone, images, noise):
     plugs = {
         "tokens": noise(3, 2, 32),
         "deep.2": noise(3, 4, 32),
@@ -257,7 +257,7 @@ def test_rows_may_differ_from_image_to_image(backbone, images, noise):
     torch.testing.assert_close(backbone(images, plugs), torch.cat(one_by_one), **CLOSE)
 
 
-def test_class_token_is_what_enters_the_first_block(backbone):
+def test_class_token_includes_position_embedding(backbone):
     torch.testing.assert_close(
         backbone.class_token(),
         backbone.weights["cls_token"][0, 0] + backbone.weights["pos_embed"][0, 0],
@@ -282,13 +282,13 @@ def test_class_token_is_what_enters_the_first_block(backbone):
         "",
     ],
 )
-def test_unknown_plugs_are_refused(backbone, images, plug):
+def test_unknown_plugs_are_rejected(backbone, images, plug):
     with pytest.raises(FczooError, match="unknown plug") as error:
         backbone(images, {plug: torch.zeros(1, 32)})
     assert repr(plug) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_unknown_lora_parts_and_blocks_are_refused(backbone):
+def test_unknown_lora_parts_and_blocks_are_rejected(backbone):
     with pytest.raises(FczooError, match="no LoRA on 'qkv'"):
         backbone.lora_shape("qkv")
     backbone.check_blocks((0, 5), "method.blocks")
@@ -300,7 +300,7 @@ def test_unknown_lora_parts_and_blocks_are_refused(backbone):
         backbone.check_blocks((), "method.blocks")
 
 
-def test_weights_that_do_not_fit_are_refused(backbone):
+def test_missing_or_misshapen_weights_are_rejected(backbone):
     lacking = {k: v for k, v in backbone.weights.items() if k != "norm.bias"}
     misshapen = {**backbone.weights, "norm.bias": torch.zeros(31)}
     for weights in (lacking, misshapen, {**backbone.weights, "head.weight": torch.zeros(2, 32)}):
@@ -312,7 +312,7 @@ def test_weights_that_do_not_fit_are_refused(backbone):
             Backbone(backbone.config, weights)
 
 
-def test_frozen_weights_are_a_copy(backbone):
+def test_frozen_weights_are_copies(backbone):
     weights = {k: v.clone().requires_grad_() for k, v in backbone.weights.items()}
     copy = Backbone(backbone.config, weights)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Every family of vision transformers: the forward and all plugs, against timm's own modules."""
+"""Test every family of vision transformers with all plugs against timm's modules."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def pool_tokens(model, tokens, prompts):
         return model.fc_norm(model.pool(tokens[:, prompts:]))
 
 
-def test_without_plugs_it_is_timms_model(family):
+def test_backbone_without_plugs_matches_timm(family):
     model, backbone, images, _ = family
     features = backbone(images)
     torch.testing.assert_close(features, reference(model, images), **CLOSE)
@@ -52,7 +52,7 @@ def test_without_plugs_it_is_timms_model(family):
     assert backbone.config.tokens == model.num_prefix_tokens + 9
 
 
-def test_lora_changes_the_weights(family):
+def test_lora_matches_changed_weights(family):
     _, backbone, images, plugs = family
     weights = {k: v.clone() for k, v in backbone.weights.items()}
     for part in ("q", "k", "v", "proj", "fc1", "fc2"):
@@ -66,7 +66,7 @@ def test_lora_changes_the_weights(family):
     torch.testing.assert_close(backbone(images, plugs["lora"]), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_prefixes_are_seen_by_timms_attention(family):
+def test_prefixes_match_timm_attention(family):
     model, backbone, images, plugs = family
     pair = tuple(plugs["prefix"][f"prefix.{DEPTH - 1}.{part}"] for part in "kv")
     with prefixes_in_attention({DEPTH - 1: pair}):
@@ -74,8 +74,8 @@ def test_prefixes_are_seen_by_timms_attention(family):
     torch.testing.assert_close(backbone(images, plugs["prefix"]), expected, **CLOSE)
 
 
-def test_prompts_go_through_timms_blocks(family):
-    """Put prompts in front of the first block, which does not give them a position."""
+def test_prompts_match_timm_blocks(family):
+    """Put prompts in front of the first block, without position embeddings."""
     model, backbone, images, plugs = family
     tokens = plugs["tokens"]["tokens"]
     output = forward_with_tokens(model, images, tokens, {})
@@ -87,7 +87,7 @@ def test_prompts_go_through_timms_blocks(family):
         torch.testing.assert_close(prompts, output[:, : len(tokens)].mean(1), **CLOSE)
 
 
-def test_deep_prompts_go_through_one_block(family):
+def test_deep_prompts_match_timm_blocks(family):
     model, backbone, images, plugs = family
     deep = {i: plugs["deep"][f"deep.{i}"] for i in range(DEPTH)}
     output = forward_with_tokens(model, images, plugs["tokens"]["tokens"][:0], deep)
@@ -96,7 +96,7 @@ def test_deep_prompts_go_through_one_block(family):
     )
 
 
-def test_adapters_stand_beside_timms_mlp(family):
+def test_adapters_match_timm_blocks(family):
     model, backbone, images, plugs = family
     last = DEPTH - 1
     down, down_bias, up, up_bias = (
@@ -112,7 +112,7 @@ def test_adapters_stand_beside_timms_mlp(family):
     torch.testing.assert_close(backbone(images, plugs["adapter"]), expected, **CLOSE)
 
 
-def test_whole_weights_replace_the_frozen_ones(family):
+def test_full_weights_replace_frozen_weights(family):
     _, backbone, images, plugs = family
     weights = {name.removeprefix("full."): value for name, value in plugs["full"].items()}
     expected = Backbone(backbone.config, weights)(images)
@@ -120,7 +120,7 @@ def test_whole_weights_replace_the_frozen_ones(family):
     assert not torch.allclose(expected, backbone(images), atol=1e-3)
 
 
-def test_clients_in_one_forward_get_their_own_features_and_gradients(family):
+def test_batched_clients_match_single_clients(family):
     """Run two clients with all kinds of plugs at once under vmap."""
     _, backbone, images, plugs = family
     one = {name: value for kind in KINDS for name, value in plugs[kind].items()}
@@ -144,7 +144,7 @@ def test_clients_in_one_forward_get_their_own_features_and_gradients(family):
     assert all(gradient.any() for gradient in gradients)
 
 
-def test_taps_are_what_timms_layers_get(family):
+def test_taps_match_timm_layers(family):
     model, backbone, images, _ = family
     values = {}
     names = [f"blocks.{i}{layer}" for i in range(DEPTH) for layer in ("", ".attn.proj", ".mlp.fc2")]
@@ -165,7 +165,7 @@ def test_taps_are_what_timms_layers_get(family):
         torch.testing.assert_close(taps[name], values[name], **CLOSE)
 
 
-def test_the_class_token_at_the_first_block(family):
+def test_class_token_matches_timm(family):
     model, backbone, images, _ = family
     if not backbone.config.class_token:
         with pytest.raises(FczooError, match="has no class token"):

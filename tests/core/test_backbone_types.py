@@ -1,4 +1,4 @@
-"""The ViT with plugs for many clients at once, and in other number types."""
+"""Test the ViT with plugs for many clients at once, and in other number types."""
 
 import math
 
@@ -17,7 +17,7 @@ def images() -> Tensor:
     )
 
 
-def test_vmap_over_clients_equals_a_loop_with_gradients(backbone, noise):
+def test_vmap_over_clients_equals_loop(backbone, noise):
     images = noise(2, 3, 3, 16, 16)  # two clients
     shapes = {
         "lora.0.q.a": (2, 32),
@@ -38,7 +38,7 @@ def test_vmap_over_clients_equals_a_loop_with_gradients(backbone, noise):
         torch.testing.assert_close(a, b, **CLOSE)
 
 
-def test_both_attention_paths_agree(noise):
+def test_attention_matches_formula_in_vmap_and_bfloat16(noise):
     query, key, value = noise(2, 4, 3, 8), noise(2, 4, 7, 8), noise(2, 4, 7, 8)
     reference = attend(query, key, value)
     torch.testing.assert_close(
@@ -52,7 +52,7 @@ def test_both_attention_paths_agree(noise):
     torch.testing.assert_close(half.double(), reference, rtol=0.05, atol=0.05)
 
 
-def test_bfloat16_stays_near_float32(backbone, images):
+def test_bfloat16_is_close_to_float32(backbone, images):
     """Compute features in bfloat16 within a tenth of those in float32.
 
     Eight bits of mantissa pass through six blocks; the features are float32 at the end.
@@ -66,7 +66,7 @@ def test_bfloat16_stays_near_float32(backbone, images):
     torch.testing.assert_close(single(images).double(), backbone(images), rtol=1e-4, atol=1e-4)
 
 
-def test_plugs_of_higher_precision_are_computed_in_the_backbones_type(backbone, images, noise):
+def test_float32_plugs_get_gradients_in_bfloat16_backbone(backbone, images, noise):
     half = backbone.to(dtype=torch.bfloat16)
     prefix = {
         "prefix.0.k": noise(2, 32).float().requires_grad_(),

@@ -1,4 +1,4 @@
-"""Metrics of classes, tasks and clients: cases by hand, scikit-learn's figures, and bounds."""
+"""Test metrics of classes, tasks and clients: by hand, against scikit-learn, and bounds."""
 
 import math
 
@@ -20,7 +20,7 @@ from fczoo.core.class_metrics import (
     worst_clients,
 )
 
-some = settings(max_examples=60, deadline=None)
+property_settings = settings(max_examples=60, deadline=None)
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2, 2])
 ANSWERS = np.array([0, 0, 0, 2, 0, 1, 2, 2])
 TRIPLES = [[0, 0, 3], [0, 2, 1], [1, 0, 1], [1, 1, 1], [2, 2, 2]]
@@ -52,7 +52,7 @@ def images_of(counts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return owners, labels
 
 
-def test_accuracy_of_clients_by_hand() -> None:
+def test_client_accuracies_by_hand() -> None:
     """Weigh 75, 50 and 100 % by the class mix of each client.
 
     Mixes: only class 0; half 1, half 2: (50 + 100) / 2; 1/4, 1/4, 1/2: 81.25; only the untested
@@ -64,7 +64,7 @@ def test_accuracy_of_clients_by_hand() -> None:
     assert accuracies[3:] == [None, 75.0, None]  # the sixth client has no image
 
 
-def test_figures_over_clients_by_hand() -> None:
+def test_client_statistics_by_hand() -> None:
     """Compare with 20, 40, 60, 80: mean 50, deviation sqrt((900 + 100 + 100 + 900) / 4)."""
     clients = [60.0, 20.0, None, 80.0, 40.0]
     assert mean_of_clients(clients) == 50.0
@@ -76,9 +76,9 @@ def test_figures_over_clients_by_hand() -> None:
         assert math.isnan(figure([None]))
 
 
-@some
+@property_settings
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60))
-def test_scikit_learn_counts_the_same(pairs: list[tuple[int, int]]) -> None:
+def test_confusion_matches_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     labels, answers = np.array(pairs).T
     matrix = confusion_matrix(confusion_triples(labels, answers, 5), 5)
     assert (matrix == sklearn_confusion(labels, answers, labels=range(5))).all()
@@ -88,13 +88,15 @@ def test_scikit_learn_counts_the_same(pairs: list[tuple[int, int]]) -> None:
     assert all(row == pytest.approx(100) or row == 0 for row in rows)
 
 
-@some
+@property_settings
 @given(
     st.lists(st.floats(0, 100), min_size=3, max_size=3),
     st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3), min_size=1, max_size=8),
     st.randoms(use_true_random=False),
 )
-def test_bounds_of_clients(accuracies: list[float], counts: list[list[int]], rng) -> None:
+def test_client_statistics_are_bounded(
+    accuracies: list[float], counts: list[list[int]], rng
+) -> None:
     """Check clients against the range of the classes, and the worst against the mean."""
     clients = client_accuracies(accuracies, *images_of(counts), len(counts))
     for value, mix in zip(clients, counts, strict=True):

@@ -1,4 +1,4 @@
-"""CSV that a spreadsheet shows and does not run."""
+"""Test CSV text that spreadsheets do not execute as formulas."""
 
 import csv
 import io
@@ -11,16 +11,16 @@ FORMULAS = ["=1+1", "+x", "-x", "@SUM(A1)", "\tb", "\rc", "\nd", "＝1"]
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-def test_a_formula_gets_an_apostrophe(text):
+def test_formula_gets_apostrophe(text):
     assert quote_formula(text) == f"'{text}"
 
 
 @pytest.mark.parametrize("cell", ["-3.5", "+1e5", "-2", -2, 1.5, None, "", "cat", "a=b", "don't"])
-def test_numbers_and_other_text_stay_as_they_are(cell):
+def test_numbers_and_plain_text_are_unchanged(cell):
     assert quote_formula(cell) is cell
 
 
-def test_what_is_written_is_read_back():
+def test_quoted_cells_are_read_back():
     row = [*FORMULAS, "'=q", "''=q", "-3.5", "plain, with a comma", 'a "quote"', "two\r\nlines"]
     text = to_csv_text([row])
     assert text.startswith("'=1+1,'+x,'-x,'@SUM(A1),")

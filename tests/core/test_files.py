@@ -1,4 +1,4 @@
-"""Errors of files that are written."""
+"""Test errors and names of files that are written."""
 
 import errno
 import os
@@ -10,9 +10,7 @@ from fczoo.core.errors import FczooError, printable
 from fczoo.core.files import shorten, write_safely
 
 
-def test_a_full_disk_is_an_error_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_error_names_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -23,14 +21,14 @@ def test_a_full_disk_is_an_error_of_the_file(
     assert not list(tmp_path.iterdir())
 
 
-def test_names_that_are_not_utf8_are_shown_with_replacement_characters() -> None:
+def test_non_utf8_names_get_replacement_characters() -> None:
     assert printable(os.fsdecode(b"caf\xe9")) == "caf\ufffd"
     assert printable("猫") == "猫"
     assert shorten(os.fsdecode(b"/data/caf\xe9")) == "caf\ufffd"
 
 
 @pytest.mark.parametrize("kind", ["file", "read-only file", "folder", "link"])
-def test_a_foreign_draft_does_not_stop_a_file_from_being_written(tmp_path: Path, kind: str) -> None:
+def test_existing_draft_does_not_prevent_write(tmp_path: Path, kind: str) -> None:
     draft, other = tmp_path / "result.json.tmp", tmp_path / "other"
     other.write_bytes(b"other")
     if kind == "folder":
@@ -48,7 +46,7 @@ def test_a_foreign_draft_does_not_stop_a_file_from_being_written(tmp_path: Path,
     assert names == ({"result.json.tmp"} if kind == "folder" else set())
 
 
-def test_text_from_outside_is_one_short_line() -> None:
+def test_printable_text_is_one_short_line() -> None:
     assert printable("a\x1b[31m\nb\tc\u202ed\x00") == "a[31m b cd"
     assert printable("\ud800x") == "\ufffdx"
     assert printable("word " * 100, 12) == "word word ..."

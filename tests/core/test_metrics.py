@@ -1,4 +1,4 @@
-"""Metrics: one accuracy matrix by hand, single-task runs, and relations between the metrics."""
+"""Test metrics: one accuracy matrix by hand, single-task runs, and relations of metrics."""
 
 import math
 import re
@@ -46,7 +46,7 @@ BY_HAND = {
     "plasticity": 200 / 3,  # (60 + 90 + 50) / 3
     "AUC": 73.0,  # trapezoids (60 + 85) / 2 = 72.5 and (85 + 62) / 2 = 73.5, over T - 1 = 2
 }
-OF_BASE_TASKS = {
+BASE_METRIC_VALUES = {
     "base": 30.0,
     "novel": 68.4,  # (20 * 96 + 30 * 50) / 50 = 3420 / 50
     "harmonic": 41.707,  # 2 * 30 * 68.4 / 98.4 = 4104 / 98.4
@@ -62,7 +62,7 @@ def test_three_tasks_by_hand(name: str) -> None:
 
 def test_base_and_novel_classes_by_hand() -> None:
     values = {name: metric(A, N) for name, metric in BASE_METRICS.items()}
-    assert values == pytest.approx(OF_BASE_TASKS, abs=5e-4)
+    assert values == pytest.approx(BASE_METRIC_VALUES, abs=5e-4)
     assert harmonic_mean([[0.0], [0.0, 0.0]], [1, 1]) == 0
     # of two first tasks: (10 * 30 + 20 * 96) / 30 = 2220 / 30
     assert base_accuracy(A, N, 2) == pytest.approx(74.0) and novel_accuracy(A, N, 2) == 50.0
@@ -77,12 +77,12 @@ def test_seen_accuracy_by_hand() -> None:
     assert [seen_accuracy(A, N, t) for t in range(3)] == pytest.approx([60.0, 85.0, 62.0])
 
 
-def test_seen_accuracy_is_the_share_of_correct_answers() -> None:
+def test_seen_accuracy_is_share_of_correct_answers() -> None:
     # 3 of 4 and 1 of 6 correct: 4 of 10.
     assert seen_accuracy([[0.0], [75.0, 100 / 6]], [4, 6], 1) == pytest.approx(40.0)
 
 
-def test_one_task() -> None:
+def test_metrics_of_one_task() -> None:
     assert all_metrics([[37.5]], [8]) == {
         "A_N": 37.5,
         "Avg": 37.5,
@@ -122,7 +122,7 @@ def test_forgetting_variants_can_differ_in_sign() -> None:
     assert METRICS["BWT"](a, [1, 1]) == 30.0
 
 
-some = settings(max_examples=200, deadline=None)
+property_settings = settings(max_examples=200, deadline=None)
 percent = st.floats(0, 100)
 
 
@@ -136,9 +136,9 @@ counts = st.lists(st.integers(1, 500), min_size=5, max_size=5)
 EPS = 1e-9
 
 
-@some
+@property_settings
 @given(matrices(), counts)
-def test_ranges(a: list[list[float]], n: list[int]) -> None:
+def test_metrics_stay_in_range(a: list[list[float]], n: list[int]) -> None:
     metrics = all_metrics(a, n[: len(a)])
     for name in ("A_N", "Avg", "FAA", "Abar", "plasticity", "AUC"):
         assert -EPS <= metrics[name] <= 100 + EPS
@@ -149,20 +149,20 @@ def test_ranges(a: list[list[float]], n: list[int]) -> None:
     assert seen_accuracy(a, n[: len(a)], 0) == pytest.approx(a[0][0])
 
 
-@some
+@property_settings
 @given(matrices(), st.integers(1, 500))
-def test_equal_test_sizes_make_pooled_and_task_means_agree(a: list[list[float]], each: int) -> None:
+def test_pooled_and_task_means_agree_for_equal_test_sizes(a: list[list[float]], each: int) -> None:
     metrics = all_metrics(a, [each] * len(a))
     assert metrics["A_N"] == pytest.approx(metrics["FAA"], abs=EPS)
     assert metrics["Avg"] == pytest.approx(metrics["Abar"], abs=EPS)
 
 
-@some
+@property_settings
 @given(matrices(), counts)
-def test_forgetting_of_the_first_is_no_larger(a: list[list[float]], n: list[int]) -> None:
-    """Limit forgetting since learning by the drop from the best, and that by the drop of all rows.
+def test_forgetting_first_is_bounded_by_other_variants(a: list[list[float]], n: list[int]) -> None:
+    """Check forgetting_first <= forgetting <= forgetting_best, up to a factor.
 
-    The mean drop since learning is multiplied by T / (T - 1).
+    Means over T tasks are multiplied by T / (T - 1).
     """
     metrics, tasks = all_metrics(a, n[: len(a)]), len(a)
     if tasks > 1:
@@ -172,19 +172,19 @@ def test_forgetting_of_the_first_is_no_larger(a: list[list[float]], n: list[int]
         assert metrics["BWT"] == pytest.approx(-factor * metrics["forgetting_first"], abs=EPS)
 
 
-@some
+@property_settings
 @given(st.lists(percent, min_size=1, max_size=5), counts)
-def test_perfect_memory(learned: list[float], n: list[int]) -> None:
-    """Measure no forgetting where accuracies never move, whichever metric is used."""
+def test_constant_accuracies_have_no_forgetting(learned: list[float], n: list[int]) -> None:
+    """Measure no forgetting with any metric if accuracies stay constant."""
     a = [learned[: t + 1] for t in range(len(learned))]
     metrics = all_metrics(a, n[: len(a)])
     for name in ("forgetting", "forgetting_first", "forgetting_best", "BWT"):
         assert metrics[name] == 0.0
 
 
-@some
+@property_settings
 @given(matrices(), counts)
-def test_accuracies_that_only_rise_forget_nothing(a: list[list[float]], n: list[int]) -> None:
+def test_rising_accuracies_have_no_forgetting(a: list[list[float]], n: list[int]) -> None:
     rising = [[max(a[s][i] for s in range(i, t + 1)) for i in range(t + 1)] for t in range(len(a))]
     metrics = all_metrics(rising, n[: len(a)])
     assert metrics["forgetting"] <= 0
@@ -192,11 +192,9 @@ def test_accuracies_that_only_rise_forget_nothing(a: list[list[float]], n: list[
     assert metrics["forgetting_best"] == 0.0
 
 
-@some
+@property_settings
 @given(matrices(), counts, percent)
-def test_future_rows_do_not_change_the_past(
-    a: list[list[float]], n: list[int], last: float
-) -> None:
+def test_seen_accuracy_ignores_later_rows(a: list[list[float]], n: list[int], last: float) -> None:
     longer = [*a, [last] * (len(a) + 1)]
     sizes = [*n[: len(a)], 7]
     assert [seen_accuracy(longer, sizes, t) for t in range(len(a))] == [
@@ -204,14 +202,14 @@ def test_future_rows_do_not_change_the_past(
     ]
 
 
-def test_the_page_on_metrics_shows_this_very_example() -> None:
+def test_metrics_page_matches_example() -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     values = {
         name: float(value)
         for name, value in re.findall(r"^\| (\w+) \|.*\| (-?[\d.]+) \|$", page, flags=re.MULTILINE)
-        if name in {**BY_HAND, **OF_BASE_TASKS}
+        if name in {**BY_HAND, **BASE_METRIC_VALUES}
     }
-    assert values == pytest.approx({**BY_HAND, **OF_BASE_TASKS}, abs=5e-4)
+    assert values == pytest.approx({**BY_HAND, **BASE_METRIC_VALUES}, abs=5e-4)
     rows = [
         re.findall(r"[\d.]+", line)[1:] for line in page.splitlines() if re.match(r"\| \d \|", line)
     ]

@@ -1,4 +1,4 @@
-"""Names of data sets are resolved by the registry wherever a value depends on one."""
+"""Test that every function with a data set name rejects unknown names."""
 
 import pytest
 
@@ -10,12 +10,12 @@ from fczoo.protocols.registry import PROTOCOLS, RELEASES
 
 
 @pytest.mark.parametrize("name", ["tinyimagenett", "cifar-1000", ""])
-def test_a_method_is_not_created_for_an_unknown_data_set(name: str) -> None:
+def test_create_method_rejects_unknown_data_set(name: str) -> None:
     with pytest.raises(FczooError, match=r"no data set is called|unknown data set"):
         create_method("pilora", name)
 
 
-def test_the_error_names_the_nearest_data_set() -> None:
+def test_error_suggests_nearest_data_set() -> None:
     with pytest.raises(FczooError, match=r"did you mean.*tinyimagenet"):
         create_method("pilora", "tinyimagenett")
 
@@ -23,7 +23,7 @@ def test_the_error_names_the_nearest_data_set() -> None:
 @pytest.mark.parametrize(
     "source", [*map(PROTOCOLS.get, PROTOCOLS.names()), *map(RELEASES.get, RELEASES.names())]
 )
-def test_a_protocol_states_nothing_for_an_unknown_data_set(source: type) -> None:
+def test_protocols_reject_unknown_data_set(source: type) -> None:
     for ask in (
         lambda: source.settings_on("cifar1000"),
         lambda: source.hyperparameters("pilora", "cifar1000"),
@@ -33,7 +33,7 @@ def test_a_protocol_states_nothing_for_an_unknown_data_set(source: type) -> None
             ask()
 
 
-def test_other_functions_that_take_a_data_set() -> None:
+def test_other_functions_reject_unknown_data_set() -> None:
     with pytest.raises(FczooError, match=r"did you mean.*cifar100"):
         released_norm("cifar1000")
     with pytest.raises(FczooError, match=r"did you mean.*digits"):

@@ -1,4 +1,4 @@
-"""Names are matched without regard to case, ``-`` and ``_``; the registered spelling is kept."""
+"""Test that names match without regard to case, ``-`` and ``_``."""
 
 from pathlib import Path
 
@@ -39,11 +39,11 @@ REGISTRIES = (
     ("word", "folded"),
     [("PILoRA", "pilora"), ("tiny-imagenet", "tinyimagenet"), ("mini_ImageNet", "miniimagenet")],
 )
-def test_fold(word: str, folded: str) -> None:
+def test_fold_ignores_case_and_separators(word: str, folded: str) -> None:
     assert fold(word) == folded
 
 
-def test_match_prefers_the_exact_name() -> None:
+def test_match_prefers_exact_name() -> None:
     assert match("A", ["a", "A"]) == "A"
     assert match("multi-Krum", ["krum", "multi_krum"]) == "multi_krum"
     assert match("multikrumm", ["krum", "multi_krum"]) is None
@@ -68,7 +68,7 @@ def test_match_prefers_the_exact_name() -> None:
         (RELEASES, "fed_mammoth", "fed-mammoth"),
     ],
 )
-def test_registries_match_other_spellings(registry: Registry, word: str, name: str) -> None:
+def test_registries_accept_other_spellings(registry: Registry, word: str, name: str) -> None:
     assert registry.find(word) == registry.canonical_name(word) == name
     assert registry.get(word) is registry.get(name)
     assert registry.about(word) == registry.about(name)
@@ -76,17 +76,17 @@ def test_registries_match_other_spellings(registry: Registry, word: str, name: s
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.decorator)
-def test_every_name_has_a_spelling_of_its_own(registry: Registry) -> None:
+def test_folded_names_are_unique(registry: Registry) -> None:
     assert len({fold(name) for name in registry.names()}) == len(registry.names())
 
 
-def test_unknown_names_have_no_spelling() -> None:
+def test_unknown_name_is_rejected() -> None:
     assert METHODS.find("no such method") is None
     with pytest.raises(FczooError, match="no method is called 'HPG'; did you mean hgp"):
         METHODS.canonical_name("HPG")
 
 
-def test_two_names_that_differ_only_in_case_are_refused() -> None:
+def test_equivalent_names_are_rejected() -> None:
     registry: Registry = Registry("thing", "register_thing")
     first = type("First", (), {"__module__": "here"})
     second = type("Second", (), {"__module__": "there"})
@@ -100,9 +100,7 @@ def test_two_names_that_differ_only_in_case_are_refused() -> None:
     assert registry.names() == ["tiny_net"]
 
 
-def test_names_of_two_source_files_that_differ_only_in_case_are_refused(
-    tmp_path, monkeypatch
-) -> None:
+def test_equivalent_names_in_two_files_are_rejected(tmp_path, monkeypatch) -> None:
     package = tmp_path / "alike_things"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -119,7 +117,7 @@ def test_names_of_two_source_files_that_differ_only_in_case_are_refused(
 # ---------------------------------------------------------------- settings and the library
 
 
-def test_settings_keep_the_registered_spelling() -> None:
+def test_settings_store_registered_spelling() -> None:
     settings = Settings.for_dataset(
         "CIFAR100",
         protocol="HGP",
@@ -146,44 +144,44 @@ def test_settings_keep_the_registered_spelling() -> None:
     "field",
     [{"partition": "file:Split.json"}, {"backbone": "Weights/ViT.pth"}, {"backbone": "Net-A.pth"}],
 )
-def test_settings_leave_names_of_files_alone(field: dict) -> None:
+def test_settings_keep_file_names(field: dict) -> None:
     settings = Settings.for_dataset("digits", **field)
     assert {name: getattr(settings, name) for name in field} == field
 
 
-def test_a_backbone_of_a_file_keeps_the_file() -> None:
+def test_backbone_spec_keeps_file_name() -> None:
     assert Settings(backbone="ViT-Nano-32:My/File.pth").backbone == "vit_nano_32:My/File.pth"
 
 
-def test_weights_are_found_in_any_spelling_of_a_backbone() -> None:
+def test_split_spec_accepts_any_spelling_of_backbone() -> None:
     assert split_spec("VIT-Nano-32") == ("vit_nano_32", None)
     assert split_spec("ViT-Tiny-Patch16_224:A/B.pth") == ("vit_tiny_patch16_224", Path("A/B.pth"))
     assert split_spec("A/ViT.pth") == ("", Path("A/ViT.pth"))
 
 
-def test_settings_keep_images_that_were_handed_over() -> None:
+def test_settings_keep_name_of_unregistered_data_set() -> None:
     assert Settings(dataset="My-Own_Images").dataset == "My-Own_Images"
 
 
-def test_methods_take_the_values_of_a_data_set_however_it_is_spelled() -> None:
+def test_data_set_values_apply_in_any_spelling() -> None:
     method = create_method("PILoRA", "Tiny-ImageNet", LR_LoRA="1e-4")
     assert method.name == "pilora"
     assert (method.lr_lora, method.lr_prototype) == (1e-4, 5e-3)
 
 
-def test_specs_match_names_and_fields() -> None:
+def test_specs_accept_any_spelling() -> None:
     assert make_aggregator("Trimmed-Mean:2") == make_aggregator("trimmed_mean:2")
     assert PARTITIONERS.create("DIRICHLET:Beta=0.3") == PARTITIONERS.create("dirichlet:beta=0.3")
 
 
-def test_options_that_fold_to_one_field_are_refused() -> None:
+def test_equivalent_options_are_rejected() -> None:
     with pytest.raises(
         FczooError, match="hgp has 'lr' and 'LR', which are one option; leave one out"
     ):
         create_method("hgp", lr=0.1, LR=0.2)
 
 
-def test_library_bench_matches_names() -> None:
+def test_library_bench_accepts_any_spelling() -> None:
     tiny = {
         "train_per_class": 4,
         "test_per_class": 2,
@@ -200,19 +198,19 @@ def test_library_bench_matches_names() -> None:
 # ---------------------------------------------------------------- advice
 
 
-def test_nearest_looks_past_case_and_dashes() -> None:
+def test_nearest_ignores_case_and_dashes() -> None:
     assert nearest("CIFAR_1000", ["cifar10", "cifar100", "digits"]).startswith(
         "did you mean cifar100"
     )
     assert nearest("learning-rate", ["learning_rates", "rank"]) == "did you mean learning_rates?"
 
 
-def test_nearest_finds_parts_of_names() -> None:
+def test_nearest_matches_parts_of_names() -> None:
     names = ["alpha", "imagenet_subset", "prototype_pool", "prototype_reweight"]
     assert nearest("prototype", names) == "did you mean prototype_pool, prototype_reweight?"
 
 
-def test_a_list_of_names_is_not_cut_before_the_likely_ones() -> None:
+def test_nearest_lists_likely_names_first() -> None:
     names = [f"a{i:02}" for i in range(30)] + ["zebra_crossing"]
     assert nearest("zqcrqq", names).startswith("known: zebra_crossing, a00, a01")
     assert nearest("qqqq", names).endswith(", ... (11 more)")

@@ -1,4 +1,4 @@
-"""Hyper-parameters from words and values, and their limits."""
+"""Test parsing, types and limits of hyper-parameters."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -30,11 +30,11 @@ class Knobs:
 
 
 def make_knobs(**words: object) -> Knobs:
-    """Build ``Knobs`` from words."""
+    """Build ``Knobs`` from text."""
     return build(Knobs, "knobs", words)
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- text
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def make_knobs(**words: object) -> Knobs:
         ("label", "none", "none"),
     ],
 )
-def test_words_become_values(field: str, word: object, value: object) -> None:
+def test_text_is_converted_to_values(field: str, word: object, value: object) -> None:
     result = getattr(make_knobs(**{field: word}), field)
     assert result == value and type(result) is type(value)
     if isinstance(value, tuple):
@@ -116,14 +116,14 @@ def test_words_become_values(field: str, word: object, value: object) -> None:
         ("label", 3, "it must be str"),
     ],
 )
-def test_words_that_do_not_fit(field: str, word: object, complaint: str) -> None:
+def test_invalid_values_are_rejected(field: str, word: object, complaint: str) -> None:
     with pytest.raises(FczooError) as caught:
         make_knobs(**{field: word})
     assert complaint in str(caught.value)
     assert f".{field} is" in str(caught.value)
 
 
-def test_unknown_fields_name_the_nearest() -> None:
+def test_unknown_option_suggests_nearest() -> None:
     with pytest.raises(FczooError, match="knobs has no option 'rnk'; did you mean rank"):
         make_knobs(rnk=3)
     with pytest.raises(
@@ -141,7 +141,7 @@ def test_unknown_fields_name_the_nearest() -> None:
     st.sampled_from(["rate", "rank", "sort", "kind", "blocks", "clip", "together", "label"]),
     st.text(max_size=8),
 )
-def test_any_word_is_read_or_refused(field: str, word: str) -> None:
+def test_any_text_is_parsed_or_rejected(field: str, word: str) -> None:
     try:
         knobs = make_knobs(**{field: word})
     except FczooError:
@@ -151,7 +151,7 @@ def test_any_word_is_read_or_refused(field: str, word: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0, 2), st.integers(1, 10**9), st.lists(st.integers(0, 99), max_size=5))
-def test_written_values_are_read_back(rate: float, rank: int, blocks: list[int]) -> None:
+def test_written_values_are_parsed_back(rate: float, rank: int, blocks: list[int]) -> None:
     knobs = make_knobs(rate=repr(rate), rank=str(rank), blocks=",".join(map(str, blocks)))
     assert (knobs.rate, knobs.rank, knobs.blocks) == (rate, rank, tuple(blocks))
 
@@ -177,18 +177,18 @@ def test_written_values_are_read_back(rate: float, rank: int, blocks: list[int])
     ],
     ids=str,
 )
-def test_values_are_checked_without_reading_words(values: dict, complaint: str) -> None:
-    """Reject a word that ``build`` would read, as a field holds only its own type."""
+def test_constructor_rejects_invalid_values(values: dict, complaint: str) -> None:
+    """Reject text that ``build`` would parse: a field accepts only its type."""
     with pytest.raises(FczooError, match=complaint.replace("|", r"\|")):
         Knobs(**values)
 
 
-def test_good_values_are_kept() -> None:
+def test_valid_values_are_kept() -> None:
     knobs = Knobs(rate=1, blocks=(), clip=None, together=3)
     assert (knobs.rate, knobs.blocks, knobs.clip, knobs.together) == (1, (), None, 3)
 
 
-def test_types_as_users_read_them() -> None:
+def test_describe_type_of_every_field() -> None:
     hints = Knobs.__annotations__
     read = {name: describe_type(hint) for name, hint in hints.items()}
     assert read == {
@@ -204,7 +204,7 @@ def test_types_as_users_read_them() -> None:
     }
 
 
-def test_nearest() -> None:
+def test_nearest_suggests_or_lists_names() -> None:
     assert nearest("dirchlet", ["dirichlet", "iid"]) == "did you mean dirichlet?"
     assert nearest("zzz", ["iid", "dirichlet"]) == "known: dirichlet, iid"
     assert nearest("zzz", []) == "known: none"

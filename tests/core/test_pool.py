@@ -1,4 +1,4 @@
-"""Pooling of output tokens: ``--pool cls|mean|cls+mean``."""
+"""Test pooling of output tokens: ``--pool cls|mean|cls+mean``."""
 
 import pytest
 import torch
@@ -30,8 +30,8 @@ def with_pool(backbone: Backbone, pool: str) -> Backbone:
     ],
 )
 @pytest.mark.parametrize("pool", ["cls", "mean", "cls+mean"])
-def test_pools_are_timms(name, pool):
-    """Pool as timm does after ``reset_classifier``; cls+mean is one after the other."""
+def test_pooling_matches_timm(name, pool):
+    """Pool as timm does after ``reset_classifier``; cls+mean concatenates both."""
     torch.set_num_threads(1)
     model = timm_family(name)
     backbone = family_backbone(model)
@@ -49,7 +49,7 @@ def test_pools_are_timms(name, pool):
     torch.testing.assert_close(pooled(images), torch.cat(features, 1), **CLOSE)
 
 
-def test_prompts_are_pooled_with_patches_where_asked(backbone, noise):
+def test_pool_argument_selects_patches_and_prompts(backbone, noise):
     mean = with_pool(backbone, "mean")
     images, tokens = noise(2, 3, 16, 16), noise(3, 32)
     _, taps = backbone.features_and_taps(images, ["blocks.5"], {"tokens": tokens})
@@ -64,18 +64,18 @@ def test_prompts_are_pooled_with_patches_where_asked(backbone, noise):
         with_pool(backbone, "cls+mean")(images, plugs, "prompt")
 
 
-def test_a_plug_of_another_width_is_refused(backbone, noise):
+def test_plug_of_wrong_width_is_rejected(backbone, noise):
     with pytest.raises(FczooError, match="plug 'tokens' has width 64, tokens of vit_test have 32"):
         backbone(noise(1, 3, 16, 16), {"tokens": noise(2, 64)})
 
 
-def test_attention_pooling_is_dropped_with_its_weights():
+def test_mean_pooling_drops_attention_pool_weights():
     backbone = family_backbone(timm_family("vit_base_patch16_siglip_224"))
     assert any(name.startswith("attn_pool.") for name in backbone.weights)
     assert not any(name.startswith("attn_pool.") for name in with_pool(backbone, "mean").weights)
 
 
-def test_the_setting_at_its_default_leaves_records_as_they_were():
+def test_default_pool_is_not_recorded():
     assert "pool" not in Settings().portable()
     assert Settings(pool="mean").portable()["pool"] == "mean"
     config = ViTConfig("v", 16, 8, dim=32, depth=1, heads=4, mlp_dim=64)
@@ -96,17 +96,17 @@ def test_the_setting_at_its_default_leaves_records_as_they_were():
 
 
 @pytest.mark.parametrize("pool", ["max", "attention", ""])
-def test_other_pools_are_refused(pool):
+def test_unknown_pools_are_rejected(pool):
     with pytest.raises(FczooError, match="it must be one of cls, mean, cls\\+mean"):
         load_backbone("vit_nano_32", pool=pool)
 
 
-def test_a_kept_model_may_name_its_own_attention_pooling():
+def test_attention_pool_of_backbone_is_accepted():
     config = family_backbone(timm_family("vit_base_patch16_siglip_224")).config
     assert config.pool == "attention" and config.with_pool("attention") == config
 
 
-def test_the_bundled_backbone_with_each_pool():
+def test_bundled_backbone_supports_each_pool():
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     cls, mean, both = (
         load_backbone("vit_nano_32", pool=pool)(images) for pool in ("cls", "mean", "cls+mean")

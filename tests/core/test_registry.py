@@ -1,4 +1,4 @@
-"""The registries that make things from names, and the settings of methods and runs."""
+"""Test the registries, and the options of methods and runs."""
 
 from dataclasses import dataclass
 
@@ -19,13 +19,13 @@ from fczoo.core.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, Re
         (AGGREGATORS, "fedavgg", "no aggregator is called 'fedavgg'; did you mean fedavg"),
     ],
 )
-def test_unknown_names_give_the_nearest(registry: Registry, typo: str, complaint: str) -> None:
+def test_unknown_name_suggests_nearest(registry: Registry, typo: str, complaint: str) -> None:
     with pytest.raises(FczooError) as caught:
         registry.get(typo)
     assert complaint in str(caught.value)
 
 
-def test_names_are_filled_in_and_sorted() -> None:
+def test_names_are_discovered_and_sorted() -> None:
     assert {"fcilpt", "fedavg", "fedncm", "fppl", "hgp", "pilora"} <= set(METHODS.names())
     assert METHODS.names() == sorted(METHODS.names())
     assert set(METHODS.names("fczoo.baselines")) >= {"fedavg", "fedncm"}
@@ -35,11 +35,11 @@ def test_names_are_filled_in_and_sorted() -> None:
             assert registry.get(name).name == name
 
 
-def test_two_things_of_one_name() -> None:
+def test_duplicate_name_is_rejected() -> None:
     registry = Registry("thing", "register_thing")
     first = type("First", (), {"__module__": "here"})
     second = type("Second", (), {"__module__": "there"})
-    again = type("First", (), {"__module__": "here"})  # the same module read once more
+    again = type("First", (), {"__module__": "here"})  # the same module, imported again
     assert registry.register("a")(first) is first and first.name == "a"
     with pytest.raises(
         FczooError, match="thing 'a' is defined twice, in here and in there; rename one"
@@ -52,12 +52,12 @@ def test_two_things_of_one_name() -> None:
     assert registry.names() == ["a", "b"] and registry.names("here") == ["a"]
 
 
-def test_an_empty_registry_says_so() -> None:
+def test_empty_registry_rejects_any_name() -> None:
     with pytest.raises(FczooError, match="no thing is called 'a'; known: none"):
         Registry("thing", "register_thing").get("a")
 
 
-def test_specs_beat_by_options() -> None:
+def test_options_override_spec() -> None:
     @dataclass(frozen=True)
     class Knobs:
         rate: float = option(0.5, "a number")
@@ -87,15 +87,19 @@ def test_specs_beat_by_options() -> None:
         ("fcilpt", "cifar100", {"size": 10, "chosen": 5, "length": 5, "common_length": 5}),
         ("fcilpt", "miniimagenet", {"size": 19, "chosen": 4, "length": 6, "common_length": 5}),
         ("fcilpt", "tinyimagenet", {"size": 24, "chosen": 8, "length": 5, "common_length": 1}),
-        ("fppl", "eurosat", {"lr": 1e-3, "length": 20}),  # no its own values: the defaults
+        (
+            "fppl",
+            "eurosat",
+            {"lr": 1e-3, "length": 20},
+        ),  # no values for this data set: the defaults
     ],
 )
-def test_methods_take_the_papers_values(method: str, dataset: str | None, expected: dict) -> None:
+def test_methods_use_values_of_paper(method: str, dataset: str | None, expected: dict) -> None:
     instance = create_method(method, dataset)
     assert {k: getattr(instance, k) for k in expected} == expected
 
 
-def test_options_beat_tuned_values() -> None:
+def test_options_override_data_set_values() -> None:
     method = create_method("pilora", "tinyimagenet", lr_lora="1e-4", blocks="0,2", merge="first")
     assert (method.lr_lora, method.lr_prototype, method.blocks, method.merge) == (
         1e-4,
@@ -106,7 +110,7 @@ def test_options_beat_tuned_values() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS.names("fczoo."))
-def test_every_tuned_value_is_an_option(name: str) -> None:
+def test_every_data_set_value_is_valid_option(name: str) -> None:
     for dataset in METHODS.get(name).dataset_options:
         assert create_method(name, dataset).name == name
 
@@ -124,13 +128,13 @@ def test_every_tuned_value_is_an_option(name: str) -> None:
         ("fppl", {"fusion": "firm"}, "fppl.fusion is 'firm'; it must be soft | hard"),
     ],
 )
-def test_methods_refuse_wrong_options(method: str, options: dict, complaint: str) -> None:
+def test_methods_reject_invalid_options(method: str, options: dict, complaint: str) -> None:
     with pytest.raises(FczooError) as caught:
         create_method(method, **options)
     assert complaint in str(caught.value)
 
 
-def test_settings_of_a_data_set() -> None:
+def test_settings_use_defaults_of_data_set() -> None:
     settings = Settings.for_dataset("digits", rounds="7", clients=None, mean="0.1,0.2,0.3")
     defaults = DATASETS.get("digits").defaults
     assert (settings.rounds, settings.clients, settings.mean) == (
@@ -153,7 +157,7 @@ def test_settings_of_a_data_set() -> None:
         ({"class_order_seed": -1}, "must be at least 0"),
     ],
 )
-def test_settings_refuse_wrong_values(changes: dict, complaint: str) -> None:
+def test_settings_reject_invalid_values(changes: dict, complaint: str) -> None:
     with pytest.raises(FczooError) as caught:
         Settings.for_dataset("digits", **changes)
     assert complaint in str(caught.value)
@@ -169,5 +173,5 @@ def test_settings_refuse_wrong_values(changes: dict, complaint: str) -> None:
         (None, None),
     ],
 )
-def test_recorded_paths_do_not_tell_where_files_lay(word, short):
+def test_recorded_paths_have_no_folders(word, short):
     assert shorten(word) == short

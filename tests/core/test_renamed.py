@@ -1,4 +1,4 @@
-"""Old names: an error or a warning gives the new name."""
+"""Test that old names report the new name."""
 
 import inspect
 
@@ -12,39 +12,39 @@ from fczoo.core.training import Training
 
 
 @pytest.mark.parametrize("old", OLD_MEMBER_NAMES)
-def test_a_method_with_an_old_member_is_refused(old: str) -> None:
+def test_old_method_member_is_rejected(old: str) -> None:
     with pytest.raises(
         TypeError, match=f"Old uses old names of fczoo: {old} is now {OLD_MEMBER_NAMES[old]}$"
     ):
         type("Old", (fczoo.Method,), {old: None})
 
 
-def test_new_members_are_members_of_methods() -> None:
+def test_new_member_names_exist() -> None:
     classes = [fczoo.Method, *(getattr(types, name) for name in types.OPTIONAL)]
     members = {name for cls in classes for name in vars(cls)}
     fields = {f"Training.{name}" for name in Training.__dataclass_fields__}
     assert set(OLD_MEMBER_NAMES.values()) <= members | fields
 
 
-def test_a_method_has_at_most_fifteen_overridable_functions() -> None:
+def test_method_has_fifteen_overridable_functions() -> None:
     members = [n for n, f in vars(fczoo.Method).items() if n[0] != "_" and inspect.isfunction(f)]
     optional = [name for names in types.OPTIONAL.values() for name in names]
     assert len({*members, *optional}) == len(members) + len(optional) == 15
 
 
 @pytest.mark.parametrize("old", OPTIONS)
-def test_an_old_option_of_training_is_refused(old: str) -> None:
+def test_old_training_option_is_rejected(old: str) -> None:
     with pytest.raises(TypeError, match=f"old options: {old} is now {OPTIONS[old]}$"):
         Training(**{old: None})
 
 
-def test_new_options_are_fields_of_training() -> None:
+def test_new_training_options_exist() -> None:
     assert set(OPTIONS.values()) <= set(Training.__dataclass_fields__)
 
 
 @pytest.mark.parametrize(
     ("old", "new"), [("Bench", "Benchmark"), ("Silent", "Callback"), ("whole", "whole_tensors")]
 )
-def test_old_classes_work_and_warn(old: str, new: str) -> None:
+def test_old_class_names_work_and_warn(old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"fczoo.{old} is now fczoo.{new}"):
         assert getattr(fczoo, old) is getattr(fczoo, new)

@@ -1,4 +1,4 @@
-"""Taps inside the backbone: inputs of linear layers and outputs of blocks, of all tokens."""
+"""Test taps in the backbone: inputs of linear layers and outputs of blocks."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def images() -> Tensor:
     )
 
 
-def test_taps_are_what_timms_layers_get(backbone, images):
+def test_taps_match_timm_layers(backbone, images):
     """Record what timm's layers receive.
 
     This also holds in the last block, where a call reads only the class token.
@@ -41,7 +41,7 @@ def test_taps_are_what_timms_layers_get(backbone, images):
         torch.testing.assert_close(taps[name], layer_values[name], **CLOSE)
 
 
-def test_tokens_in_front_are_part_of_the_taps(backbone, images, noise):
+def test_taps_include_prompt_tokens(backbone, images, noise):
     plugs = {"tokens": noise(2, backbone.dim), "deep.5": noise(1, backbone.dim)}
     features, taps = backbone.features_and_taps(images, ["blocks.5", "blocks.5.attn.qkv"], plugs)
     torch.testing.assert_close(features, backbone(images, plugs), **CLOSE)
@@ -49,7 +49,7 @@ def test_tokens_in_front_are_part_of_the_taps(backbone, images, noise):
     assert taps["blocks.5.attn.qkv"].shape[1] == 8
 
 
-def test_taps_of_clients_in_one_forward(backbone, images, noise):
+def test_taps_of_batched_clients_match_single_clients(backbone, images, noise):
     """Return each client its own taps under vmap."""
     lora = {"lora.5.fc2.a": noise(2, 1, 64), "lora.5.fc2.b": noise(2, 32, 1)}
 
@@ -66,6 +66,6 @@ def test_taps_of_clients_in_one_forward(backbone, images, noise):
 
 
 @pytest.mark.parametrize("tap", ["blocks.6", "blocks.0.norm1", "blocks.0.attn", "x"])
-def test_unknown_taps_are_refused(backbone, images, tap):
+def test_unknown_taps_are_rejected(backbone, images, tap):
     with pytest.raises(FczooError, match=f"unknown tap '{tap}'"):
         backbone.features_and_taps(images, [tap])

@@ -1,4 +1,4 @@
-"""``fczoo.compute_metrics`` on matrices of other software; values are worked out by hand."""
+"""Test ``fczoo.compute_metrics`` on matrices of other software, by hand."""
 
 import math
 
@@ -38,25 +38,25 @@ def test_every_metric_by_hand(matrix):
     assert {name: values[name] for name in BY_HAND} == pytest.approx(BY_HAND)
 
 
-def test_a_data_frame_is_a_matrix():
+def test_data_frame_is_accepted():
     pandas = pytest.importorskip("pandas")
     values = fczoo.compute_metrics(pandas.DataFrame(SQUARE), pandas.Series(COUNTS))
     assert values["A_N"] == pytest.approx(62)
 
 
-def test_without_counts_tasks_are_of_one_size():
+def test_missing_counts_mean_equal_task_sizes():
     values = fczoo.compute_metrics(ROWS)
     assert values["A_N"] == values["FAA"] == pytest.approx(176 / 3)
     assert fczoo.compute_metrics([[90.5]])["forgetting"] == 0
 
 
-def test_a_task_without_images_is_left_out():
+def test_task_without_images_is_ignored():
     values = fczoo.compute_metrics([[60], [75, NAN], [30, NAN, 50]], [10, 0, 30])
     assert values["A_N"] == pytest.approx((10 * 30 + 30 * 50) / 40)
     assert values["FAA"] == pytest.approx(40)
 
 
-def test_shares_give_shares():
+def test_fractions_give_fractions():
     shares = [[value / 100 for value in row] for row in ROWS]
     expected = {name: value / 100 for name, value in fczoo.compute_metrics(ROWS).items()}
     assert fczoo.compute_metrics(shares) == pytest.approx(expected)
@@ -105,7 +105,7 @@ FORM = "give rows of 1, 2, ..., T numbers, or T rows of T"
         (ROWS, [0, 0, 0], "test_counts has no image at all; give the test images of each task"),
     ],
 )
-def test_mistakes_are_one_line(matrix, counts, message):
+def test_invalid_matrix_is_rejected(matrix, counts, message):
     with pytest.raises(fczoo.FczooError) as error:
         fczoo.compute_metrics(matrix, counts)
     assert str(error.value) == message

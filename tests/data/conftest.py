@@ -1,4 +1,4 @@
-"""Fixtures of the data: a server, a data set to download, image files and their cache."""
+"""Provide a server, a data set to download, image files and their cache."""
 
 import threading
 from collections.abc import Iterator

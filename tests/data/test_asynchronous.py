@@ -1,4 +1,4 @@
-"""Clients in different tasks at one time: the task of each client, and its images in a stage."""
+"""Test asynchronous clients: the task of each client and its images per stage."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from fczoo.federation.stream import open_stream
 from helpers_partition import seeds, some, toy_stream
 
 
-def test_stages_by_hand() -> None:
+def test_stages_match_hand_calculation() -> None:
     """Move five clients through three tasks, two at a time.
 
     Clients 0 and 1 move, then 2 and 3, 4 and 0, 1 and 2, 3 and 4.
@@ -34,7 +34,7 @@ def test_stages_by_hand() -> None:
     ]
 
 
-def test_the_last_to_go_on_may_be_fewer() -> None:
+def test_last_stage_moves_remaining_clients() -> None:
     assert tasks_by_stage(3, 2, 2).tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert tasks_by_stage(3, 1, 2).tolist() == [[0, 0, 0]]
     assert tasks_by_stage(2, 3, 2).tolist() == [[0, 0], [1, 1], [2, 2]]
@@ -45,7 +45,7 @@ runs = st.tuples(st.integers(1, 7), st.integers(1, 6), st.data(), st.none() | se
 
 @some
 @given(runs)
-def test_everybody_goes_through_all_tasks_in_order(run) -> None:
+def test_every_client_visits_every_task_once(run) -> None:
     clients, tasks, data, seed = run
     moving = data.draw(st.integers(1, clients))
     places = tasks_by_stage(clients, tasks, moving, seed)
@@ -56,20 +56,20 @@ def test_everybody_goes_through_all_tasks_in_order(run) -> None:
     stays = []
     for k in range(clients):
         met = [t for s, t in enumerate(places[:, k]) if s == 0 or places[s - 1, k] != t]
-        assert sorted(met) == list(range(tasks))  # each task once, and without a break
+        assert sorted(met) == list(range(tasks))  # each task once, in consecutive stages
         assert seed is not None or met == sorted(met)
         stays += [np.count_nonzero(places[:, k] == t) for t in met[:-1]]
     assert not stays or min(stays) >= 1
     if seed is None:
         assert (places[-1] == tasks - 1).all() and (places[0] == 0).all()
-        assert (np.ptp(places, 1) <= 1).all()  # alternately: no one is two tasks behind another
+        assert (np.ptp(places, 1) <= 1).all()  # clients move in turn: at most one task apart
     else:
         assert np.array_equal(places, tasks_by_stage(clients, tasks, moving, seed))
 
 
 @some
 @given(st.sampled_from(["iid", "dirichlet:0.5", "overlap:0.6"]), st.data(), seeds, st.booleans())
-def test_a_client_has_its_images_in_just_the_stages_of_their_task(spec, data, seed, own) -> None:
+def test_client_has_images_in_stages_of_their_task(spec, data, seed, own) -> None:
     stream = toy_stream(tasks=4)
     clients = data.draw(st.integers(1, 5))
     places = tasks_by_stage(clients, 4, data.draw(st.integers(1, clients)), seed if own else None)
@@ -96,7 +96,7 @@ def test_a_client_has_its_images_in_just_the_stages_of_their_task(spec, data, se
         assert stage == min(having, default=len(places) - 1)
 
 
-def test_test_images_are_of_the_stage_in_which_somebody_first_has_their_class() -> None:
+def test_test_images_follow_first_stage_of_class() -> None:
     """Assign the test images of a class to the stage in which a client first has it.
 
     Task 0 has classes 0 and 1, task 1 has 2 and 3. Client 0 continues first; only it has class 3.
@@ -128,7 +128,7 @@ def test_test_images_are_of_the_stage_in_which_somebody_first_has_their_class() 
     ]
 
 
-def test_stages_of_domains_have_the_test_images_of_each_domain_that_somebody_reaches() -> None:
+def test_test_images_follow_first_stage_of_domain() -> None:
     labels, domains = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
     images = Images(np.zeros((4, 1, 1, 3), np.uint8), labels, domains)
     cut = tuple(Task(t, 0, 2, 2, 2) for t in range(2))
@@ -147,7 +147,7 @@ SETTINGS = Settings(
 
 
 @pytest.mark.parametrize("order", ["same", "own"])
-def test_a_saved_partition_comes_back(order: str, tmp_path: Path) -> None:
+def test_saved_partition_with_stages_is_restored(order: str, tmp_path: Path) -> None:
     settings = replace(SETTINGS, task_order=order)
     stream, split = open_stream(settings, pixels=False)
     split.save(tmp_path / "p.json")
@@ -169,8 +169,8 @@ def test_a_saved_partition_comes_back(order: str, tmp_path: Path) -> None:
             open_stream(replace(file_settings, **changes), pixels=False)
 
 
-def test_a_saved_partition_of_other_stages_is_refused() -> None:
-    """Refuse a saved partition whose clients move at other stages.
+def test_saved_partition_of_other_stages_is_rejected() -> None:
+    """Reject a saved partition whose clients move at other stages.
 
     Five clients and two tasks: 3 continue and then 2, or 4 and then 1.
     """
@@ -179,7 +179,7 @@ def test_a_saved_partition_of_other_stages_is_refused() -> None:
         by_task(split, tasks_by_stage(5, 2, 4))
 
 
-def test_the_split_is_that_of_the_run_without_stages() -> None:
+def test_stages_keep_partition_of_plain_run() -> None:
     stream, split = open_stream(SETTINGS, pixels=False)
     plain, partition = open_stream(replace(SETTINGS, moving=None), pixels=False)
     assert by_task(split, tasks_by_stage(4, 3, 2)).sha256 == partition.sha256
@@ -196,7 +196,7 @@ def test_the_split_is_that_of_the_run_without_stages() -> None:
         ({"moving": None, "task_order": "own", "joining": 1}, "leave out --joining"),
     ],
 )
-def test_what_cannot_be(changes: dict, complaint: str) -> None:
+def test_invalid_stage_settings_are_rejected(changes: dict, complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint):
         open_stream(replace(SETTINGS, **changes), pixels=False)
 
@@ -204,8 +204,8 @@ def test_what_cannot_be(changes: dict, complaint: str) -> None:
 @pytest.mark.parametrize(
     "changes", [{"partition": "dirichlet:0.5,scope=dataset"}, {"transition": 0.5}]
 )
-def test_other_ways_to_split_go_along(changes: dict) -> None:
-    """Split tasks as without stages, also where parts of tasks are empty."""
+def test_stages_keep_partition_with_other_options(changes: dict) -> None:
+    """Split tasks as without stages, even if some parts are empty."""
     settings = replace(SETTINGS, **changes)
     _, split = open_stream(settings, pixels=False)
     _, partition = open_stream(replace(settings, moving=None), pixels=False)

@@ -1,4 +1,4 @@
-"""Data sets and the order in which their classes arrive."""
+"""Test data sets and streams with their class order."""
 
 import pickle
 import re
@@ -23,7 +23,7 @@ def digits() -> ImageData:
 # ---------------------------------------------------------------- digits
 
 
-def test_digits(digits: ImageData) -> None:
+def test_digits_format(digits: ImageData) -> None:
     assert digits.classes == tuple("0123456789")
     for part, count in ((digits.train, 1437), (digits.test, 360)):
         assert part.pixels.shape == (count, 32, 32, 3)
@@ -41,7 +41,7 @@ def test_digits_are_split_by_class(digits: ImageData) -> None:
     assert (np.abs(test - counts / 5) < 1).all()
 
 
-def test_digits_are_the_images_of_scikit_learn(digits: ImageData) -> None:
+def test_digits_match_scikit_learn_images(digits: ImageData) -> None:
     """Match each upscaled image with one original of its class, each used once.
 
     The images are averaged over blocks of 4 x 4 pixels.
@@ -59,7 +59,7 @@ def test_digits_are_the_images_of_scikit_learn(digits: ImageData) -> None:
     assert np.abs(small - originals[nearest]).mean() < 1  # of 16
 
 
-def test_digits_are_the_same_every_time(digits: ImageData) -> None:
+def test_digits_are_deterministic(digits: ImageData) -> None:
     again = DATASETS.get("digits")().load(Path("elsewhere"))
     for a, b in ((digits.train, again.train), (digits.test, again.test)):
         assert np.array_equal(a.pixels, b.pixels)
@@ -86,7 +86,7 @@ def test_stream_in_natural_order(digits: ImageData) -> None:
     ("tasks", "sizes"),
     [(1, [10]), (3, [4, 3, 3]), (4, [3, 3, 2, 2]), (7, [2, 2, 2, 1, 1, 1, 1]), (10, [1] * 10)],
 )
-def test_tasks_are_as_equal_as_they_can_be(tasks: int, sizes: list[int]) -> None:
+def test_task_sizes_are_balanced(tasks: int, sizes: list[int]) -> None:
     stream = make_stream("digits", tasks=tasks)
     assert [t.size for t in stream.tasks] == sizes
     assert stream.tasks[0].start == 0 and stream.tasks[-1].stop == 10
@@ -107,7 +107,9 @@ def test_class_order_renumbers_labels(digits: ImageData, seed: int) -> None:
     order = np.array(stream.class_order)
     assert np.array_equal(order[stream.train.labels], digits.train.labels)
     assert np.array_equal(order[stream.test.labels], digits.test.labels)
-    assert np.array_equal(stream.train.pixels, digits.train.pixels)  # images stay where they are
+    assert np.array_equal(
+        stream.train.pixels, digits.train.pixels
+    )  # the order of images is unchanged
     assert stream.class_order == make_stream("digits", class_order_seed=seed).class_order
 
 
@@ -127,14 +129,14 @@ def test_first_images_of_each_class(digits: ImageData) -> None:
     )
 
 
-def test_more_images_than_there_are(digits: ImageData) -> None:
+def test_train_per_class_above_available_keeps_all(digits: ImageData) -> None:
     stream = make_stream("digits", train_per_class=10_000)
     assert np.array_equal(stream.train_index, np.arange(1437))
     assert len(stream.test.labels) == 360
 
 
 @pytest.mark.parametrize("tasks", [0, -1, 11])
-def test_tasks_that_cannot_be_cut(tasks: int) -> None:
+def test_invalid_task_count_is_rejected(tasks: int) -> None:
     with pytest.raises(
         FczooError,
         match=(
@@ -154,12 +156,12 @@ def test_tasks_of_given_sizes(sizes: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(5, 4), (5, 6), (5, 0, 5), (11, -1), ()])
-def test_task_sizes_that_do_not_fit(sizes: tuple[int, ...]) -> None:
+def test_invalid_task_sizes_are_rejected(sizes: tuple[int, ...]) -> None:
     with pytest.raises(FczooError, match=f"adds up to {sum(sizes)} classes, but digits has 10"):
         make_stream("digits", tasks=sizes)
 
 
-def test_a_given_class_order(digits: ImageData) -> None:
+def test_explicit_class_order(digits: ImageData) -> None:
     order = (9, 0, 8, 1, 7, 2, 6, 3, 5, 4)
     stream = make_stream("digits", tasks=5, class_order=order)
     assert stream.class_order == order
@@ -168,29 +170,29 @@ def test_a_given_class_order(digits: ImageData) -> None:
 
 
 @pytest.mark.parametrize("order", [(), (0, 1), (*range(9), 8), (*range(1, 11),), (*range(10), 0)])
-def test_class_orders_that_leave_something_out(order: tuple[int, ...]) -> None:
+def test_incomplete_class_order_is_rejected(order: tuple[int, ...]) -> None:
     with pytest.raises(FczooError, match="each of the labels 0 to 9 of digits once"):
         make_stream("digits", class_order=order)
 
 
-def test_one_class_order_only() -> None:
+def test_class_order_excludes_class_order_seed() -> None:
     with pytest.raises(FczooError, match="give one of the two"):
         make_stream("digits", class_order=tuple(range(10)), class_order_seed=0)
 
 
-def test_tasks_and_class_order_as_words() -> None:
+def test_tasks_and_class_order_are_parsed() -> None:
     settings = Settings.for_dataset("digits", tasks="6,2,2", class_order="9,8,7,6,5,4,3,2,1,0")
     assert settings.tasks == (6, 2, 2)
     assert settings.class_order == tuple(range(9, -1, -1))
     assert Settings.for_dataset("digits", tasks="4").tasks == 4
 
 
-def test_unknown_data_set() -> None:
+def test_unknown_dataset_is_rejected() -> None:
     with pytest.raises(FczooError, match="no data set is called 'digit'; did you mean digits"):
         make_stream("digit")
 
 
-def test_home_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_home_is_read_from_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
     assert home() == tmp_path
     with pytest.raises(FczooError, match=re.escape(str(tmp_path / "data"))):
@@ -230,7 +232,7 @@ def cifar_tree(root: Path) -> tuple[np.ndarray, np.ndarray]:
     return rows, labels
 
 
-def test_cifar_is_read_after_its_checksums_only(tmp_path: Path) -> None:
+def test_cifar_with_wrong_checksum_is_rejected(tmp_path: Path) -> None:
     cifar_tree(tmp_path)
     with pytest.raises(
         FczooError, match=r"incomplete or corrupt \(checksums differ\); unpack .* again"
@@ -238,7 +240,7 @@ def test_cifar_is_read_after_its_checksums_only(tmp_path: Path) -> None:
         DATASETS.get("cifar100")().load(tmp_path)
 
 
-def test_cifar_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_layout_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = cifar_tree(tmp_path)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)
     for root in (tmp_path, tmp_path / "cifar-100-python"):
@@ -258,14 +260,14 @@ def test_cifar_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("gone", ["train", "test", "meta"])
-def test_cifar_with_a_file_missing(tmp_path: Path, gone: str) -> None:
+def test_cifar_with_missing_file_is_rejected(tmp_path: Path, gone: str) -> None:
     cifar_tree(tmp_path)
     (tmp_path / "cifar-100-python" / gone).unlink()
     with pytest.raises(FczooError, match="incomplete or corrupt"):
         DATASETS.get("cifar100")().load(tmp_path)
 
 
-def test_cifar_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_cifar_reports_source(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "missing"):
         with pytest.raises(FczooError) as caught:
             DATASETS.get("cifar100")().load(root)
@@ -273,10 +275,10 @@ def test_cifar_that_is_not_there(tmp_path: Path) -> None:
         assert "no folder cifar-100-python in" in message
         assert str(root) in message
         assert "cifar-100-python.tar.gz" in message
-        assert "--data-root" in message  # what to get, and how to say where it is
+        assert "--data-root" in message  # the file to get and the option for its location
 
 
-def test_cifar_folder_that_is_a_file(tmp_path: Path) -> None:
+def test_cifar_file_instead_of_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "cifar-100-python").write_text("")
     with pytest.raises(FczooError, match="no folder cifar-100-python"):
         DATASETS.get("cifar100")().load(tmp_path)

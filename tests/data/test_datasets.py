@@ -1,4 +1,4 @@
-"""Every data set, from small imitations in its published layout."""
+"""Test every data set with a small copy in its published layout."""
 
 import inspect
 import shutil
@@ -33,11 +33,11 @@ LOADERS = (
     *("medmnist", "svhn", "emnist"),
 )
 """Data sets with fixed protocols from the literature."""
-FAMILIES = {"medmnist"}  # which name no data set without a variant
+FAMILIES = {"medmnist"}  # these need a variant
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fczoo_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
 
 
@@ -49,7 +49,7 @@ def no_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name", [*(n for n in DATASETS.names("fczoo.datasets") if n not in FAMILIES), *VARIANTS]
 )
-def test_every_data_set_keeps_the_rules(name: str, tmp_path: Path, no_checksums: None) -> None:
+def test_dataset_passes_conformance_check(name: str, tmp_path: Path, no_checksums: None) -> None:
     if name in SETS:
         SETS[name][0](tmp_path)
         check_dataset(name, tmp_path, stored_size=8)
@@ -67,7 +67,7 @@ def test_every_data_set_keeps_the_rules(name: str, tmp_path: Path, no_checksums:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_copy_in_the_published_layout(name: str, tmp_path: Path) -> None:
+def test_published_layout_is_read(name: str, tmp_path: Path) -> None:
     build, train, test, third = SETS[name]
     build(tmp_path)
     cls = DATASETS.get(name)
@@ -82,17 +82,15 @@ def test_a_copy_in_the_published_layout(name: str, tmp_path: Path) -> None:
 
 # both are read as vtab is, with more classes
 @pytest.mark.parametrize("name", sorted(SETS.keys() - {"omnibenchmark", "objectnet"}))
-def test_the_stored_size_is_the_data_sets_own_unless_told_otherwise(
-    name: str, tmp_path: Path
-) -> None:
+def test_default_stored_size(name: str, tmp_path: Path) -> None:
     SETS[name][0](tmp_path)
     sizes = {"tinyimagenet": 64, "eurosat": 64, "miniimagenet": 84, "core50": 128}
     stream = make_stream(name, tmp_path, tasks=5, train_per_class=1, test_per_class=1)
     assert stream.test.pixels.shape[1:] == (sizes.get(name, 256),) * 2 + (3,)
 
 
-def test_damaged_annotations_of_cars_are_one_line(tmp_path: Path) -> None:
-    """Cut the file short everywhere: scipy's reader raises errors of several kinds."""
+def test_truncated_cars_annotations_are_rejected(tmp_path: Path) -> None:
+    """Truncate the file at many lengths, for which scipy raises different errors."""
     SETS["cars196"][0](tmp_path)
     file = tmp_path / "stanford_cars" / "devkit" / "cars_train_annos.mat"
     content = file.read_bytes()
@@ -103,7 +101,7 @@ def test_damaged_annotations_of_cars_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_the_classes_of_the_imagenet_subset_are_drawn_once_and_for_all(tmp_path: Path) -> None:
+def test_imagenet_subset_classes_are_fixed(tmp_path: Path) -> None:
     imagenet_subset(tmp_path)
     names = make_stream("imagenet_subset", tmp_path, stored_size=8).classes
     numbers = [int(name.removeprefix("word ")) for name in names]
@@ -116,7 +114,7 @@ def test_the_classes_of_the_imagenet_subset_are_drawn_once_and_for_all(tmp_path:
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_in_the_published_layout(
+def test_published_arrays_are_read(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ARRAYS[name](tmp_path)
@@ -142,16 +140,16 @@ def test_arrays_in_the_published_layout(
     assert not (tmp_path / "home").exists()  # arrays need no cache
 
 
-def test_cifar10_is_read_after_its_checksums_only(tmp_path: Path) -> None:
+def test_cifar10_with_wrong_checksum_is_rejected(tmp_path: Path) -> None:
     cifar10(tmp_path)
     with pytest.raises(FczooError, match=r"checksums differ"):
         DATASETS.get("cifar10")().load(tmp_path)
 
 
-def test_fashionmnist_is_read_from_its_raw_files_alone(tmp_path: Path) -> None:
+def test_fashionmnist_ignores_processed_files(tmp_path: Path) -> None:
     """Read only the raw files of Fashion-MNIST.
 
-    torchvision would use the tensors of an older version that are next to them.
+    torchvision would use the processed tensors next to them.
     """
     fashionmnist(tmp_path)
     beside = tmp_path / "FashionMNIST" / "processed"
@@ -165,7 +163,7 @@ def test_fashionmnist_is_read_from_its_raw_files_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["missing", "short", "headless"])
-def test_broken_fashionmnist(harm: str, tmp_path: Path) -> None:
+def test_damaged_fashionmnist_is_rejected(harm: str, tmp_path: Path) -> None:
     fashionmnist(tmp_path)
     file = tmp_path / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
     length = {"missing": 0, "short": -50, "headless": 6}[harm]
@@ -174,7 +172,7 @@ def test_broken_fashionmnist(harm: str, tmp_path: Path) -> None:
         DATASETS.get("fashionmnist")().load(tmp_path)
 
 
-def test_letters_of_emnist_are_upright_and_named(tmp_path: Path) -> None:
+def test_emnist_letters_are_upright_and_named(tmp_path: Path) -> None:
     emnist(tmp_path)
     data = DATASETS.get("EMNIST:letters")().load(tmp_path)
     assert data.train.take(np.array([5])).pixels[0, :2, :2, 0].tolist() == [[5, 5], [99, 5]]
@@ -191,7 +189,7 @@ def test_letters_of_emnist_are_upright_and_named(tmp_path: Path) -> None:
         ("medmnist", "name one set of MedMNIST: medmnist:pathmnist, medmnist:dermamnist"),
     ],
 )
-def test_variants_are_named(name: str, message: str, tmp_path: Path) -> None:
+def test_invalid_variants_are_rejected(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FczooError, match=message):
         make_stream(name, tmp_path)
     if name == "medmnist":
@@ -209,7 +207,7 @@ def test_variants_are_named(name: str, message: str, tmp_path: Path) -> None:
         ("medmnist:bloodmnist", "bloodmnist/bloodmnist.npz"),
     ],
 )
-def test_damaged_arrays(name: str, file: str, tmp_path: Path) -> None:
+def test_truncated_arrays_are_rejected(name: str, file: str, tmp_path: Path) -> None:
     ARRAYS[name](tmp_path)
     content = (tmp_path / file).read_bytes()
     (tmp_path / file).write_bytes(content[: len(content) // 2])
@@ -235,7 +233,7 @@ def test_domains_sessions_and_centres_are_groups(
     assert np.unique(stream.groups).tolist() == list(groups)
 
 
-def test_damaged_lists_and_folders(tmp_path: Path) -> None:
+def test_damaged_lists_and_folders_are_rejected(tmp_path: Path) -> None:
     for name, file, old, new, message in (
         ("pacs", "PACS/photo_train_kfold.txt", "photo/dog/a", "dog/a", "not photo/CLASS/FILE"),
         ("pacs", "PACS/photo_crossval_kfold.txt", "dog", "cat", "lack the class of photo/cat"),
@@ -257,7 +255,7 @@ def test_damaged_lists_and_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_loader_is_a_short_file_with_counts_to_compare(name):
+def test_loader_is_short_and_has_official_counts(name):
     entry = DATASETS.get({"medmnist": "medmnist:bloodmnist"}.get(name, name))
     assert entry.official.train and entry.official.test
     module = inspect.getmodule(DATASETS.get(name))

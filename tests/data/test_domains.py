@@ -1,4 +1,4 @@
-"""DomainNet: the same classes in several domains, cut into tasks by either."""
+"""Test DomainNet with tasks of classes and tasks of domains."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_domain_is_a_task_with_all_classes(copy: Path) -> None:
+def test_domain_tasks_have_all_classes(copy: Path) -> None:
     stream = make_stream("domainnet", copy, tasks="domains", pixels=False)
     assert [(t.start, t.stop, t.classes, t.returning) for t in stream.tasks] == [
         (0, 345, 345, t > 0) for t in range(6)
@@ -35,20 +35,20 @@ def test_every_domain_is_a_task_with_all_classes(copy: Path) -> None:
         assert sum(map(len, labels_by_task)) == len(images.labels)
 
 
-def test_by_classes_a_task_has_images_of_all_domains(copy: Path) -> None:
+def test_class_tasks_have_images_of_all_domains(copy: Path) -> None:
     stream = make_stream("domainnet", copy, tasks=5, pixels=False)
     assert stream.train.domains is None
     assert [t.size for t in stream.tasks] == [69] * 5
     assert [len(stream.positions(stream.train, t)) for t in stream.tasks] == [138] * 5
 
 
-def test_images_kept_of_a_class_are_those_of_a_class_in_a_domain(copy: Path) -> None:
+def test_train_per_class_applies_per_domain_task(copy: Path) -> None:
     assert len(make_stream("domainnet", copy, train_per_class=1, pixels=False).train.labels) == 345
     by_domain = make_stream("domainnet", copy, tasks="domains", train_per_class=1, pixels=False)
     assert len(by_domain.train.labels) == 690
 
 
-def test_by_classes_images_are_kept_from_all_domains_by_turns() -> None:
+def test_first_images_alternate_between_domains() -> None:
     """Keep the first images of a class from all domains alternately.
 
     Class 0 has three images of domain 0, two of 1, one of 2; class 1 has two of domain 2.
@@ -59,7 +59,7 @@ def test_by_classes_images_are_kept_from_all_domains_by_turns() -> None:
     assert _first_images(labels, None, False, 1).tolist() == [0, 3]
 
 
-def test_classes_in_another_order_stay_in_their_domains(copy: Path) -> None:
+def test_class_order_keeps_domains(copy: Path) -> None:
     natural = make_stream("domainnet", copy, tasks="domains", pixels=False)
     random_order = make_stream("domainnet", copy, tasks="domains", pixels=False, class_order_seed=1)
     assert np.array_equal(
@@ -70,7 +70,7 @@ def test_classes_in_another_order_stay_in_their_domains(copy: Path) -> None:
         assert np.array_equal(*places)
 
 
-def test_the_split_gives_each_image_of_a_domain_to_one_client(copy: Path) -> None:
+def test_partition_gives_each_domain_image_to_one_client(copy: Path) -> None:
     settings = Settings(
         dataset="domainnet", data_root=str(copy), tasks="domains", clients=3, partition="iid"
     )
@@ -81,7 +81,7 @@ def test_the_split_gives_each_image_of_a_domain_to_one_client(copy: Path) -> Non
         assert np.array_equal(positions, stream.train_index[stream.positions(stream.train, task)])
 
 
-def test_a_data_set_without_domains_is_refused() -> None:
+def test_dataset_without_domains_is_rejected() -> None:
     for ask in (
         lambda: make_tasks("digits", 10, "domains"),
         lambda: Settings(tasks="domains").task_count,
@@ -95,7 +95,7 @@ def test_a_data_set_without_domains_is_refused() -> None:
 @pytest.mark.parametrize(
     "harm", ["missing", "../x/a.jpg 3", "real/thing/a.jpg 0", "sketch/a/b.jpg zero"]
 )
-def test_a_damaged_list_is_named(harm: str, copy: Path) -> None:
+def test_damaged_list_is_rejected(harm: str, copy: Path) -> None:
     list_file = copy / "domainnet" / "sketch_test.txt"
     if harm == "missing":
         list_file.unlink()
@@ -105,7 +105,7 @@ def test_a_damaged_list_is_named(harm: str, copy: Path) -> None:
         DATASETS.get("domainnet")().load(copy)
 
 
-def test_a_list_that_ends_early_is_noticed(copy: Path) -> None:
+def test_truncated_list_is_rejected(copy: Path) -> None:
     for file in (copy / "domainnet").glob("*.txt"):
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
     with pytest.raises(
@@ -114,14 +114,14 @@ def test_a_list_that_ends_early_is_noticed(copy: Path) -> None:
         DATASETS.get("domainnet")().load(copy)
 
 
-def test_the_copy_is_counted(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_counts_images(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cls = DATASETS.get("domainnet")
     monkeypatch.setattr(cls, "official", cls.official._replace(train=690))
     assert verify("domainnet", copy)[1] == ["690 test images, not 176743"]
 
 
 @pytest.mark.slow
-def test_a_bench_by_domains(copy: Path) -> None:
+def test_bench_with_domain_tasks(copy: Path) -> None:
     words = (
         f"bench --dataset domainnet --data-root {copy} --tasks domains --stored-size 16 --clients 3"
     )

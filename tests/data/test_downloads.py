@@ -1,4 +1,4 @@
-"""``fczoo data fetch``: every data set from an archive packed and named as the official one."""
+"""Test ``fczoo data fetch`` with archives that are packed like the official ones."""
 
 import gzip
 import hashlib
@@ -17,12 +17,12 @@ from helpers_datasets import ARRAYS, SETS
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fczoo_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
 
 
 def pack_archives(name: str, source: Path, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack a copy as its official archives are packed, with their names but its own checksums.
+    """Pack a copy like its official archives, with their names but new checksums.
 
     Args:
         name: Name of the data set.
@@ -54,7 +54,7 @@ def pack_archives(name: str, source: Path, served: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", [n for n in (*SETS, *ARRAYS) if DATASETS.get(n).archives])
-def test_fetch_gives_what_load_reads(
+def test_fetched_dataset_equals_source(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, root = tmp_path / "source", tmp_path / "root"
@@ -76,9 +76,7 @@ def test_fetch_gives_what_load_reads(
 
 
 @pytest.mark.parametrize("name", ["miniimagenet", "cars196", "imagenet_subset"])
-def test_what_may_not_be_downloaded_is_said_with_its_place_and_layout(
-    name: str, tmp_path: Path
-) -> None:
+def test_manual_dataset_reports_source_and_layout(name: str, tmp_path: Path) -> None:
     cls = DATASETS.get(name)
     with pytest.raises(FczooError) as caught:
         fetch(name, tmp_path)

@@ -1,4 +1,4 @@
-"""Frozen features on disk: the same bits, and a damaged file is never trusted."""
+"""Test frozen features on disk: identical values and damaged files."""
 
 import logging
 from pathlib import Path
@@ -17,7 +17,7 @@ ALL = torch.arange(70)
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def feature_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
     return tmp_path / "cache" / "features"
 
@@ -26,26 +26,24 @@ def store(test_crop: float = 1.0) -> ImageStore:
     return next(open_stores([toy_stream().train], toy_backbone(), test_crop))
 
 
-def never(*_: object) -> None:
+def fail_if_called(*_: object) -> None:
     raise AssertionError("the backbone is asked again")
 
 
-def test_another_process_starts_from_what_was_kept(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_features_are_reused(feature_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ImageStore(toy_stream().train, toy_backbone()).query(ALL)
     first = store()
     first.query(ALL[:5])
-    assert not own_home.exists()  # only when the last image has its feature
+    assert not feature_folder.exists()  # written once all images have features
     assert torch.equal(first.query(ALL), plain)
-    assert [file.suffix for file in own_home.iterdir()] == [".safetensors"]
-    monkeypatch.setattr(ImageStore, "_compute", never)
+    assert [file.suffix for file in feature_folder.iterdir()] == [".safetensors"]
+    monkeypatch.setattr(ImageStore, "_compute", fail_if_called)
     assert torch.equal(store().query(ALL), plain)
     assert torch.equal(first.with_labels(toy_stream().train.labels[::-1].copy()).query(ALL), plain)
 
 
-def test_another_view_other_weights_and_other_pixels_have_a_file_of_their_own(
-    own_home: Path,
+def test_feature_file_depends_on_view_backbone_and_pixels(
+    feature_folder: Path,
 ) -> None:
     store().query(ALL)
     store(0.5).query(ALL)
@@ -54,10 +52,10 @@ def test_another_view_other_weights_and_other_pixels_have_a_file_of_their_own(
     pixels = toy_stream().train.pixels.copy()
     pixels[0, 0, 0, 0] ^= 1
     next(open_stores([toy_stream().train._replace(pixels=pixels)], toy_backbone(), 1.0)).query(ALL)
-    assert len(list(own_home.iterdir())) == 4
+    assert len(list(feature_folder.iterdir())) == 4
 
 
-def test_hashes_tell_what_differs() -> None:
+def test_hashes_depend_on_pixels_and_weights() -> None:
     pixels, weights = toy_stream().train.pixels, toy_backbone().weights
     assert pixels_sha256(pixels) == pixels_sha256(pixels.copy()) != pixels_sha256(pixels[:-1])
     new_weights = {**weights, "norm.bias": weights["norm.bias"] + 1e-12}
@@ -67,9 +65,9 @@ def test_hashes_tell_what_differs() -> None:
 
 
 @pytest.mark.parametrize("harm", ["cut short", "one bit", "nothing", "foreign"])
-def test_a_file_that_is_not_sound_is_computed_anew(harm: str, own_home: Path, caplog) -> None:
+def test_damaged_feature_file_is_recomputed(harm: str, feature_folder: Path, caplog) -> None:
     reference = store().query(ALL)
-    (file,) = own_home.iterdir()
+    (file,) = feature_folder.iterdir()
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     contents = {
@@ -87,15 +85,15 @@ def test_a_file_that_is_not_sound_is_computed_anew(harm: str, own_home: Path, ca
     assert not caplog.text
 
 
-def test_features_of_another_key_are_not_taken_under_a_copied_name(own_home: Path, caplog) -> None:
+def test_feature_file_of_other_key_is_rejected(feature_folder: Path, caplog) -> None:
     first, second = FeatureFile({"a": 1}), FeatureFile({"a": 2})
     first.save(torch.ones(3, 2))
     second.path.write_bytes(first.path.read_bytes())
     assert second.load() is None and "is damaged" in caplog.text
 
 
-def test_what_was_unused_for_longest_makes_room(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
+def test_least_recently_used_file_is_removed(
+    feature_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [FeatureFile({"number": i}) for i in range(3)]
     for age, file in enumerate(files[:2]):
@@ -110,9 +108,9 @@ def test_what_was_unused_for_longest_makes_room(
     assert not FeatureFile({"number": 9}).path.exists()
 
 
-def test_a_disk_that_takes_nothing_costs_a_warning(own_home: Path, caplog) -> None:
-    own_home.parent.mkdir(parents=True)
-    own_home.write_text("no folder")
+def test_unwritable_cache_is_warning(feature_folder: Path, caplog) -> None:
+    feature_folder.parent.mkdir(parents=True)
+    feature_folder.write_text("no folder")
     reference = ImageStore(toy_stream().train, toy_backbone()).query(ALL)
     assert torch.equal(store().query(ALL), reference)
     assert "features are not kept" in caplog.text

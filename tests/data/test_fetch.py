@@ -1,4 +1,4 @@
-"""Downloads from a faulty server, and the command ``fczoo data fetch``."""
+"""Test downloads from a faulty server and the command ``fczoo data fetch``."""
 
 import errno
 import hashlib
@@ -32,14 +32,12 @@ def get(server: Server, tmp_path: Path):
     return run
 
 
-def test_a_download_is_verified(get, server: Server) -> None:
+def test_download_is_verified(get, server: Server) -> None:
     assert get(describe_archive(CONTENT)) == CONTENT and server.ranges == [None]
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_a_connection_that_breaks_is_resumed(
-    get, server: Server, size: int | None, tmp_path: Path
-) -> None:
+def test_broken_download_resumes(get, server: Server, size: int | None, tmp_path: Path) -> None:
     archive = describe_archive(CONTENT)._replace(size=size)
     server.cut = 20_000
     with pytest.raises(FczooError, match=r"ended after 20000 of 50000 bytes|20000 bytes read"):
@@ -47,10 +45,10 @@ def test_a_connection_that_breaks_is_resumed(
     assert (tmp_path / "toy").read_bytes() == CONTENT[:20_000]
     server.cut = None
     assert get(archive) == CONTENT and server.ranges == [None, "bytes=20000-"]
-    assert get(archive) == CONTENT  # complete: nothing to send, or not even asked
+    assert get(archive) == CONTENT  # complete: the server sends nothing
 
 
-def test_a_server_that_cannot_resume_sends_it_again(get, server: Server, tmp_path: Path) -> None:
+def test_download_restarts_without_range_support(get, server: Server, tmp_path: Path) -> None:
     (tmp_path / "toy").write_bytes(b"something else")
     server.ranged = False
     assert get(describe_archive(CONTENT)) == CONTENT
@@ -65,7 +63,7 @@ def test_a_server_that_cannot_resume_sends_it_again(get, server: Server, tmp_pat
     ],
     ids=["changed", "longer", "shorter"],
 )
-def test_other_content_is_refused_and_removed(
+def test_wrong_content_is_rejected_and_removed(
     get, server: Server, served: bytes, says: str, tmp_path: Path
 ) -> None:
     server.files["toy"] = served
@@ -74,9 +72,7 @@ def test_other_content_is_refused_and_removed(
     assert not (tmp_path / "toy").exists()
 
 
-def test_no_more_than_the_known_size_is_read(
-    get, server: Server, tmp_path: Path, monkeypatch
-) -> None:
+def test_download_stops_after_known_size(get, server: Server, tmp_path: Path, monkeypatch) -> None:
     """Read at most one byte more than the known size.
 
     The server would send 4 MiB.
@@ -90,7 +86,7 @@ def test_no_more_than_the_known_size_is_read(
     assert sizes == [50_001]
 
 
-def test_a_full_disk_is_named_and_the_part_is_kept(
+def test_full_disk_keeps_partial_download(
     get, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:
@@ -113,7 +109,7 @@ def test_a_full_disk_is_named_and_the_part_is_kept(
     assert server.ranges == [None, f"bytes={part}-"]
 
 
-def test_the_sha256_is_verified_beside_the_md5(get) -> None:
+def test_sha256_is_verified(get) -> None:
     digest = hashlib.sha256(CONTENT).hexdigest()
     assert get(describe_archive(CONTENT)._replace(sha256=digest)) == CONTENT
     with pytest.raises(
@@ -124,7 +120,7 @@ def test_the_sha256_is_verified_beside_the_md5(get) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
 @pytest.mark.parametrize("end", ["source", "target"])
-def test_a_named_pipe_is_refused_instead_of_waited_for(end: str, get, tmp_path: Path) -> None:
+def test_named_pipe_is_rejected(end: str, get, tmp_path: Path) -> None:
     if end == "source":
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(FczooError, match="pipe is not an ordinary file"):
@@ -135,14 +131,14 @@ def test_a_named_pipe_is_refused_instead_of_waited_for(end: str, get, tmp_path: 
             get(describe_archive(CONTENT))
 
 
-def test_a_spoilt_part_is_found_out(get, tmp_path: Path) -> None:
+def test_corrupt_partial_download_is_rejected(get, tmp_path: Path) -> None:
     (tmp_path / "toy").write_bytes(b"0" * 20_000)
     with pytest.raises(FczooError, match="not the published file"):
         get(describe_archive(CONTENT))
     assert get(describe_archive(CONTENT)) == CONTENT
 
 
-def test_without_a_published_checksum_the_sha256_is_told(
+def test_sha256_is_reported_without_published_checksum(
     get, server: Server, capsys: pytest.CaptureFixture
 ) -> None:
     server.sized = False
@@ -150,7 +146,7 @@ def test_without_a_published_checksum_the_sha256_is_told(
     assert f"sha256 is {hashlib.sha256(CONTENT).hexdigest()}" in capsys.readouterr().err
 
 
-def test_servers_that_do_not_answer(server: Server, tmp_path: Path) -> None:
+def test_unavailable_server_is_reported(server: Server, tmp_path: Path) -> None:
     with pytest.raises(FczooError, match=r"answers 404 .*--mirror"):
         download(f"{server.url}/none", tmp_path / "none", describe_archive(CONTENT))
     with pytest.raises(FczooError, match=r"failed: .*run it again"):
@@ -160,7 +156,7 @@ def test_servers_that_do_not_answer(server: Server, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the command
 
 
-def test_the_command_fetches_and_checks(toy: type[Dataset], server: Server, tmp_path: Path) -> None:
+def test_data_fetch_and_check_commands(toy: type[Dataset], server: Server, tmp_path: Path) -> None:
     content = pack_tar(entry("toy", tarfile.DIRTYPE), entry("toy/good"))
     toy.archives = (describe_archive(content),)
     server.files["toy.tar.gz"] = content
@@ -183,7 +179,7 @@ def test_the_command_fetches_and_checks(toy: type[Dataset], server: Server, tmp_
     assert "is there but has no inner; move it away" in again.stderr
 
 
-def test_the_command_says_what_is_wrong_in_one_line(
+def test_data_command_errors_are_one_line(
     toy: type[Dataset], server: Server, tmp_path: Path
 ) -> None:
     toy.archives = (describe_archive(CONTENT),)
@@ -199,7 +195,7 @@ def test_the_command_says_what_is_wrong_in_one_line(
         assert outcome.stderr.splitlines()[-1].startswith("Error: "), outcome.stderr
 
 
-def test_a_killed_fetch_leaves_no_data_and_is_resumed(
+def test_killed_fetch_leaves_no_data_and_resumes(
     toy: type[Dataset], server: Server, tmp_path: Path
 ) -> None:
     content = pack_tar(entry("toy/good"), content=CONTENT)

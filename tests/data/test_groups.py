@@ -1,4 +1,4 @@
-"""Groups of images (domains, hospitals, writers), and partitions of other software."""
+"""Test groups of images (domains, hospitals, writers) and index lists as partitions."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- image folders
 
 
-def test_groups_of_a_list(folder: Path) -> None:
+def test_groups_are_read_from_csv(folder: Path) -> None:
     assert groups_of(folder) is None
     lines = ["train/cat/1.png,north", "./train/cat/2.png,east", "train\\dog\\1.png,north"]
     text = "\n".join(["file,group", *lines, '"train/dog/2.png","b, west"', "test/cat/3.png,x"])
@@ -62,7 +62,7 @@ def test_groups_of_a_list(folder: Path) -> None:
         ("file,group\n../a.png,b\n", "may be outside of"),
     ],
 )
-def test_wrong_lists(folder: Path, text: str, complaint: str) -> None:
+def test_invalid_group_file_is_rejected(folder: Path, text: str, complaint: str) -> None:
     (folder / "groups.csv").write_text(text)
     with pytest.raises(FczooError) as caught:
         groups_of(folder)
@@ -70,7 +70,7 @@ def test_wrong_lists(folder: Path, text: str, complaint: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_groups_of_folders(tmp_path: Path) -> None:
+def test_groups_are_read_from_subfolders(tmp_path: Path) -> None:
     names = [f"{c}/{g}/{i}.png" for c in ("cat", "dog") for g in ("q", "p") for i in range(5)]
     root = write_images(tmp_path, names)
     data = DATASETS.get("imagefolder")().load(root)
@@ -80,7 +80,7 @@ def test_groups_of_folders(tmp_path: Path) -> None:
     assert groups_of(root) is None
 
 
-def test_a_client_per_hospital_from_the_command_line(folder: Path, tmp_path: Path) -> None:
+def test_natural_partition_command_gives_group_per_client(folder: Path, tmp_path: Path) -> None:
     lines = ["train/cat/1.png,a", "train/cat/2.png,b", "train/dog/1.png,b", "train/dog/2.png,b"]
     (folder / "groups.csv").write_text("\n".join(["file,group", *lines]))
     command = ["partition", "--dataset", "imagefolder", "--data-root", str(folder), "--tasks", "2"]
@@ -100,7 +100,7 @@ def test_a_client_per_hospital_from_the_command_line(folder: Path, tmp_path: Pat
 # ---------------------------------------------------------------- domains
 
 
-def test_domains_are_groups_where_tasks_are_of_classes(
+def test_domains_are_groups_with_class_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
@@ -115,20 +115,20 @@ def test_domains_are_groups_where_tasks_are_of_classes(
         assert [np.unique(domains[part]).tolist() for part in parts] == [[k] for k in range(6)]
     moving = replace(settings, moving=1)
     stages, _ = split_stream(moving, stream)
-    assert np.array_equal(stages.groups, domains)  # and not stages
+    assert np.array_equal(stages.groups, domains)  # not of stages
     small_stream = make_stream("domainnet", tmp_path, 5, train_per_class=1, pixels=False)
     assert np.array_equal(small_stream.groups, domains[small_stream.train_index])
 
 
-def test_a_dry_run_without_images_has_domains() -> None:
+def test_stream_of_expected_size_has_domains() -> None:
     settings = Settings(dataset="domainnet", tasks=5, clients=6, partition="domains")
     stream = _stream_of_expected_size(settings, 345, 3450)
     _, partition = split_stream(settings, stream)
     assert partition.counts().sum(0).tolist() == [575] * 6  # 3450 / 6
 
 
-def test_groups_of_two_data_sets_differ() -> None:
-    """A run that starts from a model joins its data and new ones.
+def test_joined_datasets_have_distinct_groups() -> None:
+    """Join the data of a stored model with new data.
 
     Image i of 8 is of class i modulo 4; groups 0 and 1 have four images each.
     """
@@ -147,8 +147,8 @@ def write_json(path: Path, content: object) -> str:
     return f"file:{path}"
 
 
-def test_lists_of_indices(tmp_path: Path) -> None:
-    """Image i of 8 is of class i modulo 4; tasks are classes 0, 1 and classes 2, 3."""
+def test_index_lists_define_partition(tmp_path: Path) -> None:
+    """Split 8 images, where image i has class i modulo 4 and each task has two classes."""
     stream = toy_stream(per_class=2, train_index=np.arange(8))
     lists = [[5, 0, 2], [3, 1], [4, 6, 7]]
     for content in (lists, {str(client): part for client, part in enumerate(lists)}):
@@ -177,7 +177,7 @@ def test_lists_of_indices(tmp_path: Path) -> None:
         ("{", 1, "is not a valid partition file"),
     ],
 )
-def test_wrong_lists_of_indices(
+def test_invalid_index_lists_are_rejected(
     content: object, clients: int, complaint: str, tmp_path: Path
 ) -> None:
     stream = toy_stream(per_class=2, train_index=np.arange(8))
@@ -187,12 +187,12 @@ def test_wrong_lists_of_indices(
     assert "\n" not in str(caught.value)
 
 
-def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:
+def test_pickled_partition_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(FczooError, match=r"may run code .* write each client's indices as JSON"):
         make_partition(toy_stream(), f"file:{tmp_path / 'partition.pkl'}", 2)
 
 
-def test_lists_of_indices_with_stages(tmp_path: Path) -> None:
+def test_index_lists_with_stages(tmp_path: Path) -> None:
     spec = write_json(tmp_path / "p.json", [list(range(0, 1437, 2)), list(range(1, 1437, 2))])
     settings = Settings(dataset="digits", tasks=2, clients=2, moving=1, partition=spec)
     stream, partition = open_stream(settings, pixels=False)

@@ -1,4 +1,4 @@
-"""Data sets ``hf:``: tables of Hugging Face's ``datasets``, saved in a folder or as parquet."""
+"""Test ``hf:`` data sets: tables of Hugging Face's ``datasets`` in a folder or as parquet."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ except FczooError:
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fczoo_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
 
 
@@ -38,7 +38,7 @@ def load(folder: Path, columns: str = "") -> Any:
 
 
 @pytest.mark.parametrize("kind", ["saved", "parquet", "parquet of other software"])
-def test_every_form_gives_the_same_images(kind: str, tmp_path: Path) -> None:
+def test_storage_formats_give_same_images(kind: str, tmp_path: Path) -> None:
     folder = hub_folder(tmp_path)
     if kind != "saved":
         tables, folder = HUB.load_from_disk(str(folder)), tmp_path / "files"
@@ -57,8 +57,8 @@ def test_every_form_gives_the_same_images(kind: str, tmp_path: Path) -> None:
     assert (stream.classes[0], stream.train.pixels.shape) == (first, (30, 8, 8, 3))
 
 
-def test_a_square_shows_the_centre_or_the_whole_image(tmp_path: Path) -> None:
-    """The left third of an image is white; only the whole image shows it."""
+def test_resize_crops_or_squashes(tmp_path: Path) -> None:
+    """Show the white left third of an image only if it is squashed, not cropped."""
     pixels = np.zeros((8, 24, 3), np.uint8)
     pixels[:, :8] = 255
     table = HUB.Dataset.from_dict({"image": [pixels] * 10, "label": [0, 1] * 5})
@@ -70,7 +70,7 @@ def test_a_square_shows_the_centre_or_the_whole_image(tmp_path: Path) -> None:
         assert (square[4, 0, 0], square[4, 7, 0]) == (first, last)
 
 
-def test_a_changed_table_is_decoded_again(tmp_path: Path) -> None:
+def test_changed_table_is_decoded_again(tmp_path: Path) -> None:
     for first in (0, 5):
         folder = tmp_path / "files"
         folder.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def test_a_changed_table_is_decoded_again(tmp_path: Path) -> None:
         assert number_of(images.pixels).tolist() == images.labels.tolist() == classes[:3]
 
 
-def test_whole_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
+def test_integer_labels_are_sorted_classes(tmp_path: Path) -> None:
     table = hub_tables([0, 1, 2, 2, 1, 0]).remove_columns("label")
     table = table.add_column("digit", [7, 3, 9, 9, 3, 7])
     HUB.DatasetDict(train=table, validation=table).save_to_disk(str(tmp_path / "d"))
@@ -90,7 +90,7 @@ def test_whole_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
     assert data.train.labels.tolist() == [1, 0, 2, 2, 0, 1]
 
 
-def test_a_test_split_without_labels_is_not_used(tmp_path: Path) -> None:
+def test_unlabelled_test_split_is_ignored(tmp_path: Path) -> None:
     table = hub_tables(range(10))
     hidden = hub_tables([0, 1]).cast_column("label", HUB.Value("int64")).remove_columns("label")
     hidden = hidden.add_column("label", [-1, -1]).cast_column("label", table.features["label"])
@@ -100,7 +100,7 @@ def test_a_test_split_without_labels_is_not_used(tmp_path: Path) -> None:
     assert (data.split, len(data.test.labels)) == ("splits train and val", 10)
 
 
-def test_without_a_test_split_a_fifth_of_each_class_is_held_out(tmp_path: Path) -> None:
+def test_missing_test_split_is_held_out(tmp_path: Path) -> None:
     hub_tables(list(range(10)) * 5).save_to_disk(str(tmp_path / "d"))
     data = load(tmp_path / "d")
     assert np.bincount(data.train.labels).tolist() == [4] * 10
@@ -108,7 +108,7 @@ def test_without_a_test_split_a_fifth_of_each_class_is_held_out(tmp_path: Path) 
     assert number_of(data.test.take(np.arange(10), 8).pixels).tolist() == data.test.labels.tolist()
 
 
-def test_the_group_of_each_image_is_a_column(tmp_path: Path) -> None:
+def test_groups_are_read_from_column(tmp_path: Path) -> None:
     table = hub_tables([0, 1, 0, 1], hospital=["B", "A", "C", "A"])
     table = table.cast_column("label", HUB.ClassLabel(names=["no", "yes"]))
     HUB.DatasetDict(train=table, test=table).save_to_disk(str(tmp_path / "d"))
@@ -116,7 +116,7 @@ def test_the_group_of_each_image_is_a_column(tmp_path: Path) -> None:
     assert load(tmp_path / "d").groups is None
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -131,18 +131,20 @@ def test_the_group_of_each_image_is_a_column(tmp_path: Path) -> None:
         ({"site": ["a"]}, ",group=place", "has no column 'place'"),
     ],
 )
-def test_wrong_columns(columns: Any, named: str, message: str, tmp_path: Path) -> None:
+def test_invalid_columns_are_rejected(
+    columns: Any, named: str, message: str, tmp_path: Path
+) -> None:
     folder = hub_folder(tmp_path, **columns)
     with pytest.raises(FczooError, match=message) as caught:
         load(folder, named)
     assert "\n" not in str(caught.value)
 
 
-def test_a_column_of_classes_goes_before_whole_numbers(tmp_path: Path) -> None:
+def test_class_label_column_is_preferred(tmp_path: Path) -> None:
     assert load(hub_folder(tmp_path, number=[1])).classes[3] == "kind 3"
 
 
-def test_ambiguous_and_absent_columns(tmp_path: Path) -> None:
+def test_ambiguous_and_missing_columns_are_rejected(tmp_path: Path) -> None:
     labels = {"first": [0, 1], "second": [1, 0]}
     table = hub_tables([0, 1], **labels).remove_columns("label")
     HUB.DatasetDict(train=table, test=table).save_to_disk(str(tmp_path / "two"))
@@ -155,7 +157,7 @@ def test_ambiguous_and_absent_columns(tmp_path: Path) -> None:
         load(tmp_path / "none")
 
 
-def test_missing_labels_and_images(tmp_path: Path) -> None:
+def test_missing_labels_and_images_are_rejected(tmp_path: Path) -> None:
     table = hub_tables([0, 1, 0], part=[0, None, 1])
     HUB.DatasetDict(train=table, test=table).save_to_disk(str(tmp_path / "d"))
     with pytest.raises(FczooError, match="'part' has no value in 1 row of split train"):
@@ -170,7 +172,7 @@ def test_missing_labels_and_images(tmp_path: Path) -> None:
             data.train.take(np.array([row]), 8)
 
 
-def test_classes_and_splits_that_do_not_fit(tmp_path: Path) -> None:
+def test_inconsistent_classes_and_splits_are_rejected(tmp_path: Path) -> None:
     few = hub_tables([0, 1])
     HUB.DatasetDict(train=few, test=few).save_to_disk(str(tmp_path / "few"))
     with pytest.raises(FczooError, match=r"class kind 2 has no training image .*\(8 such"):
@@ -191,10 +193,10 @@ def test_classes_and_splits_that_do_not_fit(tmp_path: Path) -> None:
         load(tmp_path / "empty")
 
 
-# ---------------------------------------------------------------- names and places
+# ---------------------------------------------------------------- names and locations
 
 
-def test_names_hold_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_names_contain_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sets" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     root = str(tmp_path / "sets")
@@ -227,14 +229,14 @@ def test_names_hold_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("hf:/set", "/data", None, "hf:/set is a whole path; leave out --data-root"),
     ],
 )
-def test_wrong_places(dataset: str, root: Any, columns: Any, message: str) -> None:
+def test_invalid_hub_locations_are_rejected(
+    dataset: str, root: Any, columns: Any, message: str
+) -> None:
     with pytest.raises(FczooError, match=message):
         place_dataset(dataset, root, columns)
 
 
-def test_a_data_set_of_the_hub_is_fetched_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_dataset_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = []
 
     def load_dataset(*words: str) -> Any:
@@ -258,14 +260,14 @@ def test_a_data_set_of_the_hub_is_fetched_once(
     assert not HUB_NAME.fullmatch("/a/folder")
 
 
-def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hub_folder(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(FczooError, match=r"need datasets; run pip install 'fczoo\[hf\]'"):
         load(folder)
 
 
-def test_the_package_is_found_beside_our_folder_of_its_name() -> None:
+def test_library_is_imported_despite_datasets_folder() -> None:
     code = (
         "import datasets, fczoo.data.hub_files as f; "
         "print(hasattr(datasets, 'Dataset'), hasattr(f.import_library(), 'load_dataset'))"
@@ -280,7 +282,7 @@ def test_the_package_is_found_beside_our_folder_of_its_name() -> None:
 # ---------------------------------------------------------------- commands
 
 
-def test_a_run_is_resumed_and_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_run_is_resumed_and_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hub_folder(tmp_path, coarse=[1], site=["a"])
     monkeypatch.chdir(tmp_path)
 

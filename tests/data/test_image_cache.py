@@ -1,4 +1,4 @@
-"""The cache that keeps the squares made of image files."""
+"""Test the cache of decoded image files."""
 
 import errno
 import json
@@ -37,7 +37,7 @@ def test_images_are_decoded_once(
     assert {p.name: p.stat().st_mtime_ns for p in cache.iterdir()} == times
 
 
-def test_a_part_of_the_images_is_decoded_alone(files: ImageFiles, cache: Path) -> None:
+def test_subset_is_decoded_separately(files: ImageFiles, cache: Path) -> None:
     some = files.take(np.array([1, 5, 7]), 8)
     assert some.pixels.shape == (3, 8, 8, 3)
     assert some.labels.tolist() == [1, 2, 1]
@@ -46,7 +46,7 @@ def test_a_part_of_the_images_is_decoded_alone(files: ImageFiles, cache: Path) -
 
 
 @pytest.mark.parametrize("change", ["size", "file", "list", "preparation"])
-def test_another_source_size_or_preparation_has_a_cache_of_its_own(
+def test_cache_depends_on_source_size_and_preparation(
     change: str, files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.take(EVERY)
@@ -66,7 +66,7 @@ def test_another_source_size_or_preparation_has_a_cache_of_its_own(
 
 
 @pytest.mark.parametrize("kind", ["bmp", "png"])
-def test_other_pixels_under_equal_names_sizes_and_times_are_decoded(
+def test_changed_pixels_with_equal_metadata_are_decoded(
     kind: str, tmp_path: Path, cache: Path
 ) -> None:
     roots = [tmp_path / "first", tmp_path / "second"]
@@ -85,7 +85,7 @@ def test_other_pixels_under_equal_names_sizes_and_times_are_decoded(
         assert (pixels == grey).all()
 
 
-def test_a_full_disk_or_a_folder_that_cannot_be_written_is_named(
+def test_full_disk_and_unwritable_folder_are_reported(
     files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(handle: int) -> None:
@@ -99,14 +99,14 @@ def test_a_full_disk_or_a_folder_that_cannot_be_written_is_named(
         files.take(EVERY)
 
 
-def test_what_is_written_to_the_array_stays_out_of_the_cache(files: ImageFiles) -> None:
+def test_array_changes_do_not_reach_cache(files: ImageFiles) -> None:
     pixels = files.take(EVERY).pixels
     copy = pixels.copy()
     pixels[:] = 0
     assert np.array_equal(files.take(EVERY).pixels, copy)
 
 
-def test_a_corrupt_image_is_named_and_leaves_no_cache(files: ImageFiles, cache: Path) -> None:
+def test_corrupt_image_leaves_no_cache(files: ImageFiles, cache: Path) -> None:
     broken = files.root / files.names[7]
     content = broken.read_bytes()
     broken.write_bytes(content[:100])
@@ -118,7 +118,7 @@ def test_a_corrupt_image_is_named_and_leaves_no_cache(files: ImageFiles, cache: 
 
 
 @pytest.mark.parametrize("harm", ["no index", "torn index", "short pixels", "other index"])
-def test_half_a_cache_is_none(harm: str, files: ImageFiles, cache: Path) -> None:
+def test_incomplete_cache_is_rebuilt(harm: str, files: ImageFiles, cache: Path) -> None:
     reference = files.take(EVERY).pixels.copy()
     index, pixels = next(cache.glob("*.json")), next(cache.glob("*.u8"))
     if harm == "no index":
@@ -135,7 +135,7 @@ def test_half_a_cache_is_none(harm: str, files: ImageFiles, cache: Path) -> None
 
 
 @pytest.mark.parametrize("position", [0, 12 * 16 * 16 * 3 // 2, -1])
-def test_changed_pixels_are_refused(position: int, files: ImageFiles, cache: Path) -> None:
+def test_changed_cache_is_rejected(position: int, files: ImageFiles, cache: Path) -> None:
     files.take(EVERY)
     file = next(cache.glob("*.u8"))
     pixels = bytearray(file.read_bytes())
@@ -149,7 +149,7 @@ def test_changed_pixels_are_refused(position: int, files: ImageFiles, cache: Pat
     assert np.array_equal(files.take(EVERY).pixels[7], prepare(files.root / files.names[7], 16))
 
 
-def test_of_a_large_cache_some_blocks_are_verified_each_time(
+def test_large_cache_is_verified_in_samples(
     files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify some blocks of a large cache each time.
@@ -171,8 +171,8 @@ def test_of_a_large_cache_some_blocks_are_verified_each_time(
     assert outcomes == {"seen", "not seen"}
 
 
-def test_a_cache_without_checksums_is_made_again(files: ImageFiles, cache: Path) -> None:
-    """Rebuild a cache without checksums, as versions before the checksums left it."""
+def test_cache_without_checksums_is_rebuilt(files: ImageFiles, cache: Path) -> None:
+    """Rebuild a cache without checksums, as earlier versions wrote it."""
     files.take(EVERY)
     index, pixels = next(cache.glob("*.json")), next(cache.glob("*.u8"))
     content = json.loads(index.read_text())
@@ -182,7 +182,7 @@ def test_a_cache_without_checksums_is_made_again(files: ImageFiles, cache: Path)
     assert np.array_equal(files.take(EVERY).pixels[7], prepare(files.root / files.names[7], 16))
 
 
-def test_a_killed_build_is_made_again(files: ImageFiles, cache: Path) -> None:
+def test_killed_build_is_repeated(files: ImageFiles, cache: Path) -> None:
     script = (
         "import time, numpy as np; from pathlib import Path; import fczoo.data.image_files as f\n"
         "good = f.prepare\n"
@@ -207,7 +207,7 @@ def test_a_killed_build_is_made_again(files: ImageFiles, cache: Path) -> None:
     assert not list(cache.glob("*.tmp"))
 
 
-def test_a_full_disk_is_seen_before_it_is_filled(
+def test_insufficient_disk_space_is_rejected(
     files: ImageFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")

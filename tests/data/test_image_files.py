@@ -1,4 +1,4 @@
-"""Image files of every kind, the squares made of them, and folders of users."""
+"""Test decoding of image files and folders of users."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ VIEW = EvaluationTransform(8, 8, 1.0, (0.0,) * 3, (1.0,) * 3)
         ("P", 7, "gif", None),
     ],
 )
-def test_every_mode_becomes_rgb(
+def test_image_modes_are_converted_to_rgb(
     mode: str, colour: object, suffix: str, expected_pixel: tuple | None, tmp_path: Path
 ) -> None:
     file = tmp_path / f"image.{suffix}"
@@ -53,14 +53,14 @@ def test_every_mode_becomes_rgb(
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (3, 2), (8, 8), (300, 200)])
-def test_every_shape_becomes_a_square(size: tuple[int, int], tmp_path: Path) -> None:
+def test_image_shapes_become_square(size: tuple[int, int], tmp_path: Path) -> None:
     Image.new("RGB", size, (10, 200, 30)).save(tmp_path / "image.png")
     assert (prepare(tmp_path / "image.png", 8) == [10, 200, 30]).all()
     assert prepare(tmp_path / "image.png", 8).shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize("shape", [(40, 60), (61, 40), (33, 33)])
-def test_the_square_is_the_centre_of_the_image(shape: tuple[int, int], tmp_path: Path) -> None:
+def test_prepare_crops_centre(shape: tuple[int, int], tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
     reference = np.asarray(
@@ -69,8 +69,10 @@ def test_the_square_is_the_centre_of_the_image(shape: tuple[int, int], tmp_path:
     assert np.array_equal(prepare(tmp_path / "image.png", 16), reference)
 
 
-def test_a_square_shows_the_centre_or_the_whole_image(tmp_path: Path, cache: Path) -> None:
-    """Column x of an image 24 wide and 8 high has the grey value 10 (x + 1/2).
+def test_resize_crops_or_squashes(tmp_path: Path, cache: Path) -> None:
+    """Crop or squash a ramp of grey values.
+
+    Column x of an image 24 wide and 8 high has the grey value 10 (x + 1/2).
 
     Cropped to 8 x 8, columns 8 to 15 remain: 85, 95, ... Squashed, column k covers the columns 3k
     to 3k + 2, so that it has 30 (k + 1/2) wherever the kernel does not meet the image's edge.
@@ -83,19 +85,19 @@ def test_a_square_shows_the_centre_or_the_whole_image(tmp_path: Path, cache: Pat
     assert cropped[3, :, 0].tolist() == [85, 95, 105, 115, 125, 135, 145, 155]
     assert squashed[3, 2:6, 0].tolist() == [75, 105, 135, 165]
     assert squashed[3, 0, 0] < 25 and squashed[3, 7, 0] > 215
-    assert len(list(cache.glob("*.u8"))) == 2  # each has pixels of its own
+    assert len(list(cache.glob("*.u8"))) == 2  # one cache file per variant
 
 
-def test_images_of_the_right_size_stay_as_they_are(tmp_path: Path) -> None:
+def test_image_of_target_size_is_unchanged(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
     assert np.array_equal(prepare(tmp_path / "image.png", 16), pixels)
 
 
-def test_an_orientation_tag_turns_images_of_users_only(tmp_path: Path, cache: Path) -> None:
-    """Tag 6: the first row of the file is the right side of the picture, its first column the top.
+def test_orientation_tag_applies_only_to_user_images(tmp_path: Path, cache: Path) -> None:
+    """Apply the orientation tag to images of users only.
 
-    Red left and blue right become red on top of blue; published data sets stay as stored.
+    Tag 6 turns red left and blue right into red above blue. Published data sets stay as stored.
     """
     pixels = np.zeros((8, 8, 3), np.uint8)
     pixels[:, :4, 0] = pixels[:, 4:, 2] = 255
@@ -113,14 +115,14 @@ def test_an_orientation_tag_turns_images_of_users_only(tmp_path: Path, cache: Pa
     users = DATASETS.get("imagefolder")().load(tmp_path).train
     assert np.array_equal(stored.take(np.arange(2)).pixels[1], pixels)
     assert np.array_equal(users.take(np.arange(2), 8).pixels[1], upright)
-    assert len(list(cache.glob("*.u8"))) == 2  # each has pixels of its own
+    assert len(list(cache.glob("*.u8"))) == 2  # one cache file per variant
     with Image.open(file) as image:
         view = VIEW(image)
-        assert image.getexif()[0x0112] == 6  # the user's image stays as it is
+        assert image.getexif()[0x0112] == 6  # the image of the user is unchanged
     assert np.array_equal(255 * view.permute(1, 2, 0).numpy(), upright)
 
 
-def test_an_image_of_16_bits_gets_one_piece_of_advice(tmp_path: Path) -> None:
+def test_16_bit_image_is_rejected_with_advice(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "a" / "0.png")
     files = ImageFiles("toy", tmp_path, ("a/0.png",), np.zeros(1, np.int64), 8)
@@ -139,7 +141,7 @@ def test_an_image_of_16_bits_gets_one_piece_of_advice(tmp_path: Path) -> None:
         VIEW(image)
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
+def test_damaged_image_files_are_rejected(tmp_path: Path) -> None:
     valid_file = tmp_path / "good.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
         valid_file
@@ -160,12 +162,12 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_no_other_format_hides_behind_a_suffix(
+def test_postscript_with_image_suffix_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refuse PostScript in a file with the suffix of an image.
+    """Reject PostScript in a file with the suffix of an image.
 
-    Pillow would give it to Ghostscript, a program that runs the content of the file.
+    Pillow would pass it to Ghostscript, which executes the content of the file.
     """
     calls: list[object] = []
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *rest: calls.append(rest) or 1 / 0)
@@ -176,23 +178,23 @@ def test_no_other_format_hides_behind_a_suffix(
     assert not calls
 
 
-def test_the_suffix_may_name_another_of_the_usual_formats(tmp_path: Path) -> None:
+def test_png_with_jpg_suffix_is_read(tmp_path: Path) -> None:
     """Read a usual format under another suffix, such as a PNG file among ImageNet's JPEG files."""
     Image.new("RGB", (8, 8), (10, 200, 30)).save(tmp_path / "image.jpg", "PNG")
     assert (prepare(tmp_path / "image.jpg", 8) == [10, 200, 30]).all()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
-def test_a_named_pipe_is_no_image(tmp_path: Path) -> None:
+def test_named_pipe_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "image.png")
     with pytest.raises(UnreadableImage, match="it is not an ordinary file"):
         prepare(tmp_path / "image.png", 8)
 
 
-# ---------------------------------------------------------------- folders of one's own
+# ---------------------------------------------------------------- folders of users
 
 
-def test_your_own_folders(files: ImageFiles) -> None:
+def test_class_folders_are_read(files: ImageFiles) -> None:
     stream = make_stream("imagefolder", files.root, tasks=3)
     assert stream.classes == ("class0", "class1", "class2")
     assert stream.train.pixels.shape == (9, 256, 256, 3)
@@ -200,7 +202,7 @@ def test_your_own_folders(files: ImageFiles) -> None:
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
-def test_your_own_division(test: str, files: ImageFiles) -> None:
+def test_train_and_test_folders_are_read(test: str, files: ImageFiles) -> None:
     for name in files.names[:6]:
         for part in ("train", test):
             (files.root / part / name).parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +215,7 @@ def test_your_own_division(test: str, files: ImageFiles) -> None:
         make_stream("imagefolder", files.root, tasks=3)
 
 
-def test_folders_that_hold_nothing_to_learn(tmp_path: Path) -> None:
+def test_unusable_folders_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FczooError, match=r"no folder .*--data-root"):
         make_stream("imagefolder", tmp_path / "missing")
     (tmp_path / "own").mkdir()
@@ -229,7 +231,7 @@ def test_folders_that_hold_nothing_to_learn(tmp_path: Path) -> None:
         make_stream("imagefolder", tmp_path / "own")
 
 
-def test_a_stored_size_is_for_files_only() -> None:
+def test_stored_size_needs_image_files() -> None:
     with pytest.raises(
         FczooError,
         match="these images come at 32 pixels; --stored-size is for data sets of image files",
@@ -238,10 +240,10 @@ def test_a_stored_size_is_for_files_only() -> None:
     assert make_stream("digits", stored_size=32).train.pixels.shape[1] == 32
 
 
-# ---------------------------------------------------------------- what is made of them
+# ---------------------------------------------------------------- image stores and benchmarks
 
 
-def test_a_store_on_the_cache_shows_what_one_in_memory_shows(files: ImageFiles, backbone) -> None:
+def test_cached_store_equals_memory_store(files: ImageFiles, backbone) -> None:
     cache_images = files.take(EVERY)
     stores = [
         ImageStore(images, backbone)
@@ -249,7 +251,7 @@ def test_a_store_on_the_cache_shows_what_one_in_memory_shows(files: ImageFiles, 
     ]
     assert np.shares_memory(
         stores[0].pixels.numpy(), cache_images.pixels
-    )  # nothing was read into memory
+    )  # the pixels are not copied into memory
     index, draws = (
         torch.tensor([3, 0, 11]),
         torch.rand(3, DRAWS, generator=torch.Generator().manual_seed(0)),
@@ -260,7 +262,7 @@ def test_a_store_on_the_cache_shows_what_one_in_memory_shows(files: ImageFiles, 
     )
 
 
-def test_a_bench_on_image_files(files: ImageFiles) -> None:
+def test_benchmark_on_image_files(files: ImageFiles) -> None:
     settings = Settings.for_dataset(
         "imagefolder",
         data_root=str(files.root),
@@ -275,7 +277,7 @@ def test_a_bench_on_image_files(files: ImageFiles) -> None:
     assert len(result.accuracy) == 3 and result.test_counts == [1, 1, 1]
 
 
-def test_missing_data_and_weights_are_named_together(tmp_path: Path) -> None:
+def test_missing_data_and_weights_are_reported_together(tmp_path: Path) -> None:
     for name in ("tinyimagenet", "cars196"):
         settings = Settings.for_dataset(name)
         with pytest.raises(FczooError) as caught:
@@ -292,7 +294,7 @@ def test_missing_data_and_weights_are_named_together(tmp_path: Path) -> None:
             assert phrase in message
         assert ("fczoo data fetch" in message) == bool(cls.archives)
         assert "\n" not in message
-    (tmp_path / "home" / "data" / "cifar-100-python").mkdir(parents=True)  # there, but empty
+    (tmp_path / "home" / "data" / "cifar-100-python").mkdir(parents=True)  # an empty folder
     with pytest.raises(
         FczooError, match=r"no weight file at nowhere.*; cifar100 in .* is incomplete"
     ):

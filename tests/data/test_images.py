@@ -1,4 +1,4 @@
-"""Views of images, against Pillow and against what the pixels must be by construction."""
+"""Compare views of images with Pillow and with constructed pixels."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def view_with(**attributes: object) -> Augment:
     return made
 
 
-EVERYTHING = view_with(scale=(1.0, 1.0), ratio=(1.0, 1.0))  # a crop of the whole image
+FULL_CROP = view_with(scale=(1.0, 1.0), ratio=(1.0, 1.0))  # a crop of the whole image
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def pixels_of(view: Tensor) -> np.ndarray:
 
 
 def draws(count: int, **columns: float) -> Tensor:
-    """Return draws of one half, but for: area, shape, x, y, flip, brightness.
+    """Return draws of one half, except for the given columns.
 
     Args:
         count: Number of images.
-        columns: Draws by name.
+        columns: Draws of area, shape, x, y, flip or brightness by name.
 
     Returns:
         Draws [count, DRAWS].
@@ -60,7 +60,7 @@ def draws(count: int, **columns: float) -> Tensor:
     return out
 
 
-def test_the_test_view_normalises_channel_by_channel(store_of, noisy):
+def test_test_view_normalises_per_channel(store_of, noisy):
     view = store_of(noisy).view(torch.tensor([4, 0]))
     assert view.shape == (2, 3, 16, 16) and view.dtype == torch.float64
     np.testing.assert_allclose(
@@ -69,7 +69,7 @@ def test_the_test_view_normalises_channel_by_channel(store_of, noisy):
 
 
 @pytest.mark.parametrize("size", [8, 20, 50])
-def test_the_test_view_resizes_as_pillow_does(store_of, size):
+def test_test_view_resize_matches_pillow(store_of, size):
     pixels = (
         np.random.default_rng(0).integers(70, 186, (2, size, size, 3)).astype(np.uint8)
     )  # Pillow clips overshoot between its passes
@@ -88,7 +88,7 @@ def test_the_test_view_resizes_as_pillow_does(store_of, size):
 
 
 @pytest.mark.parametrize("size", [12, 20, 50])
-def test_the_test_crop_is_the_middle_of_a_larger_view(backbone, size):
+def test_test_crop_is_centre_of_larger_view(backbone, size):
     """Resize to 20 pixels and cut out the middle 16 to keep 0.8 of each side."""
     pixels = np.random.default_rng(0).integers(70, 186, (2, size, size, 3)).astype(np.uint8)
     larger = (
@@ -106,7 +106,7 @@ def test_the_test_crop_is_the_middle_of_a_larger_view(backbone, size):
     )
 
 
-def test_a_view_has_the_backbones_type(backbone, noisy):
+def test_view_has_backbone_dtype(backbone, noisy):
     for dtype in (torch.float32, torch.bfloat16):
         store = ImageStore(
             Images(noisy.astype(np.uint8), np.zeros(5, np.int64)), backbone.to(dtype=dtype)
@@ -119,7 +119,7 @@ def test_a_view_has_the_backbones_type(backbone, noisy):
 
 
 @pytest.mark.parametrize("size", [16, 24])
-def test_without_augmentation_the_training_view_is_the_test_view(store_of, size):
+def test_training_view_without_augmentation_equals_test_view(store_of, size):
     store, index = (
         store_of(np.random.default_rng(0).integers(0, 256, (3, size, size, 3))),
         torch.arange(3),
@@ -136,7 +136,7 @@ def test_only_augment_none_is_fixed():
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS.names())
-def test_a_view_is_a_function_of_its_own_draws(store_of, noisy, name):
+def test_view_depends_only_on_its_draws(store_of, noisy, name):
     store, index, draw_rows = (
         store_of(noisy),
         torch.arange(5),
@@ -151,7 +151,7 @@ def test_a_view_is_a_function_of_its_own_draws(store_of, noisy, name):
     assert torch.equal(other_views, views) == get_augment(name).is_fixed
 
 
-def test_flips_flip(store_of, noisy):
+def test_flip_depends_on_draw(store_of, noisy):
     store, index = store_of(noisy), torch.arange(5)
     coin = draws(5)
     coin[:, 4] = torch.tensor([0.0, 0.49, 0.5, 0.51, 0.99])  # below 0.5: flipped
@@ -160,10 +160,10 @@ def test_flips_flip(store_of, noisy):
     assert torch.equal(views[2:], store.view(index[2:]))
 
 
-def test_a_crop_of_everything_is_the_image_and_flips_too(store_of, noisy):
+def test_full_crop_equals_image_and_flips(store_of, noisy):
     store, index = store_of(noisy), torch.arange(5)
     torch.testing.assert_close(
-        store.training_view(index, EVERYTHING, draws(5)), store.view(index), atol=1e-4, rtol=0
+        store.training_view(index, FULL_CROP, draws(5)), store.view(index), atol=1e-4, rtol=0
     )
     mirror = store.training_view(
         index, view_with(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=1.0), draws(5)
@@ -172,11 +172,11 @@ def test_a_crop_of_everything_is_the_image_and_flips_too(store_of, noisy):
 
 
 @pytest.mark.parametrize(("x", "y"), [(0, 0), (1, 0), (0, 1), (1, 1), (0.5, 0.5)])
-def test_a_quarter_crop_shows_the_drawn_place(store_of, x, y):
-    """Show the place that was drawn.
+def test_quarter_crop_shows_drawn_position(store_of, x, y):
+    """Crop at the drawn position.
 
-    On a ramp, brightness identifies the place: a crop of half the side, pushed to a corner, covers
-    the nearer half.
+    On a ramp, brightness identifies the position: a crop of half the side in a corner covers the
+    nearer half.
     """
     ramp = np.linspace(20, 220, 16)
     pixels = np.stack(np.broadcast_arrays(ramp[None, :], ramp[:, None], 0.0), -1)[
@@ -205,8 +205,8 @@ def test_a_quarter_crop_shows_the_drawn_place(store_of, x, y):
     )
 
 
-def test_a_random_crop_shows_224_of_256_pixels_at_the_drawn_place(store_of):
-    """Let red be the position of each pixel: a crop starts at u * (1 - 224/256), not resized."""
+def test_random_crop_shows_224_of_256_pixels(store_of):
+    """Locate an unresized crop by its red values, which are the positions of the pixels."""
     pixels = np.zeros((1, 256, 256, 3))
     pixels[..., 0] = np.arange(256)
     for u, middle in ((0.0, 111.5), (0.5, 127.5), (1.0, 143.5)):
@@ -218,11 +218,11 @@ def test_a_random_crop_shows_224_of_256_pixels_at_the_drawn_place(store_of):
 
 
 @pytest.mark.parametrize("name", ["crop", "fppl", "hgp", "randomcrop"])
-def test_crops_stay_inside(store_of, name):
+def test_crops_stay_inside_image(store_of, name):
     """Place every crop inside the image.
 
-    A crop that stuck out would see the ramps mirrored: the view would not grow from left to right,
-    from top to bottom.
+    A crop beyond the border would mirror the ramps: the view would not grow from left to right
+    and from top to bottom.
     """
     ramp = np.linspace(0, 255, 64)
     pixels = np.stack(np.broadcast_arrays(ramp[None, :], ramp[:, None], 0.0), -1)[
@@ -243,7 +243,7 @@ def test_crops_stay_inside(store_of, name):
 
 
 @pytest.mark.parametrize("name", ["none", "flip", "crop", "fppl", "hgp", "randomcrop"])
-def test_a_constant_image_stays_constant(store_of, name):
+def test_constant_image_stays_constant(store_of, name):
     pixels = np.broadcast_to(np.array([10, 200, 77]), (50, 24, 24, 3))
     views = pixels_of(
         store_of(pixels).training_view(torch.arange(50), get_augment(name), torch.rand(50, DRAWS))
@@ -259,8 +259,8 @@ def test_brightness_multiplies_and_clips(store_of, noisy, draw, factor):
     np.testing.assert_allclose(pixels_of(view), np.minimum(noisy / 255 * factor, 1), atol=1e-6)
 
 
-def test_a_change_sees_crops_in_0_to_1_and_draws_of_its_own(store_of, noisy):
-    """Darken each image by its own further number; the shape must stay."""
+def test_change_gets_unit_range_crops_and_extra_draws(store_of, noisy):
+    """Darken each image by its extra draw and reject a change of shape."""
     dark = view_with(
         more_draws=1, change=lambda self, images, draws: images * draws[..., None, None]
     )
@@ -276,7 +276,7 @@ def test_a_change_sees_crops_in_0_to_1_and_draws_of_its_own(store_of, noisy):
         store_of(noisy).training_view(torch.arange(5), flat, draws(5))
 
 
-def test_an_unknown_augmentation_brings_the_nearest_name():
+def test_unknown_augmentation_suggests_nearest_name():
     with pytest.raises(FczooError, match=r"no augmentation is called 'flop'; did you mean flip"):
         get_augment("flop")
 
@@ -285,24 +285,24 @@ def test_an_unknown_augmentation_brings_the_nearest_name():
 
 
 @pytest.fixture
-def many(backbone) -> Images:
+def many_images(backbone) -> Images:
     count = 2 * QUERY_BLOCK + 11
     pixels = np.random.default_rng(0).integers(0, 256, (count, 16, 16, 3)).astype(np.uint8)
     return Images(pixels, np.zeros(count, np.int64))
 
 
-def test_a_query_is_the_frozen_feature_of_the_test_view(backbone, many):
-    store, index = ImageStore(many, backbone), torch.tensor([130, 3, 70, 3])
+def test_query_equals_frozen_feature_of_test_view(backbone, many_images):
+    store, index = ImageStore(many_images, backbone), torch.tensor([130, 3, 70, 3])
     torch.testing.assert_close(
         store.query(index), backbone(store.view(index)), rtol=1e-10, atol=1e-10
     )
 
 
-def test_queries_do_not_depend_on_who_asks_first(backbone, many):
+def test_queries_do_not_depend_on_order(backbone, many_images):
     single = backbone.to(dtype=torch.float32)
     stores, everything = (
-        [ImageStore(many, single) for _ in range(3)],
-        torch.arange(len(many.labels)),
+        [ImageStore(many_images, single) for _ in range(3)],
+        torch.arange(len(many_images.labels)),
     )
     at_once = stores[0].query(everything)
     backwards = torch.cat([stores[1].query(i) for i in everything.flip(0).split(7)]).flip(0)
@@ -311,7 +311,7 @@ def test_queries_do_not_depend_on_who_asks_first(backbone, many):
     assert torch.equal(at_once[order], torch.cat([stores[2].query(i) for i in order.split(50)]))
 
 
-def test_queries_are_computed_once_and_handed_out_as_copies(backbone, many):
+def test_queries_are_computed_once_and_copied(backbone, many_images):
     class Counting(Backbone):
         images = 0
 
@@ -319,12 +319,12 @@ def test_queries_are_computed_once_and_handed_out_as_copies(backbone, many):
             type(self).images += len(images)
             return super().__call__(images, *rest, **options)
 
-    store = ImageStore(many, Counting(backbone.config, backbone.weights))
+    store = ImageStore(many_images, Counting(backbone.config, backbone.weights))
     first = store.query(torch.arange(QUERY_BLOCK))
     assert Counting.images == QUERY_BLOCK
     copy = first.clone()
     first.zero_()
     assert torch.equal(store.query(torch.arange(QUERY_BLOCK)), copy)
     assert Counting.images == QUERY_BLOCK
-    store.query(torch.arange(len(many.labels)))
-    assert Counting.images == len(many.labels)
+    store.query(torch.arange(len(many_images.labels)))
+    assert Counting.images == len(many_images.labels)

@@ -1,4 +1,4 @@
-"""The owners of images: many clients in one array, and the same file as for plain lists."""
+"""Test ``ClientIndex``: the images of many clients in one array."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from fczoo.data.partition import Partition, load_partition
 PARTS = [np.array([3, 8]), np.array([], np.int64), np.array([1, 4, 9])]
 
 
-def test_parts_are_read_as_from_a_list():
+def test_client_index_reads_like_list():
     index = ClientIndex(PARTS)
     assert len(index) == 3
     assert [part.tolist() for part in index] == [[3, 8], [], [1, 4, 9]]
@@ -25,7 +25,7 @@ def test_parts_are_read_as_from_a_list():
             index[client]
 
 
-def test_places_among_the_images_that_are_there():
+def test_within_maps_to_positions():
     assert [part.tolist() for part in ClientIndex(PARTS).within(np.array([1, 3, 4, 8, 9]))] == [
         [1, 3],
         [],
@@ -33,21 +33,18 @@ def test_places_among_the_images_that_are_there():
     ]
 
 
-def test_a_partition_costs_no_array_a_client():
-    """Store clients without images in no more than their numbers of images take.
-
-    There are ten thousand such clients.
-    """
+def test_empty_clients_need_little_memory():
+    """Store ten thousand clients without images in two small arrays."""
     partition = Partition("toy", "by hand", 0, (0,), ([PARTS[1]] * 10_000,))
     (index,) = partition.tasks
     arrays = [value for value in vars(index).values() if isinstance(value, np.ndarray)]
     assert sum(array.nbytes for array in arrays) == 8 * 10_000 + 4 * 10_001
 
 
-def test_what_does_not_fit_is_kept_whole():
+def test_large_positions_are_kept():
     """Keep positions that do not fit 32 bits.
 
-    A foreign file may name any position; it is refused for what it says, not for its remainder.
+    A foreign file may name any position; the error must show it without overflow.
     """
     position = 2**32 + 5
     assert [part.tolist() for part in ClientIndex([np.array([-1, 7]), np.array([position])])] == [
@@ -57,7 +54,7 @@ def test_what_does_not_fit_is_kept_whole():
 
 
 @pytest.mark.parametrize("joined", [(), (3, 3)])
-def test_file_and_hash_are_those_of_plain_lists(tmp_path: Path, joined: tuple[int, ...]):
+def test_file_and_hash_match_plain_lists(tmp_path: Path, joined: tuple[int, ...]):
     partition = Partition("toy", "by hand", 7, (1, 0), (PARTS, PARTS[::-1]), joined)
     lists = [[part.tolist() for part in task] for task in (PARTS, PARTS[::-1])]
     plain = {"dataset": "toy", "spec": "by hand", "seed": 7, "class_order": [1, 0], "tasks": lists}

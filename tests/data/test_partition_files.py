@@ -1,4 +1,4 @@
-"""Partitions as files: saved, loaded, reused, damaged."""
+"""Test partition files: save, load, reuse and damage."""
 
 import json
 from pathlib import Path
@@ -29,14 +29,14 @@ def test_save_and_load(partition_file: Path) -> None:
     assert copy.tasks[0][0].dtype == np.int64
 
 
-def test_another_class_order_names_the_option_of_a_natural_one(tmp_path: Path) -> None:
+def test_other_class_order_suggests_natural_order(tmp_path: Path) -> None:
     natural = toy_stream(order=(0, 1, 2, 3))
     make_partition(natural, "dirichlet:0.3", 3, seed=4).save(tmp_path / "split.json")
     with pytest.raises(FczooError, match="class 1 is 0 against 2; use --class-order natural"):
         make_partition(toy_stream(), f"file:{tmp_path / 'split.json'}", 3, seed=4)
 
 
-def test_saving_a_client_without_images(tmp_path: Path) -> None:
+def test_client_without_images_is_saved(tmp_path: Path) -> None:
     partition = Partition(
         "toy", "by hand", 0, (0, 1), ((np.array([3, 5]), np.array([], np.int64)),)
     )
@@ -45,7 +45,7 @@ def test_saving_a_client_without_images(tmp_path: Path) -> None:
     assert equal(copy, partition) and copy.counts().tolist() == [[2, 0]]
 
 
-def test_reuse_gives_the_same_split(partition_file: Path) -> None:
+def test_partition_file_restores_partition(partition_file: Path) -> None:
     stream = toy_stream()
     copy = make_partition(stream, f"file:{partition_file}", 3, seed=99)
     assert equal(copy, make_partition(stream, "dirichlet:0.3", 3, seed=4))
@@ -69,14 +69,14 @@ def test_reuse_gives_the_same_split(partition_file: Path) -> None:
         ),
     ],
 )
-def test_reuse_refuses_other_data(
+def test_partition_file_of_other_data_is_rejected(
     partition_file: Path, stream: Stream, clients: int, complaint: str
 ) -> None:
     with pytest.raises(FczooError, match=complaint):
         make_partition(stream, f"file:{partition_file}", clients)
 
 
-def test_reuse_refuses_a_task_without_images(tmp_path: Path) -> None:
+def test_partition_file_with_empty_task_is_rejected(tmp_path: Path) -> None:
     stream, nothing = toy_stream(), np.array([], np.int64)
     first = stream.train_index[stream.positions(stream.train, stream.tasks[0])]
     Partition("toy", "by hand", 0, stream.class_order, ((first, nothing), (nothing, nothing))).save(
@@ -86,7 +86,7 @@ def test_reuse_refuses_a_task_without_images(tmp_path: Path) -> None:
         make_partition(stream, f"file:{tmp_path / 'p.json'}", 2)
 
 
-def test_hash_tells_every_part_apart() -> None:
+def test_hash_depends_on_every_part() -> None:
     tasks = ((np.array([0, 1]), np.array([2])),)
     base = Partition("toy", "iid", 0, (0, 1), tasks)
     others = [
@@ -105,12 +105,12 @@ def test_hash_tells_every_part_apart() -> None:
 
 
 def edit_json(path: Path, **changes: object) -> None:
-    """Write other values into a JSON file and leave its checksum."""
+    """Change values in a JSON file without updating its checksum."""
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, **changes}))
 
 
-def test_edits_are_noticed(partition_file: Path) -> None:
+def test_edited_partition_file_is_rejected(partition_file: Path) -> None:
     content = json.loads(partition_file.read_text())
     moved_tasks = [[[*task[0][1:]], [task[0][0], *task[1]], task[2]] for task in content["tasks"]]
     for change in (
@@ -128,7 +128,7 @@ def test_edits_are_noticed(partition_file: Path) -> None:
             load_partition(partition_file)
 
 
-SOUND = '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", '
+VALID_START = '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "spec": "iid", '
 
 
 @pytest.mark.parametrize(
@@ -153,27 +153,27 @@ SOUND = '{"format": "fczoo-partition-1", "tasks": [[[0]]], "dataset": "toy", "sp
         '{"format": "fczoo-partition-1", "tasks": [[[null]]]}',
         '{"format": "fczoo-partition-1", "tasks": [[[[0], [1, 2]]]]}',
         '{"format": "fczoo-partition-1", "tasks": [[[99999999999999999999999]]]}',
-        SOUND + '"seed": Infinity, "class_order": []}',
-        SOUND + '"seed": null, "class_order": []}',
-        SOUND + '"seed": 0, "class_order": null}',
-        SOUND + '"seed": 0, "class_order": ["a"]}',
+        VALID_START + '"seed": Infinity, "class_order": []}',
+        VALID_START + '"seed": null, "class_order": []}',
+        VALID_START + '"seed": 0, "class_order": null}',
+        VALID_START + '"seed": 0, "class_order": ["a"]}',
     ],
     ids=lambda text: text[:60],
 )
-def test_malformed_files(partition_file: Path, text: str) -> None:
+def test_malformed_partition_file_is_rejected(partition_file: Path, text: str) -> None:
     partition_file.write_text(text)
     with pytest.raises(FczooError, match="is not a valid partition file"):
         load_partition(partition_file)
 
 
-def test_a_folder_is_no_partition(tmp_path: Path) -> None:
+def test_folder_or_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(FczooError, match="is not a valid partition file"):
         load_partition(tmp_path)
     with pytest.raises(FczooError, match="no partition file"):
         load_partition(tmp_path / "missing.json")
 
 
-def test_bytes_that_are_no_text(partition_file: Path) -> None:
+def test_partition_file_with_invalid_text_is_rejected(partition_file: Path) -> None:
     partition_file.write_bytes(b"\xff\xfe" + partition_file.read_bytes())
     with pytest.raises(FczooError, match="is not a valid partition file"):
         load_partition(partition_file)
@@ -183,8 +183,10 @@ def test_bytes_that_are_no_text(partition_file: Path) -> None:
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_damaged_files(partition_file: Path, data: st.DataObject) -> None:
-    """Load the very same partition from a damaged file, or report an error for the user.
+def test_damaged_partition_file_is_restored_or_rejected(
+    partition_file: Path, data: st.DataObject
+) -> None:
+    """Load an equal partition from a damaged file or raise ``FczooError``.
 
     Bytes are cut off, changed, inserted or removed.
     """
@@ -216,10 +218,10 @@ def test_damaged_files(partition_file: Path, data: st.DataObject) -> None:
     assert equal(copy, original)
 
 
-# ---------------------------------------------------------------- remarks on a saved partition
+# ---------------------------------------------------------------- warnings of a saved partition
 
 
-def test_reuse_says_what_is_left_out_or_shared(tmp_path: Path, caplog) -> None:
+def test_partition_file_warns_of_unused_and_shared_images(tmp_path: Path, caplog) -> None:
     stream = toy_stream()
     make_partition(stream, "iid", 3).save(tmp_path / "whole.json")
     make_partition(stream, f"file:{tmp_path / 'whole.json'}", 3)

@@ -1,4 +1,4 @@
-"""Partitions of a stream: each task split by itself, requests that cannot be met, many clients."""
+"""Test partitions of a stream: tasks, impossible requests and many clients."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from helpers_partition import equal, toy_stream
 
 
 @pytest.mark.parametrize("spec", ["iid", "dirichlet:0.3", "quantity:1"])
-def test_partition_of_a_stream(spec: str) -> None:
+def test_partition_covers_each_task(spec: str) -> None:
     stream = toy_stream()
     partition = make_partition(stream, spec, 3, seed=4)
     assert (partition.dataset, partition.spec, partition.seed, partition.clients) == (
@@ -35,7 +35,7 @@ def test_partition_of_a_stream(spec: str) -> None:
 
 
 def test_tasks_are_split_independently() -> None:
-    """Draw the second task's split independently: it is not that of the first, moved along."""
+    """Split the second task differently from the first."""
     partition = make_partition(toy_stream(), "dirichlet:0.3", 3)
     stream = toy_stream()
     places = [
@@ -61,7 +61,7 @@ def test_tasks_are_split_independently() -> None:
         ("file:nowhere.json", 3, "no partition file at nowhere.json"),
     ],
 )
-def test_partitions_that_cannot_be(spec: str, clients: int, complaint: str) -> None:
+def test_impossible_partitions_are_rejected(spec: str, clients: int, complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint):
         make_partition(toy_stream(), spec, clients)
 

@@ -1,4 +1,4 @@
-"""Clients that join over time, and partitions among them."""
+"""Test clients that join over time and their partitions."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from fczoo.data.partition import load_partition, make_partition
 from helpers_partition import seeds, some, toy_stream
 
 
-def test_population_by_hand() -> None:
+def test_client_growth_matches_hand_calculation() -> None:
     """Compute GLFC's population by hand.
 
     30 clients at first and 10 more per task; int(0.9 x 30) = 27, int(0.9 x 40) = 36, int(0.9 x 50)
@@ -48,7 +48,7 @@ def test_population_by_hand() -> None:
     ("first", "transition", "number"),
     [(3, 0.5, 1), (5, 0.75, 3), (7, 0.5, 3), (30, 0.9, 27), (10, 0.7, 7), (3, 0.9, 2)],
 )
-def test_the_number_of_earlier_clients_is_rounded_down(
+def test_number_of_earlier_clients_is_rounded_down(
     first: int, transition: float, number: int
 ) -> None:
     """Round the number of earlier clients down.
@@ -61,7 +61,9 @@ def test_the_number_of_earlier_clients_is_rounded_down(
 
 @some
 @given(st.integers(1, 30), st.integers(0, 10), st.floats(0, 1), st.integers(1, 9), seeds)
-def test_population(first: int, joining: int, transition: float, task: int, seed: int) -> None:
+def test_receivers_are_unique_and_include_joining_clients(
+    first: int, joining: int, transition: float, task: int, seed: int
+) -> None:
     population = ClientGrowth(first, joining, transition)
     receivers, earlier = population.receivers(task, seed), first + joining * (task - 1)
     assert len(np.unique(receivers)) == len(receivers)
@@ -71,7 +73,7 @@ def test_population(first: int, joining: int, transition: float, task: int, seed
 
 
 @pytest.mark.parametrize("spec", ["iid", "dirichlet:0.5", "overlap:0.6"])
-def test_partition_of_a_growing_population(spec: str, tmp_path: Path) -> None:
+def test_partition_of_growing_population(spec: str, tmp_path: Path) -> None:
     partition = make_partition(toy_stream(), spec, 5, seed=3, joining=2, transition=0.6)
     assert partition.clients == 7 and partition.joined == (5, 7)
     first, second = partition.counts() > 0
@@ -87,7 +89,7 @@ def test_partition_of_a_growing_population(spec: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("joined", [[5], [5, 8], [0, 7], [4, 7]])
-def test_files_in_which_clients_join_wrongly(tmp_path: Path, joined: list[int]) -> None:
+def test_partition_file_with_invalid_joins_is_rejected(tmp_path: Path, joined: list[int]) -> None:
     path = tmp_path / "p.json"
     make_partition(toy_stream(), "iid", 5, joining=2).save(path)
     content = json.loads(path.read_text())
@@ -110,6 +112,6 @@ def test_files_in_which_clients_join_wrongly(tmp_path: Path, joined: list[int]) 
         ("iid", {"transition": 0.1}, "no client gets data of task 2"),
     ],
 )
-def test_populations_that_cannot_be(spec: str, changes: dict, complaint: str) -> None:
+def test_invalid_client_growth_is_rejected(spec: str, changes: dict, complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint):
         make_partition(toy_stream(), spec, **{"clients": 5, **changes})

@@ -1,4 +1,4 @@
-"""Images that are in the training and the test part, or in two classes."""
+"""Test images that are in the training and the test part, or in two classes."""
 
 import logging
 import shutil
@@ -12,11 +12,11 @@ from helpers_images import parts
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fczoo_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
 
 
-def test_shared_images_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_shared_images_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     parts(tmp_path)
     for i in range(2):
         shutil.copy(tmp_path / "train" / "a" / f"{i}.png", tmp_path / "test" / "a" / f"{i}.png")
@@ -30,7 +30,7 @@ def test_shared_images_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert make_stream("digits").remarks == ()
 
 
-def test_an_image_in_two_classes_is_said(tmp_path: Path) -> None:
+def test_image_in_two_classes_is_reported(tmp_path: Path) -> None:
     parts(tmp_path)
     shutil.copy(tmp_path / "train" / "a" / "0.png", tmp_path / "train" / "b" / "8.png")
     assert (

@@ -1,4 +1,4 @@
-"""The images held out of a data set without a split, and what ``fczoo data check`` finds."""
+"""Test held-out images of data sets without a split, and ``fczoo data check``."""
 
 import hashlib
 from pathlib import Path
@@ -16,11 +16,11 @@ from helpers_datasets import IDS, eurosat, tinyimagenet
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fczoo_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
 
 
-def test_a_fifth_is_held_out_of_every_class() -> None:
+def test_one_fifth_of_each_class_is_held_out() -> None:
     rng = np.random.default_rng(0)
     sizes = (
         51 + rng.multinomial(30_000 - 200 * 51, rng.dirichlet([2] * 200))
@@ -34,13 +34,13 @@ def test_a_fifth_is_held_out_of_every_class() -> None:
     assert choose_test_images(reverse_folders, 0) == test != choose_test_images(folders, 1)
 
 
-def test_the_split_that_results_name_never_changes() -> None:
+def test_held_out_split_is_fixed() -> None:
     assert sorted(
         choose_test_images({"a": [f"a/{i}.jpg" for i in range(10)], "b": ["b/0.jpg", "b/1.jpg"]}, 0)
     ) == ["a/3.jpg", "a/7.jpg", "b/1.jpg"]
 
 
-def test_a_list_beside_the_images_replaces_the_rule(tmp_path: Path) -> None:
+def test_test_list_replaces_default_split(tmp_path: Path) -> None:
     eurosat(tmp_path)
     folder = tmp_path / "eurosat" / "2750"
     assert (
@@ -67,7 +67,7 @@ def test_a_list_beside_the_images_replaces_the_rule(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- checks
 
 
-def test_check_of_a_part_says_what_is_missing(tmp_path: Path) -> None:
+def test_check_reports_missing_images(tmp_path: Path) -> None:
     tinyimagenet(tmp_path)
     table, wrong = verify("tinyimagenet", tmp_path)
     assert "100000" in table
@@ -76,9 +76,7 @@ def test_check_of_a_part_says_what_is_missing(tmp_path: Path) -> None:
     assert wrong == ["400 training images, not 100000", "200 test images, not 10000"]
 
 
-def test_check_of_a_whole_copy_and_of_broken_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_reports_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eurosat(tmp_path)
     monkeypatch.setattr(DATASETS.get("eurosat"), "official", Official(48, 12))
     assert verify("eurosat", tmp_path)[1] == []
@@ -98,7 +96,7 @@ def test_check_of_a_whole_copy_and_of_broken_files(
         ("train", "no folder .*train"),
     ],
 )
-def test_an_incomplete_tinyimagenet(harm: str, says: str, tmp_path: Path) -> None:
+def test_incomplete_tinyimagenet_is_rejected(harm: str, says: str, tmp_path: Path) -> None:
     tinyimagenet(tmp_path)
     folder = tmp_path / "tiny-imagenet-200"
     if harm == "annotations":

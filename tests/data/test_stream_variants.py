@@ -1,4 +1,4 @@
-"""Few shots, long-tailed classes, blurry boundaries and noisy labels of a stream."""
+"""Test few shots, long-tailed classes, blurry boundaries and noisy labels."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def sizes(stream: Stream) -> list[int]:
     return np.bincount(stream.train.labels, minlength=len(stream.classes)).tolist()
 
 
-def test_long_tailed_cifar_has_its_published_sizes() -> None:
+def test_long_tailed_cifar_matches_published_sizes() -> None:
     """Compare with 500, 477, ..., 5 images and the totals of papers (Cao et al., 2019)."""
     cifar100 = long_tail_counts(np.full(100, 500), 0.01)
     assert cifar100[[0, 1, 99]].tolist() == [500, 477, 5]  # 500 * 0.01^(1/99) = 477.27
@@ -45,21 +45,21 @@ def test_long_tailed_cifar_has_its_published_sizes() -> None:
     assert long_tail_counts(np.full(10, 5000), 0.01).sum() == 12_406
 
 
-def test_a_long_tail_follows_the_natural_order() -> None:
+def test_long_tail_follows_natural_order() -> None:
     """Give class c of 4 with 16 images 16 * (1/8)^(c/3) = 16, 8, 4, 2 images."""
     stream = vary(toy_stream(order=(2, 0, 3, 1), per_class=16), imbalance=1 / 8)
     assert sizes(stream) == [4, 16, 2, 8]
     assert sizes(vary(toy_stream(per_class=1), imbalance=0.01)) == [1] * 4
 
 
-def test_shots_after_the_first_task() -> None:
+def test_shots_apply_after_first_task() -> None:
     stream = vary(toy_stream(per_class=12), shots=3)
     assert sizes(stream) == [12, 12, 3, 3]
     with pytest.raises(FczooError, match="class c has 12 training images, fewer than --shots 13"):
         vary(toy_stream(per_class=12), shots=13)
 
 
-def test_blurry_boundaries_by_hand() -> None:
+def test_blurry_boundaries_match_hand_calculation() -> None:
     """Keep 6 of 10 images of a class in its task, and give 2 to each of the two others."""
     tasks = tuple(Task(t, t, t + 1, 3, 3) for t in range(3))
     images = Images(np.zeros((30, 1, 1, 3), np.uint8), np.repeat(np.arange(3), 10))
@@ -74,7 +74,7 @@ def test_blurry_boundaries_by_hand() -> None:
         vary(replace(stream, tasks=(Task(0, 0, 3, 3, 1),)), blurry=0.4)
 
 
-def test_label_noise_by_client() -> None:
+def test_label_noise_applies_per_client() -> None:
     stream = vary(toy_stream(per_class=20), label_noise=0.25)
     partition = make_partition(stream, "dirichlet:1", 3)
     noisy = add_label_noise(stream, partition)
@@ -90,7 +90,7 @@ def test_label_noise_by_client() -> None:
         add_label_noise(stream, shared)
 
 
-def test_symmetric_noise_takes_every_other_class() -> None:
+def test_symmetric_noise_uses_all_other_classes() -> None:
     stream = vary(toy_stream(tasks=1, per_class=400), label_noise=1.0)
     noisy = add_label_noise(stream, make_partition(stream, "iid", 1))
     table = np.zeros((4, 4), int)
@@ -110,14 +110,14 @@ def test_symmetric_noise_takes_every_other_class() -> None:
     label_noise=st.sampled_from([0.0, 0.2, 1.0]),
     clients=st.integers(1, 2),
 )
-def test_every_variant_keeps_the_rules(
+def test_variants_keep_stream_invariants(
     per_class: list[int], seed: int, clients: int, **values: float | None
 ) -> None:
-    """Split any variant.
+    """Check the invariants of every variant.
 
-    It has all classes, no image twice and the same test images, and is the same every time.
+    It has all classes, no duplicate image and the same test images, and it is deterministic.
     """
-    if values["shots"]:  # settings refuse the others with it
+    if values["shots"]:  # settings reject other variants with shots
         values |= {"imbalance": None, "blurry": 0.0}
     labels = np.repeat(np.arange(4), per_class)
     images = Images(np.zeros((len(labels), 1, 1, 3), np.uint8), labels)
@@ -143,7 +143,7 @@ def test_every_variant_keeps_the_rules(
 # ---------------------------------------------------------------- settings, files, commands
 
 
-def test_few_shot_increments_are_tasks() -> None:
+def test_few_shot_settings_define_tasks() -> None:
     settings = Settings.for_dataset("cifar100", base_classes=60, ways=5, shots=5)
     assert settings.tasks == (60, *[5] * 8)
     assert settings.task_count == 9
@@ -163,14 +163,14 @@ def test_few_shot_increments_are_tasks() -> None:
         ({"dataset": "imagefolder", "base_classes": 4, "ways": 2}, "give tasks 4,2,2 and so on"),
     ],
 )
-def test_contradictory_settings(changes: dict[str, object], complaint: str) -> None:
+def test_contradictory_settings_are_rejected(changes: dict[str, object], complaint: str) -> None:
     with pytest.raises(FczooError) as caught:
         Settings.for_dataset(**{"dataset": "digits", **changes})
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_variants_are_saved_with_the_partition(tmp_path: Path) -> None:
+def test_variants_are_saved_with_partition(tmp_path: Path) -> None:
     words = ["partition", "--tasks", "2", "--clients", "2", "--partition", "iid"]
     words += ["--imbalance", "0.1", "--label-noise", "0.2"]
     path = tmp_path / "p.json"
@@ -199,7 +199,7 @@ def test_variants_are_saved_with_the_partition(tmp_path: Path) -> None:
         open_stream(replace(from_file, label_noise=0.0), pixels=False)
 
 
-def test_noise_does_not_depend_on_the_stages() -> None:
+def test_label_noise_does_not_depend_on_stages() -> None:
     settings = Settings(tasks=2, clients=2, label_noise=0.3)
     stream, _ = open_stream(settings, pixels=False)
     stages, partition = open_stream(replace(settings, moving=1), pixels=False)
@@ -207,7 +207,7 @@ def test_noise_does_not_depend_on_the_stages() -> None:
     assert np.array_equal(stages.train.labels, stream.train.labels)
 
 
-def test_all_defaults_are_off() -> None:
+def test_variants_are_off_by_default() -> None:
     settings = Settings()
     assert not any(getattr(settings, name) for name in VARIANTS)
     assert not variant_words(vars(settings))

@@ -1,7 +1,4 @@
-"""Archives that reach out of their folder, are broken, or unpack to too much.
-
-Nothing of them is kept.
-"""
+"""Reject archives that are unsafe, damaged or too large, and keep none of their files."""
 
 import errno
 import gzip
@@ -31,7 +28,7 @@ def pack_zip(name: str, mode: int = 0) -> bytes:
     info.filename, info.external_attr = (
         name,
         mode << 16,
-    )  # as written, without the clean-up of the constructor
+    )  # the constructor would clean the name
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr("toy/good", "x")
         archive.writestr(info, "../../evil")
@@ -57,7 +54,7 @@ EVIL = {
 
 
 @pytest.mark.parametrize("kind", EVIL)
-def test_archives_that_reach_out_are_refused_whole(
+def test_unsafe_archive_is_rejected(
     kind: str, toy: type[Dataset], server: Server, tmp_path: Path
 ) -> None:
     root = tmp_path / "deep" / "root"
@@ -78,7 +75,7 @@ def test_archives_that_reach_out_are_refused_whole(
     [b"", b"no archive at all", pack_tar(entry("toy/good"))[:-20], pack_tar(entry("other/good"))],
     ids=["empty", "no archive", "cut short", "another folder"],
 )
-def test_what_cannot_be_unpacked_leaves_nothing(
+def test_invalid_archive_leaves_no_files(
     content: bytes, toy: type[Dataset], server: Server, tmp_path: Path
 ) -> None:
     toy.archives = (describe_archive(content, "toy.bin"),)
@@ -90,7 +87,7 @@ def test_what_cannot_be_unpacked_leaves_nothing(
     assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
 
 
-def test_a_broken_gz_file(tmp_path: Path) -> None:
+def test_damaged_gz_file_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "numbers.gz"
     file.write_bytes(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03abc")
     with pytest.raises(FczooError, match=r"cannot unpack numbers\.gz"):
@@ -112,7 +109,7 @@ def bomb(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["gz", "zip", "tar", "many empty files"])
-def test_an_archive_that_unpacks_to_too_much_is_refused(
+def test_archive_bomb_is_rejected(
     kind: str, toy: type[Dataset], server: Server, tmp_path: Path
 ) -> None:
     content, name = bomb(kind), "toy.gz" if kind == "gz" else "toy.bin"
@@ -123,16 +120,14 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
     ):
         fetch("toy", tmp_path, server.url)
     assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
-    toy.archives = (
-        describe_archive(content, name),
-    )  # with a checksum its publisher vouches for it
+    toy.archives = (describe_archive(content, name),)  # a published checksum lifts the limit
     if kind == "gz":
         toy.archives = (toy.archives[0]._replace(into="toy"),)
     fetch("toy", tmp_path, server.url)
     assert any((tmp_path / "toy").iterdir())
 
 
-def test_a_full_disk_leaves_the_download_alone(
+def test_full_disk_keeps_download(
     toy: type[Dataset], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = pack_tar(entry("toy/good"), entry("toy/better"))
@@ -162,10 +157,10 @@ def test_a_full_disk_leaves_the_download_alone(
     ]
 
 
-def test_without_the_data_filter_nothing_leads_out_either(
+def test_unsafe_archive_is_rejected_without_data_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refuse the same archives without tarfile's data filter, as in Python 3.11.0 to 3.11.3."""
+    """Reject the same archives without tarfile's data filter, as in Python 3.11.0 to 3.11.3."""
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     for kind, content in EVIL.items():
         (tmp_path / "toy.bin").write_bytes(content)

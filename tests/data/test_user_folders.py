@@ -1,4 +1,4 @@
-"""Folders of images as users have them: parts, subfolders, links, names and lists of every kind."""
+"""Test image folders of users: parts, subfolders, links, names and lists."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from helpers_images import noise, parts
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fczoo_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
 
 
@@ -43,11 +43,11 @@ def counts(root: Path, name: str = "imagefolder") -> tuple[int, int]:
         ("train", "val"),
     ],
 )
-def test_parts_under_their_usual_names(train: str, test: str, tmp_path: Path) -> None:
+def test_common_part_names_are_recognised(train: str, test: str, tmp_path: Path) -> None:
     assert counts(parts(tmp_path, train, test)) == (6, 2)
 
 
-def test_an_unlabelled_test_part_is_passed_over(tmp_path: Path) -> None:
+def test_unlabelled_test_part_is_ignored(tmp_path: Path) -> None:
     noise(parts(tmp_path, test="val") / "test" / "0.png")
     assert counts(tmp_path) == (6, 2)
     assert load(tmp_path).remarks == (
@@ -55,7 +55,7 @@ def test_an_unlabelled_test_part_is_passed_over(tmp_path: Path) -> None:
     )
 
 
-def test_images_in_the_parts_themselves_are_refused(tmp_path: Path) -> None:
+def test_images_outside_class_folders_are_rejected(tmp_path: Path) -> None:
     for part in ("train", "valid"):
         noise(tmp_path / part / "0.png")
     with pytest.raises(
@@ -64,7 +64,7 @@ def test_images_in_the_parts_themselves_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_classes_may_be_called_as_a_part(tmp_path: Path) -> None:
+def test_class_may_be_called_train(tmp_path: Path) -> None:
     for name in ("bus", "car", "train"):
         for i in range(5):
             noise(tmp_path / name / f"{i}.png")
@@ -72,13 +72,13 @@ def test_classes_may_be_called_as_a_part(tmp_path: Path) -> None:
     assert counts(tmp_path) == (12, 3)
 
 
-def test_a_training_part_alone_is_divided(tmp_path: Path) -> None:
+def test_training_part_without_test_part_is_split(tmp_path: Path) -> None:
     shutil.rmtree(parts(tmp_path) / "test")
     assert counts(tmp_path) == (4, 2)
     assert "no test part next to train/" in load(tmp_path).remarks[0]
 
 
-def test_parts_one_level_too_deep_are_refused(tmp_path: Path) -> None:
+def test_parts_one_level_too_deep_are_rejected(tmp_path: Path) -> None:
     parts(tmp_path / "outer" / "inner")
     with pytest.raises(FczooError, match=r"holds one folder, inner, .*; give --data-root .*inner"):
         load(tmp_path / "outer")
@@ -87,7 +87,7 @@ def test_parts_one_level_too_deep_are_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- files
 
 
-def test_subfolders_and_every_suffix_are_read(tmp_path: Path) -> None:
+def test_subfolders_and_image_suffixes_are_read(tmp_path: Path) -> None:
     parts(tmp_path)
     noise(tmp_path / "train" / "a" / "more" / "UPPER.PNG")
     for suffix, kind in (
@@ -102,7 +102,7 @@ def test_subfolders_and_every_suffix_are_read(tmp_path: Path) -> None:
     assert verify("imagefolder", tmp_path)[1] == []
 
 
-def test_what_is_not_read_is_counted(tmp_path: Path) -> None:
+def test_skipped_files_are_counted(tmp_path: Path) -> None:
     parts(tmp_path)
     noise(tmp_path / "train" / "a" / "q.tga")
     shutil.copy(tmp_path / "train" / "a" / "0.png", tmp_path / "train" / "b" / "plain")
@@ -115,7 +115,7 @@ def test_what_is_not_read_is_counted(tmp_path: Path) -> None:
     )
 
 
-def test_what_systems_leave_behind_is_left_out(tmp_path: Path) -> None:
+def test_system_files_are_ignored(tmp_path: Path) -> None:
     parts(tmp_path)
     for path in (
         "__MACOSX/a/1.png",
@@ -128,7 +128,7 @@ def test_what_systems_leave_behind_is_left_out(tmp_path: Path) -> None:
     assert load(tmp_path).classes == ("a", "b") and counts(tmp_path) == (6, 2)
 
 
-def test_links_to_folders_are_followed_but_no_loops(tmp_path: Path) -> None:
+def test_folder_links_are_followed_without_loops(tmp_path: Path) -> None:
     parts(tmp_path)
     for part in ("train", "test"):
         (tmp_path / part / "c").symlink_to(tmp_path / part / "b")
@@ -138,7 +138,7 @@ def test_links_to_folders_are_followed_but_no_loops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["train/a/x.png", "train/c"])
-def test_a_broken_link_is_named(place: str, tmp_path: Path) -> None:
+def test_broken_link_is_rejected(place: str, tmp_path: Path) -> None:
     (parts(tmp_path) / place).symlink_to("/nowhere")
     with pytest.raises(
         FczooError, match=rf"broken symbolic link {tmp_path / place} -> /nowhere; bring back"
@@ -149,14 +149,14 @@ def test_a_broken_link_is_named(place: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- names and lists
 
 
-def test_accents_are_compared_in_one_form(tmp_path: Path) -> None:
+def test_class_names_are_unicode_normalised(tmp_path: Path) -> None:
     parts(tmp_path)
     noise(tmp_path / "train" / unicodedata.normalize("NFC", "café") / "0.png")
     noise(tmp_path / "test" / unicodedata.normalize("NFD", "café") / "0.png")
     assert counts(tmp_path) == (7, 3)
 
 
-def test_capitals_are_told_apart(tmp_path: Path) -> None:
+def test_class_names_are_case_sensitive(tmp_path: Path) -> None:
     parts(tmp_path)
     noise(tmp_path / "train" / "Cat" / "0.png")
     noise(tmp_path / "test" / "cat" / "0.png")
@@ -166,7 +166,7 @@ def test_capitals_are_told_apart(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_names_that_are_not_utf8_are_shown_with_replacement_characters() -> None:
+def test_non_utf8_names_are_displayed_with_replacement_characters() -> None:
     assert display_names([os.fsdecode(b"\xe9t\xe9"), "a"]) == ("\ufffdt\ufffd", "a")
     assert display_names([os.fsdecode(b"\xff"), os.fsdecode(b"\xfe")]) == (
         "\ufffd (ff)",
@@ -186,7 +186,7 @@ LIST_TEXT = "猫/0.png\nb/0.png\n"
         (LIST_TEXT + LIST_TEXT).encode(),
     ],
 )
-def test_a_list_in_any_usual_form(content: bytes, tmp_path: Path) -> None:
+def test_common_list_formats_are_read(content: bytes, tmp_path: Path) -> None:
     for name in ("猫", "b"):
         for i in range(3):
             noise(tmp_path / name / f"{i}.png")
@@ -206,7 +206,7 @@ def test_a_list_in_any_usual_form(content: bytes, tmp_path: Path) -> None:
         (b"B/0.PNG", "b/0.png is there, check the capitals"),
     ],
 )
-def test_a_list_that_does_not_fit(content: bytes, says: str, tmp_path: Path) -> None:
+def test_invalid_list_is_rejected(content: bytes, says: str, tmp_path: Path) -> None:
     for i in range(3):
         noise(tmp_path / "b" / f"{i}.png")
     (tmp_path / "test.txt").write_bytes(content)
@@ -215,7 +215,7 @@ def test_a_list_that_does_not_fit(content: bytes, says: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_lists_of_both_parts(tmp_path: Path) -> None:
+def test_train_and_test_lists_are_read(tmp_path: Path) -> None:
     for name in "ab":
         for i in range(4):
             noise(tmp_path / name / f"{i}.png")
@@ -246,7 +246,7 @@ def test_lists_of_both_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["val/{}", "val/{}/images", "val/images/{}", "test/{}"])
-def test_tinyimagenet_sorted_into_class_folders(place: str, tmp_path: Path) -> None:
+def test_tinyimagenet_in_class_folders_is_read(place: str, tmp_path: Path) -> None:
     folder = tmp_path / "tiny-imagenet-200"
     for name in ("n01", "n02"):
         for i in range(3):
@@ -274,7 +274,7 @@ def test_blank_lines_of_annotations_are_skipped(tmp_path: Path) -> None:
         ("cars196", "stanford_cars"),
     ],
 )
-def test_copies_sorted_into_parts(name: str, folder: str, tmp_path: Path) -> None:
+def test_dataset_in_part_folders_is_read(name: str, folder: str, tmp_path: Path) -> None:
     parts(tmp_path / folder)
     assert counts(tmp_path, name) == (6, 2)
 
@@ -317,7 +317,7 @@ FEW_SHOT = {
 }
 
 
-def test_the_few_shot_split_of_miniimagenet_is_joined_and_divided(tmp_path: Path) -> None:
+def test_few_shot_miniimagenet_is_joined_and_split(tmp_path: Path) -> None:
     folders = load(few_shot(tmp_path / "folders"), "miniimagenet")
     assert folders.classes == ("a", "b", "c", "d")
     assert np.bincount(folders.train.labels).tolist() == [10] * 4  # five sixths of 12
@@ -345,7 +345,7 @@ def test_the_few_shot_split_of_miniimagenet_is_joined_and_divided(tmp_path: Path
     assert folders.split == "a sixth of every class by sha256, seed 0"
 
 
-def test_tables_of_miniimagenet_with_the_same_classes_are_its_parts(tmp_path: Path) -> None:
+def test_miniimagenet_tables_define_parts(tmp_path: Path) -> None:
     parts = {
         "train": [f"{name}{i}.jpg" for name in "abcd" for i in range(9)],
         "test": [f"{name}{i}.jpg" for name in "abcd" for i in range(9, 12)],
@@ -371,14 +371,14 @@ def test_tables_of_miniimagenet_with_the_same_classes_are_its_parts(tmp_path: Pa
         ),
     ],
 )
-def test_tables_of_miniimagenet_that_do_not_fit(
+def test_invalid_miniimagenet_tables_are_rejected(
     parts: dict[str, list[str]], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(FczooError, match=says):
         load(tables(tmp_path, "", parts), "miniimagenet")
 
 
-def test_pickled_miniimagenet_is_refused(tmp_path: Path) -> None:
+def test_pickled_miniimagenet_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "mini-imagenet").mkdir()
     (tmp_path / "mini-imagenet" / "mini-imagenet-cache-train.pkl").write_bytes(b"")
     with pytest.raises(

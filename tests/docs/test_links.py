@@ -1,4 +1,4 @@
-"""Links of the repository's pages lead to files and sections that exist in the repository."""
+"""Test that links of the pages lead to files and sections of the repository."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_relative_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_have_targets(page: Path) -> None:
     for link in LINK.findall(text_of(page)):
         name, _, anchor = link.partition("#")
         file = (page.parent / name).resolve() if name else page
@@ -48,7 +48,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), link
 
 
-def test_generated_pages_have_a_link_that_works_on_a_code_host() -> None:
+def test_pages_link_to_generated_pages() -> None:
     text = "".join(text_of(page) for page in pages())
     for name in ("methods.md", "commands.md", "settings.md", "result.md", "fczoo/__init__.pyi"):
         assert f"{name})" in text, name
@@ -67,7 +67,7 @@ def test_generated_pages_have_a_link_that_works_on_a_code_host() -> None:
         ("docs", "#methods", "#methods"),
     ],
 )
-def test_the_handbook_leads_to_its_own_pages(
+def test_handbook_links_lead_to_generated_pages(
     folder: str, link: str, generated: str, docs_module: Import
 ) -> None:
     text = docs_module("links").link_to_generated(f"a [b]({link}) c", ROOT / folder)

@@ -1,4 +1,4 @@
-"""Commands that pages show exist, with their options and the names of their methods."""
+"""Test that commands on pages exist, with their options and methods."""
 
 import itertools
 import re
@@ -27,7 +27,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def problem(words: list[str]) -> str:
-    """Return what is wrong with a command; empty if nothing is."""
+    """Return the problem of a command, or an empty string."""
     command: click.Command = main
     arguments = words[1:]
     while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
@@ -61,12 +61,12 @@ def _problem_of_methods(words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_exist(page: Path) -> None:
+def test_commands_of_page_exist(page: Path) -> None:
     problems = {shlex.join(words): problem(words) for words in commands(page)}
     assert not {line: text for line, text in problems.items() if text}
 
 
-def test_commands_are_found() -> None:
+def test_pages_contain_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 80
 
 
@@ -80,5 +80,5 @@ def test_commands_are_found() -> None:
         ("fczoo bench --methods hgp --set hgp.lr=0.1", ""),
     ],
 )
-def test_a_wrong_command_is_found(line: str, text: str) -> None:
+def test_invalid_command_is_detected(line: str, text: str) -> None:
     assert problem(line.split()) == text

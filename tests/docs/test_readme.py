@@ -1,4 +1,4 @@
-"""README: its methods, its links on a package index, and its citation."""
+"""Test README: its methods, its links on a package index, and its citation."""
 
 import importlib.util
 import re
@@ -26,14 +26,14 @@ def absolute_links(repository: str | None) -> str:
     return text
 
 
-def test_the_table_has_every_method() -> None:
+def test_table_has_every_method() -> None:
     rows = re.findall(r"^\| .*`.*$", TEXT, flags=re.MULTILINE)
     names = set(re.findall(r"`(\w+)`", "\n".join(rows)))
     own_methods = {*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")}
     assert own_methods <= names
 
 
-def test_it_renders_on_a_package_index() -> None:
+def test_readme_links_work_on_package_index() -> None:
     """Leave no relative link, and no picture without an address."""
     with_address, without = absolute_links(URL), absolute_links(None)
     targets = re.findall(r"\]\(([^)]*)\)", with_address)
@@ -46,7 +46,7 @@ def test_it_renders_on_a_package_index() -> None:
     assert "](docs/" not in without
 
 
-def test_the_parts_of_the_page_are_in_order() -> None:
+def test_readme_sections_are_in_order() -> None:
     parts = ("![", "fczoo bench", "fczoo predict", "## Install", "## What there is", "## Why not")
     places = [TEXT.index(part) for part in (*parts, "## Cite", "## Handbook")]
     assert places == sorted(places)
@@ -58,13 +58,13 @@ def test_the_parts_of_the_page_are_in_order() -> None:
     )
 
 
-def test_the_entry_is_that_of_the_citation_file() -> None:
+def test_citation_title_matches_citation_file() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     title = re.findall(r'^  title: "(.*)"$', citation, flags=re.MULTILINE)[0]
     assert f"title = {{{title}}}" in TEXT
 
 
-def test_the_table_of_digits_is_what_its_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_table_matches_output_of_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the command below the table; no row but joint training is above class means."""
     monkeypatch.chdir(ROOT)
     command = re.findall(

@@ -1,4 +1,4 @@
-"""Generated pages in the repository agree with the code."""
+"""Test that generated pages in the repository match the code."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from fczoo.cli.app import main
 from fczoo.cli.listing import read_facts
 
 DOCS = Path(__file__).parents[2] / "docs"
-AGAIN = "run python docs/reference.py"
+UPDATE_HINT = "run python docs/reference.py"
 Import = Callable[[str], ModuleType]
 
 
@@ -23,14 +23,14 @@ def rows_of_methods() -> dict[str, list[str]]:
     return {row[0].partition("]")[0].strip("["): row for row in cells}
 
 
-def test_the_page_of_methods_has_each_method_once() -> None:
-    assert list(rows_of_methods()) == list(read_facts()), AGAIN
+def test_methods_page_lists_each_method_once() -> None:
+    assert list(rows_of_methods()) == list(read_facts()), UPDATE_HINT
 
 
 @pytest.mark.parametrize("name", ["fedncm", "hgp", "target", "mfcl", "glfc", "local", "powder"])
-def test_a_row_agrees_with_the_method(name: str, docs_module: Import) -> None:
+def test_methods_page_row_matches_method(name: str, docs_module: Import) -> None:
     reference = docs_module("reference")
-    assert rows_of_methods()[name] == list(reference.needs_of(read_facts()[name])), AGAIN
+    assert rows_of_methods()[name] == list(reference.needs_of(read_facts()[name])), UPDATE_HINT
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_row_agrees_with_the_method(name: str, docs_module: Import) -> None:
         ("pilora", "venue", "ECCV"),
     ],
 )
-def test_a_cell_says_what_is_known_of_the_method(
+def test_methods_page_cell_has_expected_value(
     name: str, column: str, cell: str, docs_module: Import
 ) -> None:
     assert rows_of_methods()[name][docs_module("reference").COLUMNS.index(column)] == cell
@@ -63,7 +63,7 @@ def test_generated_pages_are_current(docs_module: Import) -> None:
     texts = docs_module("reference").quick_pages()
     assert set(texts) == {"commands", "settings", "result"}
     for name, text in texts.items():
-        assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == text, AGAIN
+        assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == text, UPDATE_HINT
 
 
 def commands_of(group: click.Group, path: str) -> dict[str, click.Command]:
@@ -77,7 +77,7 @@ def commands_of(group: click.Group, path: str) -> dict[str, click.Command]:
     return commands
 
 
-def test_every_option_has_a_heading_of_its_own() -> None:
+def test_every_option_has_one_heading() -> None:
     text = (DOCS / "commands.md").read_text(encoding="utf-8")
     headings = [line[4:] for line in text.splitlines() if line.startswith("### ")]
     option_names = {

@@ -1,4 +1,4 @@
-"""The JSON schemas of the handbook, against the types of the files and the files of a run."""
+"""Test the JSON schemas of the handbook against the types and files of a run."""
 
 import json
 from collections.abc import Callable
@@ -34,13 +34,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["result", "bench"])
-def test_a_schema_is_current(name: str, docs_module: Import) -> None:
+def test_schema_is_current(name: str, docs_module: Import) -> None:
     text = (SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8")
     assert text == docs_module("schema").schema_text(name), "run python docs/reference.py"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("result", Result), ("bench", About)])
-def test_a_schema_has_each_field_with_its_meaning(name: str, kind: type) -> None:
+def test_schema_describes_every_field(name: str, kind: type) -> None:
     properties = read_schema(name)["properties"]
     names = {field.encode_name for field in msgspec.inspect.type_info(kind).fields}
     assert properties.keys() - names == {"format", "sha256"} | {"finished"} & properties.keys()
@@ -48,7 +48,7 @@ def test_a_schema_has_each_field_with_its_meaning(name: str, kind: type) -> None
     assert all(entry["description"].endswith(".") for entry in properties.values())
 
 
-def test_the_files_of_a_run_follow_their_schemas(folder: Path) -> None:
+def test_run_files_match_schemas(folder: Path) -> None:
     for name, path in (("result", "fedncm/seed0/result.json"), ("bench", "bench.json")):
         content = json.loads((folder / path).read_text(encoding="utf-8"))
         schema = read_schema(name)
@@ -67,13 +67,13 @@ def test_the_files_of_a_run_follow_their_schemas(folder: Path) -> None:
         ("task_sizes", None),
     ],
 )
-def test_a_wrong_value_is_found(folder: Path, field: str, value: Any) -> None:
+def test_schema_rejects_invalid_value(folder: Path, field: str, value: Any) -> None:
     content = json.loads((folder / "fedncm/seed0/result.json").read_text(encoding="utf-8"))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**content, field: value}, read_schema("result"))
 
 
-def test_missing_test_images_are_null(folder: Path) -> None:
+def test_schema_accepts_null_for_missing_accuracy(folder: Path) -> None:
     content = json.loads((folder / "fedncm/seed0/result.json").read_text(encoding="utf-8"))
     jsonschema.validate({**content, "accuracy": [[None]]}, read_schema("result"))
     with pytest.raises(jsonschema.ValidationError):

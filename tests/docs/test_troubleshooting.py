@@ -1,4 +1,4 @@
-"""Messages that the handbook explains occur in the source."""
+"""Test that messages of the handbook occur in the source."""
 
 import ast
 import re
@@ -37,23 +37,23 @@ def occurs(message: str, text: str) -> bool:
     return re.search(".*".join(parts), text, flags=re.DOTALL) is not None
 
 
-def test_the_page_has_common_messages() -> None:
+def test_page_has_common_messages() -> None:
     assert len(MESSAGES) > 35
     assert len(MESSAGES) == len(set(MESSAGES))
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_message_occurs_in_the_source(message: str) -> None:
+def test_message_occurs_in_source(message: str) -> None:
     assert any(occurs(message, text) for text in strings())
 
 
 @pytest.mark.parametrize("message", ["no method is named '...'", "out of memory; buy more"])
-def test_an_invented_message_is_found(message: str) -> None:
+def test_invented_message_is_detected(message: str) -> None:
     assert not any(occurs(message, text) for text in strings())
 
 
-def test_each_message_has_a_cause_below_it() -> None:
-    """The messages of missing packages share one."""
+def test_each_message_has_explanation() -> None:
+    """Explain each message; those of missing packages share one explanation."""
     text = PAGE.read_text(encoding="utf-8")
     unexplained = re.findall(r"^- `(.+)`\n(?!\n  \S)", text, flags=re.MULTILINE)
     assert all("pip install" in message for message in unexplained)

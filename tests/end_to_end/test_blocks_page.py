@@ -1,4 +1,4 @@
-"""The handbook's page of building blocks has every module, and each function says what it takes."""
+"""Test the page of building blocks: all modules, and documented arguments."""
 
 import importlib
 import inspect
@@ -35,7 +35,7 @@ def missing_arguments(function) -> list[str]:
     return [name for name in names if f"\n    {name}: " not in text and f"*{name}: " not in text]
 
 
-def test_the_page_has_every_module(monkeypatch):
+def test_page_lists_every_module(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(DOCS), *sys.path])
     page = importlib.import_module("blocks").blocks_page()
     assert len(MODULES) > 20
@@ -45,7 +45,7 @@ def test_the_page_has_every_module(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_public_functions_say_what_they_take(name):
+def test_public_functions_document_arguments(name):
     module = importlib.import_module(name)
     for function in vars(module).values():
         is_own = inspect.isfunction(function) and function.__module__ == name
@@ -54,6 +54,6 @@ def test_public_functions_say_what_they_take(name):
 
 
 @pytest.mark.parametrize("function", LIBRARY, ids=lambda function: function.__qualname__)
-def test_the_library_says_what_it_takes_and_raises(function):
+def test_library_documents_arguments_and_errors(function):
     assert not missing_arguments(function)
     assert "Raises:" in function.__doc__

@@ -1,4 +1,4 @@
-"""A plug-in that cannot be imported is named and left out; everything else continues."""
+"""Test that a plug-in with an import error is reported and left out."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def fczoo(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_everything_else_goes_on(site: Path) -> None:
+def test_other_commands_work_with_broken_plugin(site: Path) -> None:
     warning = (
         "plug-in sick (sickplugin) is left out: NameError: name 'undefined_name' is not defined"
     )
@@ -61,7 +61,7 @@ def test_everything_else_goes_on(site: Path) -> None:
     assert bench.stderr.count(warning) <= 1, bench.stderr
 
 
-def test_what_it_defines_is_refused_with_the_reason(site: Path) -> None:
+def test_names_of_broken_plugin_are_rejected_with_reason(site: Path) -> None:
     for words in (
         ["bench", "--methods", "sickmethod"],
         ["show", "sickmethod"],

@@ -1,4 +1,4 @@
-"""Plain functions may be registered; an error in one line names them if they return nonsense."""
+"""Test that invalid output of registered functions ends in one error line."""
 
 from collections.abc import Iterator
 
@@ -12,13 +12,13 @@ from helpers_cli import TINY
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
+def remove_faulty_entries() -> Iterator[None]:
     yield
     for registry in (AGGREGATORS, PARTITIONERS):
         registry._entries.pop("faulty", None)
 
 
-def halves(labels, clients, rng):
+def split_equally(labels, clients, rng):
     """Split the images into equal parts, in order."""
     return np.array_split(np.arange(len(labels)), clients)
 
@@ -32,17 +32,17 @@ def halves(labels, clients, rng):
             "returned the same image twice",
         ),
         (
-            lambda labels, clients, rng: [p + 1 for p in halves(labels, clients, rng)],
+            lambda labels, clients, rng: [p + 1 for p in split_equally(labels, clients, rng)],
             "position 32 of 32",
         ),
         (
-            lambda labels, clients, rng: [p / 2 for p in halves(labels, clients, rng)],
+            lambda labels, clients, rng: [p / 2 for p in split_equally(labels, clients, rng)],
             "other than lists of positions",
         ),
-        (halves, ""),
+        (split_equally, ""),
     ],
 )
-def test_partitioners(made, says: str) -> None:
+def test_partitioner_output_is_checked(made, says: str) -> None:
     PARTITIONERS.register("faulty")(made)
     split = ["partition", *TINY[:4], "--tasks", "3", "--clients", "3", "--partition"]
     outcome = CliRunner().invoke(main, [*split, "faulty"])
@@ -63,7 +63,7 @@ def test_partitioners(made, says: str) -> None:
         (lambda payloads: dict(payloads[0]), ""),
     ],
 )
-def test_aggregators(merge, says: str, tmp_path) -> None:
+def test_aggregator_output_is_checked(merge, says: str, tmp_path) -> None:
     AGGREGATORS.register("faulty")(merge)
     run = [
         "bench",

@@ -1,4 +1,4 @@
-"""The handbook builds without a warning, has a page per method, and its tutorials work."""
+"""Test the handbook: it builds without warnings, has all pages, and its tutorials work."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_handbook_has_a_page_a_method_with_figure_and_formulas(site: Path) -> None:
+def test_every_method_has_page_with_figure_and_formulas(site: Path) -> None:
     pages = {
         page.stem: page.read_text() for page in (site / "generated" / "methods").glob("*.html")
     }
@@ -54,7 +54,7 @@ def test_the_handbook_has_a_page_a_method_with_figure_and_formulas(site: Path) -
 
 
 @pytest.mark.slow
-def test_the_handbook_fetches_nothing(site: Path) -> None:
+def test_handbook_loads_no_external_resources(site: Path) -> None:
     pattern = re.compile(
         r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=\"(?:https?:)?//[^\"]*"
     )
@@ -65,8 +65,8 @@ def test_the_handbook_fetches_nothing(site: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.browser
 @needs_browser
-def test_a_browser_shows_the_handbook_on_a_telephone(site: Path, tmp_path: Path) -> None:
-    """Draw figure and formulas, and nothing wider than 390 pixels."""
+def test_method_page_fits_phone_screen(site: Path, tmp_path: Path) -> None:
+    """Show figure and formulas within 390 pixels."""
     script = """
         const box = selector => document.querySelector(selector).getBoundingClientRect();
         const width = document.documentElement.scrollWidth;
@@ -87,7 +87,7 @@ def test_a_browser_shows_the_handbook_on_a_telephone(site: Path, tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.browser
 @needs_browser
-def test_options_and_code_are_readable_on_a_telephone(site: Path, tmp_path: Path) -> None:
+def test_options_and_code_fit_phone_screen(site: Path, tmp_path: Path) -> None:
     """Show every meaning of an option and every comment behind a command on the screen."""
     meaning = """
         const cells = [...document.querySelectorAll("#options td:last-child")];
@@ -127,9 +127,7 @@ WIDTHS = """
 @pytest.mark.browser
 @needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
-def test_no_page_scrolls_sideways_and_no_code_is_cut(
-    site: Path, tmp_path: Path, width: int
-) -> None:
+def test_pages_and_code_fit_screen_width(site: Path, tmp_path: Path, width: int) -> None:
     names = [page.relative_to(site).as_posix() for page in sorted(site.rglob("*.html"))]
     names = [name for name in names if not name.startswith("_")]
     assert len(names) > 100
@@ -142,8 +140,8 @@ def test_no_page_scrolls_sideways_and_no_code_is_cut(
 
 
 @pytest.mark.slow
-def test_every_option_has_an_anchor(site: Path) -> None:
-    """Headings of options are sections with an address."""
+def test_every_option_has_anchor(site: Path) -> None:
+    """Give each heading of an option an address."""
     headings = re.findall(r"^### (.*)$", (DOCS / "commands.md").read_text(), flags=re.MULTILINE)
     text = (site / "commands.html").read_text(encoding="utf-8")
     ids = set(re.findall(r'<section id="([^"]+)"', text))
@@ -185,7 +183,7 @@ def test_search_finds_options_and_messages(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_what_a_tutorial_says_works(page: Path, tmp_path: Path) -> None:
+def test_tutorial_commands_work(page: Path, tmp_path: Path) -> None:
     """Write the files of a tutorial and run its commands in order, in an empty folder."""
     text = page.read_text(encoding="utf-8")
     for name, content in FILE.findall(text):
@@ -212,7 +210,7 @@ def test_what_a_tutorial_says_works(page: Path, tmp_path: Path) -> None:
     assert process.returncode == 0, process.stdout + process.stderr
 
 
-def test_the_tutorial_on_methods_has_the_plugin_of_the_tests():
+def test_method_tutorial_matches_test_plugin():
     blocks = dict(FILE.findall((DOCS / "tutorials" / "method.md").read_text(encoding="utf-8")))
     files = {Path(name).name: content for name, content in blocks.items()}
     assert files == {path.name: path.read_text(encoding="utf-8") for path in PLUGIN.glob("*.*")}

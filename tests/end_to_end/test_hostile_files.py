@@ -1,6 +1,6 @@
-"""Files as an enemy or a broken disk makes them.
+"""Test readers with damaged and hostile files.
 
-Every reader ends in its one-line error or in a valid object.
+Every reader raises a one-line error or returns a valid object.
 
 ``FCZOO_FUZZ=10000 pytest tests/end_to_end/test_hostile_files.py`` tries that number of each kind.
 """
@@ -37,7 +37,7 @@ def fuzz_settings(times: int) -> settings:
 
 @pytest.fixture(scope="module", params=READERS)
 def reader(request, tmp_path_factory, make_run):
-    """Return a path, the bytes of a valid file, its reader, its type, and how often to try."""
+    """Return a path, the bytes of a valid file, its reader, its type, and the number of tries."""
     write, read, kind, times = READERS[request.param]
     path = tmp_path_factory.mktemp("files") / request.param
     if write:
@@ -135,7 +135,7 @@ def attempt_all(reader, strategy: st.SearchStrategy[bytes], times: int) -> None:
     attempt()
 
 
-def test_mutated_files_end_in_the_error_or_a_valid_object(reader):
+def test_mutated_files_raise_error_or_give_valid_object(reader):
     path, content, _, _, times = reader
     attempt_all(
         reader,
@@ -146,12 +146,12 @@ def test_mutated_files_end_in_the_error_or_a_valid_object(reader):
     )
 
 
-def test_any_bytes_end_in_the_error(reader):
+def test_random_bytes_raise_error_or_give_valid_object(reader):
     attempt_all(reader, st.binary(max_size=200), reader[-1] // 3)
 
 
 class Bomb:
-    """An object that makes a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, target: Path):
         self.target = target
@@ -160,7 +160,7 @@ class Bomb:
         return (Path.touch, (self.target,))
 
 
-def test_nothing_in_a_pickle_is_executed(tmp_path):
+def test_pickle_code_is_not_executed(tmp_path):
     target, file = tmp_path / "executed", tmp_path / "weights.pth"
     file.write_bytes(pickle.dumps({"cls_token": Bomb(target)}))
     with pytest.raises(FczooError):
@@ -174,10 +174,10 @@ def test_nothing_in_a_pickle_is_executed(tmp_path):
         load_backbone(f"vit_tiny_patch16_224:{tmp_path / 'weights.npz'}")
     assert zipfile.is_zipfile(file) and not target.exists()
     pickle.loads(pickle.dumps(Bomb(target)))
-    assert target.exists()  # the bomb is one
+    assert target.exists()  # plain pickle does execute it
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path):
+def test_non_finite_weights_are_rejected(tmp_path):
     broken = weights()
     broken["norm.bias"][3] = float("nan")
     save_file(broken, tmp_path / "w.safetensors")

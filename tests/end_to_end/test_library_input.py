@@ -1,4 +1,4 @@
-"""Input from Python either works or raises FczooError with one useful line."""
+"""Test that input from Python works or raises FczooError with one useful line."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,41 +33,41 @@ def bench() -> Benchmark:
     return Benchmark.open(Settings.for_dataset("digits", clients=3, **SMALL))
 
 
-WRONG = {
-    "a number for a method": (lambda: fczoo.run(3), "3 is not a method; give a name such as 'hgp'"),
-    "a misspelt setting": (
+INVALID_INPUT = {
+    "number as method": (lambda: fczoo.run(3), "3 is not a method; give a name such as 'hgp'"),
+    "misspelt setting": (
         lambda: fczoo.run("fedncm", round=2),
         "no option 'round'; did you mean rounds?",
     ),
-    "a negative seed": (
+    "negative seed": (
         lambda: fczoo.run("fedncm", seed=-1),
         "seed is -1; it must be a whole number from 0",
     ),
-    "a large seed": (lambda: fczoo.run("fedncm", seed=2**70), "it must be a whole number from 0"),
-    "a switch for a seed": (lambda: fczoo.run("fedncm", seed=True), "seed is True; it must be"),
-    "a float seed": (lambda: fczoo.run("fedncm", seed=1.0), "seed is 1.0; it must be"),
-    "a word for a seed": (lambda: fczoo.run("fedncm", seed="0"), "seed is '0'; it must be"),
-    "one number for seeds": (
+    "large seed": (lambda: fczoo.run("fedncm", seed=2**70), "it must be a whole number from 0"),
+    "bool as seed": (lambda: fczoo.run("fedncm", seed=True), "seed is True; it must be"),
+    "float as seed": (lambda: fczoo.run("fedncm", seed=1.0), "seed is 1.0; it must be"),
+    "text as seed": (lambda: fczoo.run("fedncm", seed="0"), "seed is '0'; it must be"),
+    "number as seeds": (
         lambda: fczoo.bench("fedncm", seeds=2),
         "seeds is 2; give a list such as",
     ),
-    "a word for seeds": (
+    "text as seeds": (
         lambda: fczoo.bench("fedncm", seeds="01"),
         "seeds is '01'; give a list such as",
     ),
     "no seeds": (lambda: fczoo.bench("fedncm", seeds=[]), "give one or more distinct seeds"),
-    "a seed twice": (
+    "repeated seed": (
         lambda: fczoo.bench("fedncm", seeds=[0, 0]),
         "give one or more distinct seeds",
     ),
     "no methods": (lambda: fczoo.bench([]), "give one or more distinct names"),
-    "a number for methods": (lambda: fczoo.bench(3), "methods is 3; give a name such as 'hgp'"),
+    "number as methods": (lambda: fczoo.bench(3), "methods is 3; give a name such as 'hgp'"),
     "flat options": (lambda: fczoo.bench("fedncm", options={"lr": 1}), "give a dict of dicts"),
-    "options of another": (
+    "options of other method": (
         lambda: fczoo.bench("fedncm", options={"hgp": {}}),
         "options names 'hgp'",
     ),
-    "a word for jobs": (
+    "text as jobs": (
         lambda: fczoo.bench("fedncm", jobs="2"),
         "jobs is '2'; it must be a whole number",
     ),
@@ -75,20 +75,20 @@ WRONG = {
         lambda: Benchmark.open(None),
         "None is not Settings; give the name of a data set",
     ),
-    "a misspelt data set": (lambda: Benchmark.open("digit"), "did you mean digits"),
-    "a list for a method": (lambda: fczoo.create_method(["hgp"]), "is not the name of a method"),
-    "another device": (
+    "misspelt data set": (lambda: Benchmark.open("digit"), "did you mean digits"),
+    "list as method": (lambda: fczoo.create_method(["hgp"]), "is not the name of a method"),
+    "device with index": (
         lambda: Settings(device=torch.device("cuda:0")),
         "it must be auto | cpu | cuda | mps",
     ),
-    "a dict for trees": (lambda: fczoo.merge("median", {"w": ONE}), "give a list of dicts"),
-    "tensors for trees": (lambda: fczoo.merge("median", [ONE]), "give a dict, name -> tensor"),
-    "a word for a tensor": (lambda: fczoo.merge("median", [{"w": "a"}]), "'a' is not a tensor"),
-    "a number for an aggregator": (
+    "dict as trees": (lambda: fczoo.merge("median", {"w": ONE}), "give a list of dicts"),
+    "tensors as trees": (lambda: fczoo.merge("median", [ONE]), "give a dict, name -> tensor"),
+    "text as tensor": (lambda: fczoo.merge("median", [{"w": "a"}]), "'a' is not a tensor"),
+    "number as aggregator": (
         lambda: fczoo.merge(3, [{"w": ONE}]),
         "not the name of an aggregator",
     ),
-    "one number of images": (
+    "number as sample counts": (
         lambda: fczoo.merge("fedavg", [{"w": ONE}], 2),
         "num_samples is 2; give a list",
     ),
@@ -102,8 +102,8 @@ WRONG = {
         "give 2 whole numbers, one per image",
     ),
     "no results": (lambda: fczoo.load_results(), "None is not a path; give a run folder"),
-    "a number for results": (lambda: fczoo.load_results(3), "3 is not a path; give a run folder"),
-    "no folder of results": (lambda: fczoo.load_results("/no"), "no run folder at or below /no"),
+    "number as results": (lambda: fczoo.load_results(3), "3 is not a path; give a run folder"),
+    "missing results folder": (lambda: fczoo.load_results("/no"), "no run folder at or below /no"),
     "flat features": (
         lambda: fczoo.whole_batch(IMAGES, [0, 1], np.zeros(3)),
         "give features [2, D]",
@@ -111,35 +111,35 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_input_is_one_useful_line(name: str) -> None:
-    call, message = WRONG[name]
+@pytest.mark.parametrize("name", INVALID_INPUT)
+def test_invalid_input_raises_one_line_error(name: str) -> None:
+    call, message = INVALID_INPUT[name]
     with pytest.raises(FczooError) as caught:
         call()
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["fedncm", METHODS.get("fedncm"), fczoo.create_method("fedncm")])
-def test_methods_are_taken_by_name_class_and_instance(method: Any, bench: Benchmark) -> None:
+def test_methods_are_accepted_as_name_class_or_instance(method: Any, bench: Benchmark) -> None:
     assert bench.run(method, np.int64(1)).seed == 1
     assert bench.run(method).accuracy == fczoo.run(method, clients=3, **SMALL).accuracy
 
 
-def test_paths_devices_and_numbers_of_numpy_are_taken() -> None:
+def test_settings_accept_paths_devices_and_numpy_numbers() -> None:
     options = {"data_root": Path("/x"), "device": torch.device("cpu"), "rounds": np.int64(3)}
     settings = Settings.for_dataset("digits", **options)
     assert (settings.data_root, settings.device, settings.rounds) == ("/x", "cpu", 3)
     assert Settings(data_root=Path("/x")).data_root == "/x"
 
 
-def test_arrays_are_taken_for_tensors() -> None:
+def test_arrays_are_accepted_as_tensors() -> None:
     batch = fczoo.whole_batch(IMAGES, [0, 1])
     assert batch.x.shape == (2, 3, 8, 8) and batch.y.tolist() == [0, 1]
     assert fczoo.merge("median", [{"w": np.array([1.0])}, {"w": [3.0]}])["w"].tolist() == [2.0]
 
 
 @pytest.mark.parametrize("name", ["dualprompt", "l2p"])
-def test_prediction_without_features_says_what_is_missing(name: str, bench: Benchmark) -> None:
+def test_prediction_without_features_raises_error(name: str, bench: Benchmark) -> None:
     run = bench.start(name)
     task = next(iter(run))
     batch = fczoo.whole_batch(torch.zeros(2, 3, 32, 32), [0, 1])
@@ -161,7 +161,7 @@ def test_saved_results_are_loaded(bench: Benchmark, tmp_path: Path) -> None:
         next(iter(results)).save(tmp_path)
 
 
-def test_a_result_without_its_settings_is_not_loaded(bench: Benchmark, tmp_path: Path) -> None:
+def test_result_without_settings_is_rejected(bench: Benchmark, tmp_path: Path) -> None:
     result = bench.run("fedncm")
     result.settings = {}
     result.save(tmp_path / "run.json")
@@ -186,7 +186,7 @@ def test_a_result_without_its_settings_is_not_loaded(bench: Benchmark, tmp_path:
         ),
     ],
 )
-def test_messages_name_arguments_and_no_options(given: dict[str, Any], message: str) -> None:
+def test_messages_name_arguments_not_options(given: dict[str, Any], message: str) -> None:
     for call in (lambda: fczoo.run("fedncm", **given), lambda: fczoo.bench("fedncm", **given)):
         with pytest.raises(FczooError) as caught:
             call()
@@ -212,13 +212,15 @@ def test_messages_name_arguments_and_no_options(given: dict[str, Any], message: 
         ),
     ],
 )
-def test_messages_of_parts_name_arguments(call: Callable[[], object], message: str) -> None:
+def test_messages_of_other_functions_name_arguments(
+    call: Callable[[], object], message: str
+) -> None:
     with pytest.raises(FczooError) as caught:
         call()
     assert message in str(caught.value) and "--" not in str(caught.value)
 
 
-def test_messages_of_a_bench_name_arguments(bench: Benchmark) -> None:
+def test_messages_of_benchmark_check_name_arguments(bench: Benchmark) -> None:
     few = replace(bench, settings=replace(bench.settings, min_clients=3, participation=1 / 3))
     with pytest.raises(
         FczooError, match=r"^min_clients is 3, but at most 1 of the clients can upload in task 1"
@@ -239,7 +241,7 @@ def test_messages_of_commands_and_workers_name_options(tmp_path: Path) -> None:
     assert "--set hgp.lr is -1" in CliRunner().invoke(main, words).stderr
 
 
-def test_messages_name_options_of_methods_and_keep_commands() -> None:
+def test_messages_name_method_options_and_keep_commands() -> None:
     with pytest.raises(FczooError, match=r"^hgp\.lr is -1"):
         fczoo.bench("hgp", options={"hgp": {"lr": -1}})
 

@@ -1,4 +1,4 @@
-"""The examples of the handbook's page on fczoo as a library print what the page says."""
+"""Test that the examples of the handbook's library page print the output of the page."""
 
 import contextlib
 import io
@@ -29,12 +29,12 @@ def examples() -> list[Any]:
     return entries
 
 
-def test_every_example_of_the_page_is_executed():
+def test_every_example_of_page_is_tested():
     assert len(examples()) == len(PYTHON.findall(TEXT)) == 6
 
 
 @pytest.mark.parametrize(("code", "output"), examples())
-def test_an_example_prints_what_the_page_says(code, output, tmp_path, monkeypatch):
+def test_example_prints_output_of_page(code, output, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -42,7 +42,7 @@ def test_an_example_prints_what_the_page_says(code, output, tmp_path, monkeypatc
     assert printed.getvalue() == output
 
 
-def test_an_aggregator_in_a_flower_strategy(tmp_path):
+def test_aggregator_works_in_flower_strategy(tmp_path):
     """By hand: (10 * 1 + 30 * 3 + 10 * 100) / 50 = 22, (10 * 2 + 30 * 4 - 1000) / 50 = -17.2."""
     pytest.importorskip("flwr", reason="flwr is not installed; it needs a separate environment")
     (tmp_path / "flower_strategy.py").write_text(STRATEGY.findall(TEXT)[0], encoding="utf-8")

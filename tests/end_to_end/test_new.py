@@ -1,4 +1,4 @@
-"""``fczoo new``: every plug-in is written, installed, listed and run."""
+"""Test ``fczoo new``: every kind of plug-in is written, installed, listed and run."""
 
 import os
 import shlex
@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 from helpers_warm import warm_python
 
-USED = shlex.split("""
+RUN_OPTIONS = shlex.split("""
     --methods my_method --partition my_partitioner:2 --dataset my_dataset --data-root data
     --augment my_augmentation:0.5 --backbone my_backbone
     --aggregator my_aggregator:0.2 --attack my_attack:0.2 --attackers 0.5
     --train-per-class 6 --test-per-class 2 --tasks 2 --clients 2 --rounds 1 --epochs 1 --out run
-""")  # how a run uses all kinds at once
+""")  # a run that uses all kinds
 KINDS = (
     *("method", "partitioner", "aggregator", "attack", "dataset"),
     *("backbone", "augmentation", "metric"),
@@ -76,7 +76,7 @@ def test_new_plugins_are_installed_listed_and_run(tmp_path: Path, monkeypatch) -
         "imitation(Path('../data'))"
     )
     python("-c", write, cwd=tmp_path / "fczoo-my-dataset")
-    output = python("-m", "fczoo", "bench", *USED, cwd=tmp_path, site=[site])
+    output = python("-m", "fczoo", "bench", *RUN_OPTIONS, cwd=tmp_path, site=[site])
     assert "Written to run" in output
     assert (tmp_path / "run" / "bench.json").is_file()
     report = ["-m", "fczoo", "report", "run", "--metrics", "my_metric"]
@@ -98,7 +98,7 @@ def test_new_plugins_are_installed_listed_and_run(tmp_path: Path, monkeypatch) -
         ("mine", "fczoo-mine exists already; remove it or choose another folder with --out"),
     ],
 )
-def test_what_cannot_be_written_is_refused_in_one_line(
+def test_invalid_names_are_rejected_with_one_line(
     name: str, says: str, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -121,7 +121,7 @@ def test_what_cannot_be_written_is_refused_in_one_line(
         ("augmentation", "Mine", "'Mine' cannot name an augmentation"),
     ],
 )
-def test_names_of_built_in_parts_are_refused(kind, name, says, tmp_path, monkeypatch) -> None:
+def test_builtin_or_invalid_names_are_rejected(kind, name, says, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = CliRunner().invoke(main, ["new", kind, name])
     assert outcome.exit_code == 1 and says in outcome.output
@@ -129,9 +129,7 @@ def test_names_of_built_in_parts_are_refused(kind, name, says, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(("kind", "name"), [("method", "optim"), ("dataset", "defaults")])
-def test_a_class_never_hides_what_its_module_uses(
-    kind: str, name: str, tmp_path, monkeypatch
-) -> None:
+def test_names_used_by_template_are_rejected(kind: str, name: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = CliRunner().invoke(main, ["new", kind, name])
     assert outcome.exit_code == 1

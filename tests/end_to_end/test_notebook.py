@@ -1,4 +1,4 @@
-"""A notebook shows results as tables and pictures, and a bar while runs continue."""
+"""Test the display of results, pictures and progress in notebooks."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ nbclient = pytest.importorskip(
 pytest.importorskip("ipykernel", reason="nbclient and ipykernel (extra test) are not installed")
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
-SHOWN = {
+DISPLAYED = {
     "own_data_and_method": (2, 1),  # a shape and curves; results
     "start": (1, 2),  # curves; results and one run
     "use_the_model": (2, 3),  # a digit and features; results, probabilities and confusion
@@ -32,7 +32,7 @@ CELLS = (
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_tables_curves_and_progress(tmp_path) -> None:
+def test_notebook_shows_tables_curves_and_progress(tmp_path) -> None:
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     cells[-1].metadata["tags"] = ["raises-exception"]
     book = nbformat.v4.new_notebook(cells=cells)
@@ -54,15 +54,15 @@ def test_a_notebook_shows_tables_curves_and_progress(tmp_path) -> None:
     (error,) = (out for out in wrong if out["output_type"] == "error")
     assert error["ename"] == "FczooError"
     assert "no method is called 'fedncn'; did you mean" in error["evalue"]
-    assert not list(tmp_path.iterdir())  # nothing is left where no one asked for files
+    assert not list(tmp_path.iterdir())  # no files are written without ``out``
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_of_the_handbook_runs_from_top_to_bottom(
+def test_handbook_notebook_runs_completely(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Execute it in an empty folder; in the repository it has neither outputs nor numbers."""
+    """Execute a notebook in an empty folder; the stored one has no outputs and no numbers."""
     book = nbformat.read(path, as_version=4)
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     assert code and not any(cell.outputs or cell.execution_count for cell in code)
@@ -71,6 +71,6 @@ def test_a_notebook_of_the_handbook_runs_from_top_to_bottom(
         book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     shown = [{kind for out in cell.outputs for kind in out.get("data", {})} for cell in code]
-    pictures, tables = SHOWN[path.stem]
+    pictures, tables = DISPLAYED[path.stem]
     assert sum("image/png" in kinds for kinds in shown) == pictures
     assert sum("text/html" in kinds for kinds in shown) == tables

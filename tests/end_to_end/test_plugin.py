@@ -1,4 +1,4 @@
-"""A method from another package: installed, listed and run without touching this one."""
+"""Test a method from another package: it is installed, listed and run."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
-"""Real images with a pre-trained ViT-Ti/16, where both are at hand.
+"""Test real images with a pre-trained ViT-Ti/16, if both are available.
 
-``FCZOO_TEST_DATA`` is the folder that holds ``cifar-100-python`` and, where they are to be tested,
+``FCZOO_TEST_DATA`` is the folder that holds ``cifar-100-python`` and, if they are to be tested,
 ``tiny-imagenet-200`` and ``mini-imagenet`` (whole or in part); ``FCZOO_TEST_VIT`` is the weight
 file. All runs use fp32: on a processor without bf16 instructions, bf16 is many times slower.
 """
@@ -18,7 +18,7 @@ DATA, VIT = os.environ.get("FCZOO_TEST_DATA"), os.environ.get("FCZOO_TEST_VIT")
 pytestmark = pytest.mark.skipif(not (DATA and VIT), reason="set FCZOO_TEST_DATA and FCZOO_TEST_VIT")
 
 
-def test_cifar100_is_whole():
+def test_cifar100_is_complete():
     stream = make_stream("cifar100", Path(DATA), tasks=10)
     assert stream.train.pixels.shape == (50000, 32, 32, 3)
     assert stream.test.pixels.shape == (10000, 32, 32, 3)
@@ -26,7 +26,7 @@ def test_cifar100_is_whole():
     assert stream.classes[0] == "apple" and stream.classes[99] == "worm"
 
 
-def test_a_corrupt_copy_is_refused_before_it_is_unpickled(tmp_path):
+def test_corrupt_copy_is_rejected(tmp_path):
     copy = shutil.copytree(Path(DATA) / "cifar-100-python", tmp_path / "cifar-100-python")
     with (copy / "test").open("r+b") as file:
         file.seek(1000)
@@ -42,7 +42,7 @@ def test_a_corrupt_copy_is_refused_before_it_is_unpickled(tmp_path):
         ("miniimagenet", "mini-imagenet", "n01532829"),
     ],
 )
-def test_image_files_are_read_and_told_apart(name, folder, first, tmp_path, monkeypatch):
+def test_image_files_are_read_and_classified(name, folder, first, tmp_path, monkeypatch):
     if not (Path(DATA) / folder).is_dir():
         pytest.skip(f"no {folder} in FCZOO_TEST_DATA")
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
@@ -82,7 +82,7 @@ def bench():
     return fczoo.Benchmark.open(settings)
 
 
-def test_the_checkpoint_configures_itself():
+def test_checkpoint_defines_backbone_config():
     config = fczoo.load_backbone(VIT).config
     assert (config.image_size, config.patch_size, config.dim, config.depth, config.heads) == (
         224,
@@ -94,7 +94,7 @@ def test_the_checkpoint_configures_itself():
     assert config.mean == config.std == (0.5, 0.5, 0.5)
 
 
-def test_nearest_class_means_of_real_features_are_far_above_chance(bench):
+def test_class_means_of_real_features_beat_chance(bench):
     result = bench.run(fczoo.create_method("fedncm"))
     assert result.metrics["A_N"] > 20  # chance is 1; small images and few samples
 

@@ -1,4 +1,4 @@
-"""The handbook's Python, checked with mypy against the types that fczoo ships."""
+"""Test the handbook's Python code with mypy against the types of fczoo."""
 
 import os
 import re
@@ -13,7 +13,7 @@ pytest.importorskip("mypy", reason="mypy (extra test) is not installed")
 DOCS = Path(__file__).parents[2] / "docs"
 FILE = re.compile(r"```\{code-block\} python\n:caption: (\S+)\n\n(.*?)```", flags=re.DOTALL)
 SNIPPET = re.compile(r"^```python\n(.*?)```", flags=re.DOTALL | re.MULTILINE)
-MISTAKEN = """import fczoo
+WRONG_CODE = """import fczoo
 
 result = fczoo.run(fczoo.create_method("fedncm"), dataset="digits", rounds=1)
 fczoo.bench("fedncm", ["zero"])
@@ -64,7 +64,7 @@ def mypy_errors(folder: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_python_of_the_handbook_checks_and_mistakes_are_found(tmp_path: Path) -> None:
+def test_mypy_accepts_handbook_code_and_reports_errors(tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.mkdir()
     wrong.mkdir()
@@ -76,7 +76,7 @@ def test_python_of_the_handbook_checks_and_mistakes_are_found(tmp_path: Path) ->
             (right / f"{page.stem}_{number}.py").write_text(code)
     assert len(list(right.iterdir())) >= 4
     assert mypy_errors(right) == []
-    (wrong / "mistaken.py").write_text(MISTAKEN)
+    (wrong / "mistaken.py").write_text(WRONG_CODE)
     errors = mypy_errors(wrong)
     lines = [4, 5, 7, 8, 9, 10, 11, *([12] if has_pandas_stubs() else [])]
     assert [int(line.split(":")[1]) for line in errors] == lines, errors

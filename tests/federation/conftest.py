@@ -1,4 +1,4 @@
-"""The method that a tutorial writes."""
+"""The method of the tutorial on client memory."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "memory.md"
 
 @pytest.fixture(scope="session")
 def scaffold() -> Method:
-    """Return the method of the tutorial, which no one has installed here."""
+    """Return the method of the tutorial, which is not installed here."""
     (code,) = re.findall(
         r"fczoo_scaffold\.py\n\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""An aggregator that keeps state is refused: a resumed run would end with other numbers."""
+"""Aggregators that keep state are rejected: a resumed run would end with other numbers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ REFUSAL = (
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
+def unregister_stateful() -> Iterator[None]:
     yield
     AGGREGATORS._entries.pop("stateful", None)
 
@@ -47,7 +47,7 @@ class Momentum:
         return mean
 
 
-def counting() -> Callable:
+def changes_after_five_merges() -> Callable:
     """Return a mean for five merges, then the first upload."""
     calls = [0]
 
@@ -60,13 +60,13 @@ def counting() -> Callable:
     return merge
 
 
-def by_chance(payloads):
+def random_mixture(payloads):
     part = torch.rand(())
     return {k: part * v + (1 - part) * payloads[0][k] for k, v in payloads[-1].items()}
 
 
-def robust(merge: Callable) -> Callable:
-    """Merge as ``merge`` does, from seven uploads up."""
+def needs_seven_uploads(merge: Callable) -> Callable:
+    """Merge as ``merge`` does, but raise for fewer than seven uploads."""
 
     def merge_checked(payloads):
         if len(payloads) < 7:
@@ -76,11 +76,16 @@ def robust(merge: Callable) -> Callable:
     return merge_checked
 
 
-STATEFUL = [lambda: Momentum, counting, lambda: by_chance, lambda: robust(counting())]
+STATEFUL = [
+    lambda: Momentum,
+    changes_after_five_merges,
+    lambda: random_mixture,
+    lambda: needs_seven_uploads(changes_after_five_merges()),
+]
 
 
 @pytest.mark.parametrize("make", STATEFUL)
-def test_a_run_refuses_state(make: Callable) -> None:
+def test_run_rejects_stateful_aggregator(make: Callable) -> None:
     bench, method = toy_bench(aggregator="stateful"), small_method("fedavg")
     for start in (bench.check, bench.run, bench.start):
         AGGREGATORS._entries.pop("stateful", None)
@@ -90,7 +95,7 @@ def test_a_run_refuses_state(make: Callable) -> None:
         assert str(caught.value) == REFUSAL
 
 
-def test_the_aggregator_that_a_method_names_is_checked(monkeypatch) -> None:
+def test_aggregator_of_method_is_checked(monkeypatch) -> None:
     AGGREGATORS.register("stateful")(Momentum)
     method = small_method("fedavg")
     training = method.training()
@@ -101,7 +106,7 @@ def test_the_aggregator_that_a_method_names_is_checked(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("extra", [[], ["--dry-run"]])
-def test_bench_refuses_before_it_writes(extra: list[str], tmp_path) -> None:
+def test_bench_rejects_stateful_aggregator_before_writing(extra: list[str], tmp_path) -> None:
     AGGREGATORS.register("stateful")(Momentum)
     run = ["bench", "--methods", "fedavg", "--aggregator", "stateful", *TINY, *extra]
     result = CliRunner().invoke(main, [*run, "--out", str(tmp_path / "run")])
@@ -109,7 +114,7 @@ def test_bench_refuses_before_it_writes(extra: list[str], tmp_path) -> None:
     assert not list(tmp_path.glob("run/*.json"))
 
 
-def test_the_check_of_an_aggregator_says_the_same() -> None:
+def test_check_aggregator_rejects_state() -> None:
     merge = Momentum()
     merge.name = "stateful"
     says = "stateful gives another tree from the same uploads; draw nothing and keep no state"
@@ -117,7 +122,7 @@ def test_the_check_of_an_aggregator_says_the_same() -> None:
         check_aggregator(merge)
 
 
-def test_an_aggregator_without_state_is_run() -> None:
+def test_stateless_aggregators_are_accepted() -> None:
     for name in AGGREGATORS.names("fczoo.aggregators"):
         toy_bench(aggregator=name).check(small_method("fedavg"))
     AGGREGATORS.register("stateful")(

@@ -1,6 +1,4 @@
-"""Runs with clients in different tasks: images come back from stage to stage, and sums count each
-once.
-"""
+"""Runs with clients in different tasks: images recur in stages, and sums count each once."""
 
 from dataclasses import replace
 from unittest import mock
@@ -24,12 +22,14 @@ from fczoo.reports.tables import column_of
 from fczoo.security.attacks import Attackers
 from fczoo.testing import small_method
 
-# tasks of three clients, one of whom continues at a time
+# tasks of three clients by stage; one client moves on per stage
 PLACES = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [2, 2, 1], [2, 2, 2]]
 
 
-def in_stages(bench: Benchmark, moving: int = 1, order_seed: int | None = None) -> Benchmark:
-    """Return the toy world with its clients continuing alternately."""
+def bench_with_stages(
+    bench: Benchmark, moving: int = 1, order_seed: int | None = None
+) -> Benchmark:
+    """Return the toy benchmark with clients that move on alternately."""
     places = tasks_by_stage(3, 3, moving, order_seed)
     partition = by_stage(bench.partition, places)
     stream = stream_with_stages(bench.stream, partition, places)
@@ -37,13 +37,13 @@ def in_stages(bench: Benchmark, moving: int = 1, order_seed: int | None = None) 
     return Benchmark(bench.settings, stream, partition, bench.backbone, *stores)
 
 
-def test_stages_of_the_toy_world(make_bench) -> None:
+def test_stages_of_toy_benchmark(make_bench) -> None:
     assert tasks_by_stage(3, 3, 1).tolist() == PLACES
 
 
 @pytest.mark.parametrize("scope", ["task", "latest"])
-def test_each_client_is_surveyed_on_each_of_its_images_once(make_bench, scope: Scope) -> None:
-    plain, bench = make_bench(), in_stages(make_bench())
+def test_statistics_count_each_image_once(make_bench, scope: Scope) -> None:
+    plain, bench = make_bench(), bench_with_stages(make_bench())
     survey_indices: dict[int, list[int]] = {}
     for task in bench.stream.tasks:
         clients = bench.clients(task, scope)
@@ -57,8 +57,8 @@ def test_each_client_is_surveyed_on_each_of_its_images_once(make_bench, scope: S
 
 
 @pytest.mark.parametrize("scope", ["seen", "pooled"])
-def test_who_trains_on_all_images_so_far_is_surveyed_on_all(make_bench, scope: Scope) -> None:
-    bench = in_stages(make_bench())
+def test_statistics_of_cumulative_scopes_use_all_images(make_bench, scope: Scope) -> None:
+    bench = bench_with_stages(make_bench())
     for task in bench.stream.tasks:
         clients = bench.clients(task, scope)
         assert [c.index.tolist() for c in bench.without_counted_images(clients, task, scope)] == [
@@ -66,8 +66,8 @@ def test_who_trains_on_all_images_so_far_is_surveyed_on_all(make_bench, scope: S
         ]
 
 
-def test_images_of_earlier_tasks_are_not_those_that_a_client_still_has(make_bench) -> None:
-    plain, bench = make_bench(), in_stages(make_bench())
+def test_earlier_images_exclude_current_task_of_client(make_bench) -> None:
+    plain, bench = make_bench(), bench_with_stages(make_bench())
     for task, places in zip(bench.stream.tasks, PLACES, strict=True):
         for client in bench.clients(task, idle=True):
             earlier_tasks = plain.stream.tasks[: places[client.number]]
@@ -77,7 +77,7 @@ def test_images_of_earlier_tasks_are_not_those_that_a_client_still_has(make_benc
             assert client.earlier.tolist() == [i for part in earlier_indices for i in part.tolist()]
 
 
-def test_nothing_is_left_out_of_a_survey_without_stages(make_bench) -> None:
+def test_statistics_without_stages_use_all_images(make_bench) -> None:
     for bench in (make_bench(), make_bench(domains=True)):
         for task in bench.stream.tasks:
             clients = bench.clients(task)
@@ -91,12 +91,12 @@ SUMS = ["fedncm", "fedridge", "afcl", "stsa", "fedlda", "fecam"]
 @pytest.mark.parametrize("name", SUMS)
 @settings(max_examples=8, deadline=None)
 @given(moving=st.integers(1, 3), order_seed=st.none() | st.integers(0, 99))
-def test_what_is_solved_from_sums_is_that_of_a_run_without_stages(name, moving, order_seed) -> None:
+def test_analytic_methods_match_run_without_stages(name, moving, order_seed) -> None:
     from fczoo.testing import toy_bench
 
     method = small_method(name)
     runs = []
-    for bench in (toy_bench(), in_stages(toy_bench(), moving, order_seed)):
+    for bench in (toy_bench(), bench_with_stages(toy_bench(), moving, order_seed)):
         run = bench.start(method)
         run.run()
         runs.append(run)
@@ -107,8 +107,8 @@ def test_what_is_solved_from_sums_is_that_of_a_run_without_stages(name, moving, 
     assert ours.result.uploaded.keys() == plain.result.uploaded.keys()
 
 
-def test_every_method_learns_or_is_refused(make_bench) -> None:
-    bench = in_stages(make_bench(rounds=1, epochs=1))
+def test_methods_without_recurring_classes_are_rejected(make_bench) -> None:
+    bench = bench_with_stages(make_bench(rounds=1, epochs=1))
     for name in METHODS.names():
         method = small_method(name)
         if method.supports_recurring_classes:
@@ -123,8 +123,8 @@ def test_every_method_learns_or_is_refused(make_bench) -> None:
 @pytest.mark.parametrize(
     "name", ["fedavg", "fedclm", "ewc", "fedlora", "joint", "ranpac", "stsae", "fedcof"]
 )
-def test_a_run_in_stages(make_bench, name: str) -> None:
-    bench = in_stages(make_bench(rounds=1, epochs=1))
+def test_run_with_stages(make_bench, name: str) -> None:
+    bench = bench_with_stages(make_bench(rounds=1, epochs=1))
     result = bench.run(small_method(name))
     assert [len(row) for row in result.accuracy] == [1, 2, 3, 4, 5, 6, 7]
     assert sum(result.test_counts) == 21 and 0 in result.test_counts  # a stage may bring no class
@@ -135,18 +135,18 @@ def test_a_run_in_stages(make_bench, name: str) -> None:
     assert np.isfinite(list(result.metrics.values())).all()
 
 
-def test_rows_of_classes_that_come_later_start_at_their_means(make_bench) -> None:
-    """A row starts at its class mean over the clients that have the class first.
+def test_head_rows_of_later_classes_start_at_means(make_bench) -> None:
+    """Start a row at its class mean over the clients that have the class first.
 
     FedAvg runs one round without steps.
     """
-    bench = in_stages(make_bench(rounds=1, epochs=1))
+    bench = bench_with_stages(make_bench(rounds=1, epochs=1))
     method = create_method("fedavg", head_init="means", tune="head", lr=0.0)
     run = bench.start(method)
     run.run()
     weight = run.state["head.weight"]
     torch.testing.assert_close(weight.norm(dim=1), torch.ones(7).to(weight))
-    training_run = in_stages(make_bench(rounds=1, epochs=1)).start(replace(method, lr=0.1))
+    training_run = bench_with_stages(make_bench(rounds=1, epochs=1)).start(replace(method, lr=0.1))
     for task in training_run:
         rows = training_run.state["head.weight"].norm(dim=1) > 0
         assert (
@@ -154,8 +154,8 @@ def test_rows_of_classes_that_come_later_start_at_their_means(make_bench) -> Non
         )
 
 
-def test_labels_of_hostile_clients_are_flipped_once(make_bench) -> None:
-    bench = in_stages(make_bench(attack="label-flip", attackers=0.4))
+def test_hostile_labels_are_flipped_once(make_bench) -> None:
+    bench = bench_with_stages(make_bench(attack="label-flip", attackers=0.4))
     attackers = bench.uplink(create_method("fedavg"), 0).attackers
     assert isinstance(attackers, Attackers) and attackers.numbers
     labels, stream = attackers.mislabel(bench.stream, bench.partition), bench.stream
@@ -169,7 +169,7 @@ def test_labels_of_hostile_clients_are_flipped_once(make_bench) -> None:
             assert labels[new].tolist() == expected_labels.tolist()
 
 
-def test_a_run_that_is_stopped_after_each_round_ends_the_same(make_bench, tmp_path) -> None:
+def test_run_interrupted_after_each_round_matches(make_bench, tmp_path) -> None:
     class Stop(Exception):
         pass
 
@@ -177,9 +177,9 @@ def test_a_run_that_is_stopped_after_each_round_ends_the_same(make_bench, tmp_pa
         raise Stop
 
     method, path = small_method("fedclm", tune="head"), tmp_path / "checkpoint"
-    reference, stops = in_stages(make_bench(epochs=1)).run(method), 0
+    reference, stops = bench_with_stages(make_bench(epochs=1)).run(method), 0
     while True:
-        bench = in_stages(make_bench(epochs=1))
+        bench = bench_with_stages(make_bench(epochs=1))
         try:
             result = bench.run(method, checkpoint=Checkpoint(path, stop))
             break
@@ -190,14 +190,12 @@ def test_a_run_that_is_stopped_after_each_round_ends_the_same(make_bench, tmp_pa
     assert result.bytes_up == reference.bytes_up
 
 
-def test_where_few_are_drawn_each_image_counts_once_when_its_owner_has_trained(
-    make_bench, watch
-) -> None:
-    """An image counts in the first stage in which its owner was drawn.
+def test_partial_participation_counts_each_image_once(make_bench, watch) -> None:
+    """Count an image in the first stage in which its owner is drawn.
 
-    EWC asks those that trained.
+    EWC collects statistics from clients that trained.
     """
-    bench = in_stages(make_bench(rounds=1, epochs=1, participation=0.34))
+    bench = bench_with_stages(make_bench(rounds=1, epochs=1, participation=0.34))
     run = watch(bench, small_method("ewc"))
     met: dict[int, set[int]] = {}
     survey_indices: dict[int, list[int]] = {}
@@ -219,17 +217,15 @@ def test_where_few_are_drawn_each_image_counts_once_when_its_owner_has_trained(
 
 
 @pytest.mark.parametrize("name", ["fedncm", "ewc"])
-def test_clients_that_join_where_labels_come_back_have_no_images_of_before(
-    make_bench, name: str
-) -> None:
-    """The last of three clients has images of the last task only."""
+def test_late_clients_have_no_earlier_images(make_bench, name: str) -> None:
+    """Give the last of three clients only images of the last task."""
     bench = make_bench(rounds=1, epochs=1, domains=True)
     tasks = bench.partition.tasks
     late = (*((*parts[:-1], parts[-1][:0]) for parts in tasks[:-1]), tasks[-1])
     grown = replace(bench, partition=replace(bench.partition, tasks=late))
     last = grown.stream.tasks[-1]
     clients_by_number = {c.number: c for c in grown.clients(last, idle=True)}
-    with mock.patch.object(World, "clients", joined_later(World.clients, last)):
+    with mock.patch.object(World, "clients", without_last_client(World.clients, last)):
         survey_clients = grown.without_counted_images(
             list(clients_by_number.values()), last, "task"
         )
@@ -239,7 +235,7 @@ def test_clients_that_join_where_labels_come_back_have_no_images_of_before(
     assert len(result.accuracy[-1]) == len(tasks)
 
 
-def joined_later(clients, last):
+def without_last_client(clients, last):
     """Wrap ``World.clients``: the last client is missing in tasks before the last."""
 
     def some(self, task, *rest, **more):
@@ -249,9 +245,9 @@ def joined_later(clients, last):
     return some
 
 
-def test_accuracies_of_client_tasks_follow_from_classes(make_bench) -> None:
+def test_client_task_accuracy_follows_from_class_accuracy(make_bench) -> None:
     """Weigh the accuracies of classes by hand with the images of each task of each client."""
-    staged = in_stages(make_bench(rounds=1, epochs=1))
+    staged = bench_with_stages(make_bench(rounds=1, epochs=1))
     bench = replace(staged, settings=replace(staged.settings, moving=1))
     result = bench.run(small_method("fedavg"))
     assert result.client_tasks == [  # client 2 has no images of the second task
@@ -276,9 +272,12 @@ def test_accuracies_of_client_tasks_follow_from_classes(make_bench) -> None:
     assert not make_bench(rounds=1, epochs=1).run(small_method("fedavg")).client_tasks
 
 
-def test_transfer_is_against_clients_alone(make_bench, tmp_path) -> None:
-    """Forward transfer of local training, compared with itself, is zero; a result reads back."""
-    staged = in_stages(make_bench(rounds=1, epochs=1))
+def test_transfer_is_relative_to_local_training(make_bench, tmp_path) -> None:
+    """Compare local training with itself: its forward transfer is zero.
+
+    A result is read back.
+    """
+    staged = bench_with_stages(make_bench(rounds=1, epochs=1))
     bench = replace(staged, settings=replace(staged.settings, moving=1))
     local, ours = (bench.run(small_method(name)) for name in ("local", "fedavg"))
     forward, total = map(column_of, ("client_task_forward", "client_task_total"))

@@ -1,4 +1,4 @@
-"""Batches of the engine: views, query features, and only the inputs that a method asks for."""
+"""Batches of the engine: views, query features, and only the inputs that a method requests."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from helpers_engine import TASK, Toy
 
 
 @dataclass(frozen=True)
-class Looking(Toy):
+class RecordsBatches(Toy):
     """Record the batches of the loss and of the pass after it."""
 
     view: str = "test"
@@ -40,7 +40,7 @@ BATCHES: list[Batch] = []
 
 
 @pytest.fixture
-def look(make_bench):
+def train_and_record(make_bench):
     def go(method: Method, augment: Augment, cache_queries: bool = False, pass_size: int = 64):
         """Return store, batch of the only step, batches of the pass after it and payload.
 
@@ -64,8 +64,10 @@ def look(make_bench):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_training_queries_are_of_the_same_view_unless_kept(look, backbone, cached):
-    store, step, _, _ = look(Looking(), get_augment("crop"), cache_queries=cached)
+def test_queries_match_training_view_unless_cached(train_and_record, backbone, cached):
+    store, step, _, _ = train_and_record(
+        RecordsBatches(), get_augment("crop"), cache_queries=cached
+    )
     tests = store.view(torch.arange(20, 26))
     assert not any(torch.allclose(x, t, atol=0.1) for x in step.x for t in tests)
     of_random, of_test = backbone(step.x), store.query(torch.arange(20, 26))
@@ -76,8 +78,8 @@ def test_training_queries_are_of_the_same_view_unless_kept(look, backbone, cache
 
 
 @pytest.mark.parametrize("view", ["test", "train"])
-def test_the_pass_after_training_has_the_view_asked_for(look, backbone, view):
-    store, _, (batch,), payload = look(Looking(view=view), get_augment("crop"))
+def test_pass_after_training_uses_collect_view(train_and_record, backbone, view):
+    store, _, (batch,), payload = train_and_record(RecordsBatches(view=view), get_augment("crop"))
     same = [
         torch.equal(x, t) for x, t in zip(batch.x, store.view(torch.arange(20, 26)), strict=True)
     ]
@@ -87,14 +89,14 @@ def test_the_pass_after_training_has_the_view_asked_for(look, backbone, view):
 
 
 @pytest.mark.parametrize("view", ["test", "train"])
-def test_the_pass_after_training_may_be_cut_anywhere(look, view):
-    _, _, one_batch, one = look(Looking(view=view), get_augment("crop"))
-    _, _, parts, two = look(Looking(view=view), get_augment("crop"), pass_size=4)
+def test_pass_after_training_does_not_depend_on_pass_size(train_and_record, view):
+    _, _, one_batch, one = train_and_record(RecordsBatches(view=view), get_augment("crop"))
+    _, _, parts, two = train_and_record(RecordsBatches(view=view), get_augment("crop"), pass_size=4)
     assert [len(b.y) for b in one_batch] == [6] and [len(b.y) for b in parts] == [4, 2]
     torch.testing.assert_close(one["weighted"], two["weighted"], rtol=1e-10, atol=1e-10)
 
 
-def test_batches_hold_only_what_is_asked_for(make_bench, batch_of):
+def test_batches_hold_only_requested_inputs(make_bench, batch_of):
     bench, index = make_bench(), torch.arange(4)
     for inputs, shapes in {
         ("images",): ((4, 3, 16, 16), (4, 0)),
@@ -102,9 +104,9 @@ def test_batches_hold_only_what_is_asked_for(make_bench, batch_of):
         ("images", "query"): ((4, 3, 16, 16), (4, 32)),
     }.items():
 
-        class Asking(Toy):
+        class WithInputs(Toy):
             def training(self, inputs=inputs):
                 return replace(super().training(), inputs=inputs)
 
-        batch = batch_of(Asking(), bench.train, index)
+        batch = batch_of(WithInputs(), bench.train, index)
         assert (batch.x.shape, batch.query.shape) == shapes

@@ -1,7 +1,4 @@
-"""Checkpoints: a snapshot survives its file, errors name a damaged one.
-
-A failed write harms nothing.
-"""
+"""Checkpoints: saved and loaded snapshots, damaged files, and failed writes."""
 
 import os
 
@@ -23,7 +20,7 @@ SNAPSHOT = Snapshot(
 )
 
 
-def test_a_snapshot_survives_its_file(tmp_path):
+def test_snapshot_is_saved_and_loaded(tmp_path):
     checkpoint = Checkpoint(tmp_path / "c.safetensors")
     assert checkpoint.load() is None
     checkpoint.save(SNAPSHOT)
@@ -53,7 +50,7 @@ def test_views_of_one_tensor_are_saved(tmp_path):
     assert torch.equal(checkpoint.load().trees["state"]["two"], table[1:])
 
 
-def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch):
+def test_failed_write_keeps_old_file(tmp_path, monkeypatch):
     write_safely(tmp_path / "file", b"old")
     monkeypatch.setattr(
         os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device"))
@@ -64,7 +61,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.99])
-def test_a_damaged_checkpoint_is_named(tmp_path, part):
+def test_damaged_checkpoint_is_rejected(tmp_path, part):
     path = tmp_path / "c.safetensors"
     Checkpoint(path).save(SNAPSHOT)
     content = path.read_bytes()
@@ -77,7 +74,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, part):
             Checkpoint(path).load()
 
 
-def test_state_has_memory_of_its_own():
+def test_contiguous_copy_copies_only_views():
     table = torch.arange(12.0).view(4, 3)
     assert contiguous_copy(table) is table
     for view in (table[1:], table.mT):

@@ -1,4 +1,4 @@
-"""Clients over time: which are drawn, which hold data, and the effects of a round without data."""
+"""Participation and data of clients over time, and rounds without data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,28 +42,28 @@ def participants_by_round(records: Sequence[dict[str, Any]], task: int) -> list[
     return [tuple(r["clients"]) for r in records if r["task"] == task]
 
 
-def test_participants_are_drawn_for_each_round() -> None:
+def test_participants_are_drawn_per_round() -> None:
     _, records = rounds(clients=20, participation=0.1)
     for task in range(5):
         assert all(len(c) == 2 for c in participants_by_round(records, task))
         assert len(set(participants_by_round(records, task))) > 1
 
 
-def test_a_fixed_number_is_drawn() -> None:
+def test_participation_draws_fixed_number() -> None:
     _, records = rounds(clients=8, participation=3)
     assert {len(c) for t in range(5) for c in participants_by_round(records, t)} == {3}
 
 
-def test_participants_can_be_drawn_once_a_task() -> None:
+def test_participants_are_drawn_per_task() -> None:
     _, records = rounds(clients=20, participation=0.1, client_draw="task")
     chosen = [set(participants_by_round(records, t)) for t in range(5)]
     assert all(len(c) == 1 for c in chosen) and len(set.union(*chosen)) > 1
 
 
 def test_only_clients_with_data_are_drawn() -> None:
-    """Draw only clients with data.
+    """Draw fewer clients than requested if fewer have data.
 
-    Two of five clients get data of a later task; three are asked for.
+    Two of five clients get data of a later task; three are requested.
     """
     bench, records = rounds(clients=5, transition=0.4, participation=3)
     for task in range(1, 5):
@@ -74,8 +74,8 @@ def test_only_clients_with_data_are_drawn() -> None:
     assert {len(c) for c in participants_by_round(records, 0)} == {3}
 
 
-def test_the_latest_images_of_every_client() -> None:
-    """A client that gets nothing of a task still has those of the last one that gave it any."""
+def test_latest_scope_uses_last_received_images() -> None:
+    """Use the images of the last task that gave a client any."""
     bench, _ = rounds(clients=5, transition=0.4, rounds=1)
     partition_tasks = bench.partition.tasks
     for task in bench.stream.tasks:
@@ -89,10 +89,10 @@ def test_the_latest_images_of_every_client() -> None:
         ]
 
 
-def test_a_growing_population_by_hand() -> None:
-    """The population grows as worked out by hand.
+def test_growing_population_by_hand() -> None:
+    """Compare a growing population with values worked out by hand.
 
-    6 clients, 2 more a task, half of the earlier ones get new data: 6, 3 + 2, 4 + 2, 5 + 2, 6 + 2
+    6 clients, 2 more per task; half of the earlier ones get new data: 6, 3 + 2, 4 + 2, 5 + 2, 6 + 2
     of 6, 8, 10, 12, 14.
     """
     bench, records = rounds(
@@ -111,10 +111,10 @@ def test_a_growing_population_by_hand() -> None:
         )
 
 
-def test_old_clients_get_the_model_but_send_nothing() -> None:
-    """Count bytes down of everyone drawn, and bytes up of those with data.
+def test_clients_without_data_receive_but_send_nothing() -> None:
+    """Count bytes down of all drawn clients, and bytes up of those with data.
 
-    At the first round of a task no one has its broadcast.
+    At the first round of a task no client has its broadcast.
     """
     _, records = rounds(
         clients=6, joining=2, transition=0.5, participation=4, draw_among="joined", rounds=8
@@ -130,17 +130,17 @@ def test_old_clients_get_the_model_but_send_nothing() -> None:
     assert later["bytes_down"] > len(later["clients"]) * max(down)
 
 
-def test_a_round_in_which_nobody_drawn_has_data() -> None:
-    """Rounds without data leave the state as it is.
+def test_round_without_data_has_no_uploads() -> None:
+    """Skip training and uploads if no drawn client has data.
 
-    One of five clients has data of a later task and one is drawn.
+    One of five clients has data of a later task, and one is drawn.
     """
     _, records = rounds(clients=5, transition=0.2, participation=0.2, draw_among="joined")
     empty = [r for r in records if not r["clients"]]
     assert empty
     assert all(r["loss"] is None and r["bytes_up"] == 0 and r["task"] for r in empty)
     assert any(r["bytes_down"] for r in empty)
-    assert not all(r["bytes_down"] for r in empty)  # who has the model is not sent it again
+    assert not all(r["bytes_down"] for r in empty)  # a model is not sent twice
     assert any(r["clients"] for r in records if r["task"])
 
 
@@ -157,12 +157,12 @@ def test_a_round_in_which_nobody_drawn_has_data() -> None:
         ({"transition": 0.1}, "no client gets data of task 2"),
     ],
 )
-def test_requests_that_cannot_be_met(changes: dict[str, Any], complaint: str) -> None:
+def test_invalid_client_settings_are_rejected(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint.replace("|", r"\|")):
         Benchmark.open(Settings.for_dataset("digits", clients=5, partition="iid", **changes))
 
 
-def test_the_former_name_of_callbacks_works_and_warns() -> None:
+def test_former_callback_argument_warns() -> None:
     bench, callback = Benchmark.open(Settings.for_dataset("digits", **SMALL, tasks=2)), Rounds()
     with pytest.warns(DeprecationWarning, match="observer is now callback") as warned:
         bench.run(create_method("fedavg", tune="head"), observer=callback)

@@ -40,7 +40,7 @@ def upload(number: int, floats: int) -> Payload:
 
 
 def two_devices() -> ClientDevices:
-    """Client 0 computes 2 and client 1 1 GFLOP per second; links of 8 Mbit, 1 MB per second."""
+    """Return devices with 2 and 1 GFLOP per second, and links of 8 Mbit, 1 MB per second."""
     return ClientDevices("two", (Device(2, 8, 8), Device(1, 8, 4)), (0, 1), True, 0)
 
 
@@ -64,7 +64,7 @@ UPLOADS = [upload(0, 125_000), upload(1, 125_000)]
         ({"over_select": 2, "deadline": 4}, 1, [0], [0, 1], [1], 3.5),
     ],
 )
-def test_a_round_by_hand(backbone, settings, wanted, senders, asked, late, seconds):
+def test_round_by_hand(backbone, settings, wanted, senders, asked, late, seconds):
     end = clock(backbone, **settings).close_round(
         WORK, DOWN, UPLOADS, [client(0), client(1)], wanted
     )
@@ -74,7 +74,7 @@ def test_a_round_by_hand(backbone, settings, wanted, senders, asked, late, secon
     assert end.seconds == pytest.approx(seconds)
 
 
-def test_a_server_waits_for_a_client_that_drops_out_until_the_deadline(backbone):
+def test_server_waits_for_dropped_client_until_deadline(backbone):
     only = {0: WORK[0]}
     for settings, seconds in (({}, 3.5), ({"deadline": 60}, 60)):
         end = clock(backbone, **settings).close_round(
@@ -83,14 +83,14 @@ def test_a_server_waits_for_a_client_that_drops_out_until_the_deadline(backbone)
         assert end.seconds == pytest.approx(seconds)
 
 
-def test_without_devices_the_clock_stands_still(backbone):
+def test_clock_without_devices_stays_at_zero(backbone):
     still = VirtualClock(Settings(), None, backbone)
     end = still.close_round({}, DOWN, UPLOADS, [client(0)], 1)
     assert end.uploads is not UPLOADS and end.uploads == UPLOADS
     assert end.seconds == 0 and not end.late
 
 
-def test_devices_are_drawn_by_their_shares():
+def test_devices_are_drawn_by_share():
     devices = ClientDevices("t", (Device(1, 1, 1), Device(2, 1, 1)), (1, 3), False, 0)
     fast = np.mean([devices.of(k).gflops == 2 for k in range(1000)])
     assert 0.7 < fast < 0.8
@@ -103,7 +103,7 @@ def test_availability_is_drawn_per_round():
     rounds = [[c.number for c in devices.available(clients, 0, 0, r)] for r in range(2)]
     assert rounds[0] != rounds[1] and all(70 < len(r) < 130 for r in rounds)
     rare = ClientDevices("t", (Device(1, 1, 1, 1e-9),), (1,), False, 0)
-    assert len(rare.available(clients, 0, 0, 0)) == 1  # the server does not ask no one
+    assert len(rare.available(clients, 0, 0, 0)) == 1  # at least one client
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def forward_flops(config) -> int:
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_seconds_of_a_run_by_hand(make_bench, tmp_path, together):
+def test_seconds_of_run_by_hand(make_bench, tmp_path, together):
     table = tmp_path / "devices.csv"
     table.write_text(HEADER + "0,1e-3,1,1\n1,2e-3,1,1\n2,4e-3,1,1\n")
     bench = make_bench(client_devices=str(table), rounds=1, epochs=2, together=together)
@@ -169,8 +169,8 @@ def test_seconds_of_a_run_by_hand(make_bench, tmp_path, together):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedcof"])
-def test_a_deadline_changes_only_who_is_merged(make_bench, small_method, tmp_path, method):
-    """A slow client is late in rounds; statistics at a boundary wait for it."""
+def test_deadline_rejects_late_clients_only_in_rounds(make_bench, small_method, tmp_path, method):
+    """Reject a slow client in rounds, but wait for its statistics at a task boundary."""
     table = tmp_path / "devices.csv"
     table.write_text(HEADER + "0,1e9,1e9,1e9\n1,1e-9,1e9,1e9\n2,1e9,1e9,1e9\n")
     run = run_to_end(
@@ -183,7 +183,7 @@ def test_a_deadline_changes_only_who_is_merged(make_bench, small_method, tmp_pat
     assert (run.result.virtual_seconds > 1e3) == (method == "fedcof")
 
 
-def test_numbers_are_those_without_a_clock_where_no_one_is_late(make_bench, small_method):
+def test_clock_without_late_clients_changes_no_number(make_bench, small_method):
     method = small_method("hgp")
     plain, timed = (
         run_to_end(make_bench(client_devices=spec, rounds=1), method)
@@ -195,7 +195,7 @@ def test_numbers_are_those_without_a_clock_where_no_one_is_late(make_bench, smal
     assert timed.result.virtual_seconds > 0
 
 
-def test_a_resumed_run_has_the_same_clock(make_bench, small_method, tmp_path):
+def test_resumed_run_keeps_clock(make_bench, small_method, tmp_path):
     class SimulatedKill(Exception):
         pass
 
@@ -228,7 +228,7 @@ def test_a_resumed_run_has_the_same_clock(make_bench, small_method, tmp_path):
         ("share,gflops,down_mbps,up_mbps,availability\n1,1,1,1,2\n", "availability at most 1"),
     ],
 )
-def test_wrong_tables_end_in_one_line(tmp_path, content, says):
+def test_invalid_device_tables_are_rejected(tmp_path, content, says):
     path = tmp_path / "devices.csv"
     path.write_text(content)
     with pytest.raises(FczooError, match=says):
@@ -250,23 +250,23 @@ def test_wrong_tables_end_in_one_line(tmp_path, content, says):
         ),
     ],
 )
-def test_wrong_names_and_values_are_refused_without_data(changes, says):
+def test_invalid_settings_are_rejected_without_data(changes, says):
     with pytest.raises(FczooError, match=says):
         Settings.for_dataset("digits", **changes).check()
 
 
-def test_a_client_without_a_device_is_refused_before_the_run(make_bench, tmp_path):
+def test_client_without_device_is_rejected_before_run(make_bench, tmp_path):
     table = tmp_path / "devices.csv"
     table.write_text(HEADER + "0,1,1,1\n1,1,1,1\n")
     with pytest.raises(FczooError, match="no device of client 2; add a row"):
         make_bench(client_devices=str(table)).check(create_method("fedncm"))
 
 
-def test_clients_that_send_nothing_have_no_deadline(make_bench):
+def test_deadline_without_uploads_is_rejected(make_bench):
     with pytest.raises(FczooError, match="deadline is about what clients send"):
         make_bench(client_devices="phones", deadline=10).check(create_method("local"))
 
 
-def test_tables_of_fczoo_state_their_sources():
+def test_bundled_device_tables_are_read():
     for table in ("phones", "cross-silo"):
         assert sum(read_devices(table, 0).keys) > 0

@@ -24,7 +24,7 @@ SPECS = ("int8", "fp16", "topk:0.3", "lowrank:2")
 
 
 def test_int8_by_hand():
-    """The scale is 254 / 127 = 2; 3 / 2 and 5 / 2 are rounded to even numbers."""
+    """Compare with the scale 254 / 127 = 2; 3 / 2 and 5 / 2 are rounded to even numbers."""
     code = make_compression("int8").encode(torch.tensor([[254.0, 3.0], [-254.0, 5.0]]))
     assert code["values"].tolist() == [[127, 2], [-127, 2]] and code["scale"] == 2
     assert code["values"].dtype == torch.int8 and nbytes(code) == 4 + 4
@@ -33,7 +33,7 @@ def test_int8_by_hand():
 
 
 def test_fp16_by_hand():
-    """The step of float16 at 2048 is 2; what is too large becomes the largest number."""
+    """Round 2051 to a multiple of 2, and clamp 1e6 to the largest number of float16."""
     code = make_compression("fp16").encode(torch.tensor([2051.0, 1e6, -0.5]))
     assert code["values"].tolist() == [2052, 65504, -0.5] and nbytes(code) == 6
 
@@ -50,7 +50,7 @@ def test_topk_by_hand():
 
 
 def test_lowrank_by_hand():
-    """A product of two vectors is exact; of diag(4, 1) the larger direction remains."""
+    """Encode a product of two vectors exactly, and the larger direction of diag(4, 1)."""
     matrix = torch.tensor([[1.0, 2, 3, 4], [2, 4, 6, 8], [-1, -2, -3, -4]], dtype=torch.float64)
     rank_one = make_compression("lowrank:1")
     code = rank_one.encode(matrix)
@@ -78,7 +78,7 @@ def bound(spec: str, value: torch.Tensor) -> float:
 @pytest.mark.parametrize("spec", SPECS)
 @settings(max_examples=40, deadline=None, database=None)
 @given(st.data())
-def test_codes_keep_their_form_and_their_bound(spec, data):
+def test_codes_match_layout_and_error_bound(spec, data):
     rows, columns, seed = (data.draw(st.integers(1, n)) for n in (6, 9, 10**6))
     scale = 10.0 ** data.draw(st.integers(-6, 4))
     rng = torch.Generator().manual_seed(seed)
@@ -98,7 +98,7 @@ def test_codes_keep_their_form_and_their_bound(spec, data):
     assert float((decoded - value).norm()) <= bound(spec, value)
 
 
-def test_every_code_is_tested():
+def test_every_compression_is_tested():
     assert {spec.partition(":")[0] for spec in SPECS} == set(COMPRESSIONS.names())
 
 
@@ -110,8 +110,8 @@ EXCHANGE = Exchange(TASK, 0)
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_error_feedback_adds_up_to_the_exact_total(spec):
-    """All decoded changes and what the last code has lost are the sum of all changes."""
+def test_error_feedback_sums_to_exact_total(spec):
+    """Compare decoded changes plus the last residual with the sum of all changes."""
     compression, rng, residuals = make_compression(spec), torch.Generator().manual_seed(0), {}
     exact = decoded = torch.zeros(4, 6)
     for _ in range(5):
@@ -125,7 +125,7 @@ def test_error_feedback_adds_up_to_the_exact_total(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_statistics_travel_exactly_and_bytes_are_those_of_codes(spec):
+def test_statistics_are_exact_and_code_bytes_are_counted(spec):
     compression, sums = make_compression(spec), torch.randn(3, 50)
     upload = Payload({**START, "class.sum": sums})
     encoded, _ = encode_upload(compression, upload, START, {})
@@ -135,19 +135,19 @@ def test_statistics_travel_exactly_and_bytes_are_those_of_codes(spec):
     assert nbytes(encoded_form(compression, upload, START).tensors) == nbytes(encoded.tensors)
 
 
-def test_a_tensor_whose_code_is_not_smaller_is_sent_as_it_is():
+def test_tensor_is_uncompressed_if_code_is_not_smaller():
     upload = Payload({"w": torch.ones(2, 2)})
     encoded, residuals = encode_upload(make_compression("lowrank:4"), upload, dict(upload), {})
     assert encoded["w"] is upload["w"] and not residuals
 
 
-def test_no_code_is_read_of_a_tensor_that_is_sent_as_it_is():
+def test_codes_of_uncompressed_tensors_are_ignored():
     code = {"w@values": torch.empty(0), "w@positions": torch.empty(0, dtype=torch.int32)}
     decoded = decode_upload(make_compression("topk"), Payload(code), {"w": torch.empty(0, 3)})
     assert decoded.keys() == code.keys()
 
 
-def test_a_damaged_code_is_turned_away(make_bench):
+def test_damaged_code_is_rejected(make_bench):
     uplink = make_bench(compress="topk:0.2").uplink(create_method("fedavg", tune="head"), 0)
     shared = {"head.weight": torch.zeros(2, 8), "head.bias": torch.zeros(2)}
     valid = uplink.send([Payload(dict(shared), 0, 1)], shared, EXCHANGE)[0]
@@ -184,7 +184,7 @@ def test_clipped_uploads_have_no_error_feedback(make_bench):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_clients_together_send_the_same_codes(make_bench, small_method, spec):
+def test_batched_clients_send_same_codes(make_bench, small_method, spec):
     method = small_method("hgp", optimizer="sgd")
     one, together = (
         run_to_end(make_bench(compress=spec, together=n, epochs=1, tasks=3), method) for n in (1, 3)
@@ -195,7 +195,7 @@ def test_clients_together_send_the_same_codes(make_bench, small_method, spec):
     assert one.result.bytes_up == together.result.bytes_up
 
 
-def test_fewer_bytes_are_counted_and_a_client_stores_what_is_lost(make_bench, small_method):
+def test_compression_saves_bytes_and_stores_residuals(make_bench, small_method):
     method = small_method("fedavg", tune="head")
     plain, ours = (
         run_to_end(make_bench(compress=spec, epochs=1), method) for spec in (None, "int8")
@@ -206,7 +206,7 @@ def test_fewer_bytes_are_counted_and_a_client_stores_what_is_lost(make_bench, sm
     assert ours.result.client_storage == plain.result.client_storage + 8 * (weight + bias)
 
 
-def test_the_dry_run_counts_codes():
+def test_dry_run_counts_code_bytes():
     method = create_method("fedavg", "digits", tune="head")
     first = {
         spec: first_round(method, Settings.for_dataset("digits", compress=spec)).up
@@ -217,6 +217,6 @@ def test_the_dry_run_counts_codes():
     assert first["topk:0.1"] == 8 * (weight // 10 + 1)
 
 
-def test_nothing_to_compress_is_refused(make_bench):
+def test_compression_without_training_is_rejected(make_bench):
     with pytest.raises(FczooError, match="compress int8 is about training, and fedncm trains noth"):
         make_bench(compress="int8").check(create_method("fedncm"))

@@ -1,4 +1,4 @@
-"""The end of a task: clients choose exemplars, train only on these, and are surveyed with them."""
+"""The end of a task: exemplars, the balanced round, and statistics."""
 
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ from fczoo.security.upload_validation import validate_uploads
 
 
 @dataclass(frozen=True)
-class Keeper(Rehearsal):
+class KeepsFirstImages(Rehearsal):
     """Keep the first images, and count the images of each class in every batch."""
 
     name = "keeper"
@@ -53,7 +53,7 @@ class Keeper(Rehearsal):
         loss = torch.nn.functional.cross_entropy(
             head_logits(train, batch.query), batch.y, reduction="none"
         )
-        return batch.mean(loss), {"seen": classes(batch)}
+        return batch.mean(loss), {"seen": count_classes(batch)}
 
     def end_task_client(self, backbone, data, ctx):
         memory, _ = super().end_task_client(backbone, data, ctx)
@@ -61,7 +61,7 @@ class Keeper(Rehearsal):
         return memory, {"kept": torch.bincount(labels, minlength=7).double()}
 
     def collect(self, phase, backbone, tree, batch, ctx):
-        return {"images": classes(batch)}
+        return {"images": count_classes(batch)}
 
     def update_from(self, phase, state, sums, ctx):
         assert sums.keys() == {"kept" if phase == "after_rounds" else "images"}
@@ -71,18 +71,18 @@ class Keeper(Rehearsal):
         return head_logits(state, batch.query)[:, : task.stop]
 
 
-def classes(batch) -> torch.Tensor:
+def count_classes(batch) -> torch.Tensor:
     return torch.zeros(7, dtype=batch.w.dtype).scatter_add(0, batch.y, batch.w)
 
 
 @pytest.fixture(scope="module")
 def run(make_bench, watch):
-    return watch(make_bench(epochs=1), Keeper())
+    return watch(make_bench(epochs=1), KeepsFirstImages())
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_exemplars_join_the_training_of_the_next_task(make_bench, watch, together):
-    run = watch(make_bench(epochs=1, together=together), Keeper())
+def test_exemplars_are_used_in_next_task(make_bench, watch, together):
+    run = watch(make_bench(epochs=1, together=together), KeepsFirstImages())
     for call in run.calls:
         if call.phase != "train":
             continue
@@ -95,7 +95,7 @@ def test_exemplars_join_the_training_of_the_next_task(make_bench, watch, togethe
             assert batch_counts[: task.start].sum() <= 6
 
 
-def test_the_round_after_the_last_is_on_exemplars_alone(run, make_bench, watch):
+def test_balanced_round_uses_only_exemplars(run, make_bench, watch):
     moments = [(call.ctx.task.index, call.phase) for call in run.calls]
     one = ["train", "train", "after_rounds", "balanced", "task_end"]
     assert moments == [(t, m) for t in range(3) for m in one if t or m != "balanced"]
@@ -105,19 +105,19 @@ def test_the_round_after_the_last_is_on_exemplars_alone(run, make_bench, watch):
             assert all("head.bias" not in p and p["seen"].sum() <= 6 for p in call.payloads)
     rounds: list[dict] = []
 
-    class Noting(Callback):
+    class RecordsRounds(Callback):
         def round(self, record):
             rounds.append(record)
 
-    result = make_bench(epochs=1).run(Keeper(), callback=Noting())
+    result = make_bench(epochs=1).run(KeepsFirstImages(), callback=RecordsRounds())
     assert [r["round"] for r in rounds] == [0, 1, 0, 1, 2, 0, 1, 2]
     assert result.accuracy == run.result.accuracy
 
 
-def test_a_client_without_new_images_concludes_with_what_it_keeps(run):
-    """Exemplars count in a task in which their client has no images.
+def test_client_without_new_images_counts_its_exemplars(run):
+    """Count exemplars in a task in which their client has no images.
 
-    The third client has nothing in the second task.
+    The third client has none in the second task.
     """
     second = next(c for c in run.calls if c.phase == "after_rounds" and c.ctx.task.index == 1)
     assert [c.number for c in second.clients] == [0, 1, 2]
@@ -126,7 +126,7 @@ def test_a_client_without_new_images_concludes_with_what_it_keeps(run):
     assert torch.equal(run.states[1]["kept"], sum(p["kept"] for p in second.payloads))
 
 
-def test_the_survey_at_the_end_sees_new_images_and_exemplars_once(run):
+def test_collect_at_task_end_counts_images_and_exemplars(run):
     class_counts = torch.bincount(run.bench.train.labels, minlength=7).double()
     images, exemplars = run.states[1]["images"], run.states[1]["kept"]
     assert torch.equal(images[3:5], class_counts[3:5])
@@ -134,8 +134,8 @@ def test_the_survey_at_the_end_sees_new_images_and_exemplars_once(run):
     assert exemplars[:3].any()
 
 
-def test_each_class_has_an_equal_share_of_the_memory(run):
-    """Six images are split over the classes that a client has ever held.
+def test_memory_is_split_equally_over_classes(run):
+    """Split six images over the classes that a client has ever held.
 
     Lists are shortened from their end.
     """
@@ -144,25 +144,25 @@ def test_each_class_has_an_equal_share_of_the_memory(run):
     assert second.payloads[0]["kept"].tolist()[:5] == [1, 1, 1, 1, 1]
 
 
-def test_a_method_may_choose_on_what_clients_train(make_bench, watch):
-    class Choosy(Keeper):
+def test_trains_on_selects_training_images(make_bench, watch):
+    class ChoosesTrainingImages(KeepsFirstImages):
         def training(self):
             def chosen(data, exemplars):
                 return torch.cat([data.index[:1], exemplars, exemplars])
 
             return replace(super().training(), trains_on=chosen)
 
-    run = watch(make_bench(epochs=1), Choosy())
+    run = watch(make_bench(epochs=1), ChoosesTrainingImages())
     for call in (c for c in run.calls if c.phase == "train"):
         for client, payload in zip(call.clients, call.payloads, strict=True):
             exemplars = len(call.memories.get(client.number, {}).get("exemplar.index", ()))
             assert payload["seen"].sum() == 1 + 2 * exemplars
 
 
-def test_an_interrupted_run_keeps_its_memories(make_bench, tmp_path, run):
+def test_resumed_run_keeps_client_memory(make_bench, tmp_path, run):
     from fczoo.federation.checkpoint import Checkpoint
 
-    class Enough(Exception):
+    class SimulatedStop(Exception):
         pass
 
     saves: list[int] = []
@@ -170,20 +170,22 @@ def test_an_interrupted_run_keeps_its_memories(make_bench, tmp_path, run):
     def stop() -> None:
         saves.append(1)
         if len(saves) == 5:
-            raise Enough
+            raise SimulatedStop
 
     bench, path = make_bench(epochs=1), tmp_path / "checkpoint"
-    with pytest.raises(Enough):
-        bench.run(Keeper(), checkpoint=Checkpoint(path, stop))
-    assert bench.run(Keeper(), checkpoint=Checkpoint(path)).accuracy == run.result.accuracy
+    with pytest.raises(SimulatedStop):
+        bench.run(KeepsFirstImages(), checkpoint=Checkpoint(path, stop))
+    assert (
+        bench.run(KeepsFirstImages(), checkpoint=Checkpoint(path)).accuracy == run.result.accuracy
+    )
 
 
-def test_memory_counts_the_bytes_of_pixels():
+def test_memory_bytes_count_pixels():
     memory = {"exemplar.index": torch.arange(5), "bias": torch.zeros(2)}
     assert memory_bytes(memory, "exemplar.index", 48) == 5 * 48 + 8
 
 
-def test_rows_of_all_classes_seen_are_checked_and_named():
+def test_rows_per_seen_class_are_validated():
     task, group = Task(1, 2, 5, 7, 3), per_seen_class("count", "sum")
     training = Training(uploads={"kept.": group, "class.": per_class("count")})
 

@@ -17,22 +17,22 @@ def tenth() -> float:
 
 
 @pytest.fixture
-def threads() -> Iterator[None]:
+def restore_threads() -> Iterator[None]:
     thread_count = torch.get_num_threads()
     yield
     torch.set_num_threads(thread_count)
 
 
 @pytest.fixture
-def flushes(threads) -> None:
-    """Skip where the processor has no such mode."""
+def flush_support(restore_threads) -> None:
+    """Skip if the processor cannot flush denormals."""
     torch.set_num_threads(1)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot")
     torch.set_flush_denormal(False)
 
 
-def test_they_are_zero_inside_and_numbers_again_afterwards(flushes):
+def test_denormals_are_flushed_only_inside_context(flush_support):
     assert tenth() == pytest.approx(SMALLEST / 10)
     with flushed_denormals():
         assert tenth() == 0
@@ -42,7 +42,7 @@ def test_they_are_zero_inside_and_numbers_again_afterwards(flushes):
     assert tenth() == pytest.approx(SMALLEST / 10)
 
 
-def test_a_user_who_wants_zero_everywhere_keeps_it(flushes):
+def test_global_flush_setting_is_kept(flush_support):
     torch.set_flush_denormal(True)
     try:
         with flushed_denormals():
@@ -52,13 +52,13 @@ def test_a_user_who_wants_zero_everywhere_keeps_it(flushes):
         torch.set_flush_denormal(False)
 
 
-def test_several_threads_are_left_alone(threads):
+def test_several_threads_are_not_flushed(restore_threads):
     torch.set_num_threads(2)
     with flushed_denormals():
         assert tenth() > 0
 
 
-def test_clients_train_so_and_the_server_does_not(flushes):
+def test_clients_flush_denormals_but_server_does_not(flush_support):
     values: dict[str, set[float]] = {"loss": set(), "server": set()}
 
     class RecordingMethod(type(small_method("fedproto"))):

@@ -1,8 +1,7 @@
-"""The same seed gives the same numbers: bit for bit where nothing differs,
-within stated tolerances where sums are ordered otherwise.
+"""The same seed gives the same numbers: bit for bit, or within tolerances if sums are reordered.
 
-Clients together against one by one is part of ``test_conformance.py``, resumed and deterministic
-runs against others of ``test_every_method.py``.
+Batched clients are part of ``test_conformance.py``, resumed and deterministic runs of
+``test_every_method.py``.
 """
 
 import math
@@ -33,10 +32,10 @@ def train_run(bench, method, threads: int = 1):
         torch.set_num_threads(thread_count)
 
 
-def test_two_threads_agree_with_one():
-    """Two threads give the numbers of one.
+def test_two_threads_match_one():
+    """Compare the numbers of two threads with those of one.
 
-    The bundled backbone has products large enough for torch to share them out.
+    The bundled backbone has products large enough for torch to split them.
     """
     small = {
         "tasks": 2,
@@ -57,7 +56,7 @@ def test_two_threads_agree_with_one():
     )  # one image of 20
 
 
-def test_deterministic_operations_are_asked_for(make_bench, small_method, monkeypatch):
+def test_deterministic_setting_enables_algorithms(make_bench, small_method, monkeypatch):
     flags = []
     monkeypatch.setattr(
         type(small_method("fedncm")),

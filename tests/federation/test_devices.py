@@ -1,6 +1,4 @@
-"""Every method on a device that is not the CPU, played by ``helpers_device``: nothing mixed, few
-waits.
-"""
+"""Every method on the pretended device of ``helpers_device``: no mixed devices, few waits."""
 
 import json
 import subprocess
@@ -37,16 +35,16 @@ PROTECTION: tuple[dict[str, Any], ...] = (
 FEW = {"krum": "krum:0", "multi_krum": "multi_krum:0"}  # the toy world has three clients
 TEACHER = {("to the host", "local_trainer.py:_with_teacher")}
 CASES = [(name, 3, "crop") for name in METHODS.names()]
-"""Clients that train together, on views that change: what most of the code on a device is for."""
+"""Batched clients on random views, which run most of the code for devices."""
 CASES += [
     (name, 1, "none") for name in METHODS.names() if hasattr(METHODS.get(name), "teacher_outputs")
 ]
-"""Fixed views make a difference for teachers, whose outputs are then looked up."""
+"""Methods with a teacher on fixed views, whose outputs are looked up."""
 ROBUST = [FEW.get(name, name) for name in AGGREGATORS.names()]
 
 
 class InterruptedRun(Exception):
-    """The run ends here, as if its process had been killed."""
+    """End the run as if its process had been killed."""
 
 
 def kill() -> None:
@@ -58,7 +56,7 @@ def method_of(name: str) -> Method:
 
 
 def bench_of(method: Method, tasks: int = 2, **settings: Any) -> Benchmark:
-    """The first tasks of the toy world, in one round each unless ``settings`` say otherwise."""
+    """Return the first tasks of the toy benchmark, in one round each unless ``settings`` differ."""
     bench = toy_bench(**{"rounds": 1, "epochs": 1, "batch_size": 8, **settings})
     stream = replace(bench.stream, tasks=bench.stream.tasks[:tasks])
     return replace(
@@ -69,7 +67,7 @@ def bench_of(method: Method, tasks: int = 2, **settings: Any) -> Benchmark:
 
 
 def protection(method: Method) -> dict[str, Any]:
-    """Everything of ``PROTECTION`` that can be had for the method."""
+    """Return all settings of ``PROTECTION`` that the method supports."""
     wanted: dict[str, Any] = {}
     for settings in PROTECTION:
         try:
@@ -80,7 +78,7 @@ def protection(method: Method) -> dict[str, Any]:
     return wanted
 
 
-def test_a_mix_of_devices_is_refused() -> None:
+def test_mixed_devices_are_rejected() -> None:
     with pretend_device():
         on_device, on_cpu = torch.ones(3, device=PRETEND), torch.ones(3)
         scalar = torch.tensor(2.0)
@@ -103,7 +101,7 @@ def test_a_mix_of_devices_is_refused() -> None:
             on_device.numpy()
 
 
-def test_gradients_pass_between_devices_by_copies_alone() -> None:
+def test_gradients_pass_devices_only_by_copies() -> None:
     with pretend_device():
         start = torch.ones(2, requires_grad=True)
         (start.to(PRETEND) * torch.tensor([3.0, 4.0], device=PRETEND)).sum().backward()
@@ -111,7 +109,7 @@ def test_gradients_pass_between_devices_by_copies_alone() -> None:
         assert start.grad.tolist() == [3.0, 4.0]
 
 
-def test_everything_that_waits_is_counted() -> None:
+def test_every_wait_is_counted() -> None:
     with pretend_device() as device:
         on_device = torch.arange(4).to(PRETEND)
         on_device.cpu()
@@ -146,12 +144,10 @@ def waits_of_steps(device: PretendDevice) -> Iterator[Counter[tuple[str, str]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name, together, augment", CASES)
 def test_method_mixes_no_devices(name: str, together: int, augment: str, tmp_path: Path) -> None:
-    """Attacked, guarded, protected, killed after the first round and resumed: the accuracy is the
-    CPU's.
+    """Match the CPU's accuracy under attack and protection, after a kill and a resume.
 
-    A training step waits for nothing: the host only queues work, even the loss is read once a
-    round. Where views are fixed, a remembered teacher's outputs are looked up, as the test below
-    says.
+    A training step waits for nothing: the host only queues work, and even the loss is read once per
+    round. With fixed views, cached outputs of the teacher are looked up, as in the test below.
     """
     method = method_of(name)
     settings = {
@@ -189,8 +185,8 @@ def test_aggregators_and_attacks_mix_no_devices(spec: str) -> None:
     ("waiting", "compress"),
     [("host", None), ("disk", None), ("host", "topk:0.3"), ("host", "lowrank:2"), ("disk", "int8")],
 )
-def test_uploads_that_wait_elsewhere_mix_no_devices(waiting: str, compress: str | None) -> None:
-    """Let large uploads wait on the host or on disk, as an accelerator does."""
+def test_spilled_uploads_mix_no_devices(waiting: str, compress: str | None) -> None:
+    """Let large uploads wait on the host or on disk, as on an accelerator."""
     method, plan = small_method("hgp"), run.FederatedRun._plan
     robust = {"attack": "gaussian:1", "attackers": 0.34, "outliers": 3.0, "aggregator": "norm_clip"}
     bench = bench_of(method, 1, **({"compress": compress} if compress else robust))
@@ -203,8 +199,8 @@ def test_uploads_that_wait_elsewhere_mix_no_devices(waiting: str, compress: str 
         assert to_pretend_device(bench).run(method).accuracy == bench.run(method).accuracy
 
 
-def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
-    """Wait once: a fixed view looks up the teacher's outputs image by image."""
+def test_step_with_cached_teacher_waits_for_lookup() -> None:
+    """Wait once: with a fixed view the teacher's outputs are looked up per image."""
     method = method_of("lwf")
     with pretend_device() as device, waits_of_steps(device) as waits:
         to_pretend_device(bench_of(method, augment="none")).run(method)
@@ -212,7 +208,7 @@ def test_a_step_with_a_remembered_teacher_waits_for_its_positions() -> None:
 
 
 @pytest.mark.slow
-def test_script_for_a_first_gpu_runs(tmp_path: Path) -> None:
+def test_gpu_script_runs(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
     words = ["--device", "cpu", "--small", "--methods", "fedncm,fedproto", "--out", str(tmp_path)]
     done = subprocess.run(

@@ -1,6 +1,4 @@
-"""Diagnostics: each number worked out by hand, no influence on the run, and nothing at all when
-off.
-"""
+"""Diagnostics: values by hand, no influence on the run, and no files without the option."""
 
 import json
 import math
@@ -78,8 +76,8 @@ def test_lora_cosines_by_hand():
 def test_choice_shares_by_hand(record):
     """Compare shares of chosen prompts with values worked out by hand.
 
-    Each image takes prompt 3 and the prompt of its label's number; a balanced task of classes 0 to
-    2.
+    Each image takes prompt 3 and the prompt with the number of its label. The task is balanced and
+    has classes 0 to 2.
     """
     run = record("l2p")
     world, tasks = run.bench, run.bench.stream.tasks
@@ -99,7 +97,7 @@ def test_choice_shares_by_hand(record):
     assert choice_shares(replace(evidence, payloads=[Payload({})]), chosen, 5) == {}
 
 
-OWN = {
+METHOD_KINDS = {
     "pilora": {"reweight", "lora"},
     "fcilpt": {"choices"},
     "hgp": set(),
@@ -109,9 +107,9 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_a_probe_changes_nothing_and_says_what_it_may(name, record, tmp_path):
-    """A probe changes neither matrix nor bytes, and its records fit their meaning."""
+@pytest.mark.parametrize("name", METHOD_KINDS)
+def test_probe_records_without_changing_run(name, record, tmp_path):
+    """Keep accuracies and bytes, and write valid records."""
     plain = record(name)
     result = plain.bench.run(plain.method, 0, probe=Probe(tmp_path))
     assert result.accuracy == plain.result.accuracy
@@ -130,7 +128,7 @@ def test_a_probe_changes_nothing_and_says_what_it_may(name, record, tmp_path):
     assert {kind for kind, entries in records.items() if entries} == {
         "confusion",
         *training_kinds,
-        *OWN[name],
+        *METHOD_KINDS[name],
     }
     confusion = [r["matrix"] for r in records["confusion"]]
     assert [len(m) for m in confusion] == [1, 2, 3]
@@ -151,7 +149,7 @@ def test_a_probe_changes_nothing_and_says_what_it_may(name, record, tmp_path):
     assert [len(r["matrix"]) for r in records["lora"]] == ([2, 3] if records["lora"] else [])
 
 
-def test_the_command_records_and_draws_them_only_when_asked(tmp_path):
+def test_diagnostics_are_written_only_with_option(tmp_path):
     pytest.importorskip("matplotlib")
     for flag, out in (("--diagnostics", "with"), (None, "without")):
         bench = [
@@ -183,10 +181,10 @@ def test_the_command_records_and_draws_them_only_when_asked(tmp_path):
     assert results[0]["accuracy"] == results[1]["accuracy"]
 
 
-def test_movement_from_zero_is_null_in_the_records(tmp_path):
-    """An infinite movement is null in the records.
+def test_infinite_movement_is_recorded_as_null(tmp_path):
+    """Write null for an infinite movement.
 
-    The head of this run starts at zero, so that its relative movement is infinite.
+    The head of this run starts at zero, so its relative movement is infinite.
     """
     options = [
         "--methods",

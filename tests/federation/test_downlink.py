@@ -7,7 +7,7 @@ import torch
 from fczoo.federation.server import BroadcastTracker
 
 
-def test_what_has_not_changed_since_a_client_was_told_is_not_sent_again():
+def test_unchanged_tensors_are_not_sent_again():
     """Send a client only tensors that changed since its last broadcast.
 
     Two tensors have 4 and 8 bytes; the second changes once.
@@ -26,11 +26,11 @@ def test_what_has_not_changed_since_a_client_was_told_is_not_sent_again():
     assert copy.send(second, [0, 1, 2]) == {0: 0, 1: 8, 2: 0}
 
 
-def test_of_a_stack_that_grows_only_new_rows_are_sent():
+def test_only_new_rows_of_growing_stack_are_sent():
     """Send only the new rows of a growing stack.
 
-    Rows have 8 bytes: one, then two more. Another client has none of them, and a changed row brings
-    all.
+    Rows have 8 bytes: one, then two more. Another client has none of them. After a change of a row
+    all rows are sent.
     """
     ledger, stacks = BroadcastTracker(), [torch.ones(n, 2) for n in (0, 1, 3)]
     byte_counts = []
@@ -48,10 +48,10 @@ def test_of_a_stack_that_grows_only_new_rows_are_sent():
     assert copy.send({"past": new_stack[:2]}, [0]) == {0: 16}
 
 
-def test_what_comes_back_is_sent_again():
-    """A tensor that returns to an old value is sent again.
+def test_tensor_with_earlier_value_is_sent_again():
+    """Send a tensor again that returns to an earlier value.
 
-    Control variates are zero, and not sent, as a task begins.
+    Control variates are zero, and not sent, at the start of a task.
     """
     variates, ledger = {"c": torch.zeros(1)}, BroadcastTracker()
     ledger.update({}, variates)
@@ -60,7 +60,7 @@ def test_what_comes_back_is_sent_again():
     assert ledger.send(variates, [0]) == {0: 4}
 
 
-def test_a_ledger_keeps_one_number_a_client():
+def test_tracker_stores_one_number_per_client():
     state, ledger = {f"layer.{i}": torch.zeros(1) for i in range(50)}, BroadcastTracker()
     ledger.update({}, state)
     ledger.send(state, range(1000))

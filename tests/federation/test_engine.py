@@ -20,7 +20,7 @@ from helpers_engine import TASK, Toy
 
 
 class FeatureStore(ImageStore):
-    """Hold features given by hand as a store."""
+    """Serve features given by hand."""
 
     def __init__(self, backbone, features: list[list[float]], labels: list[int]):
         super().__init__(
@@ -36,7 +36,7 @@ class FeatureStore(ImageStore):
 def train(backbone) -> Callable[..., list[Tree]]:
     """Return ``train(method, [(features, labels) of every client], ...)``.
 
-    It gives the payloads of a round that starts at 0.
+    It returns the payloads of a round that starts at 0.
     """
 
     def go(
@@ -82,7 +82,7 @@ def w(payload: Tree) -> list[float]:
 
 
 def test_one_step_of_gradient_descent(train):
-    """One step follows the gradient worked out by hand.
+    """Compare a step with the gradient worked out by hand.
 
     Residuals -1 and -2, gradient (2 (-1) 1, 2 (-2) 2) / 2 = (-1, -4).
     """
@@ -107,12 +107,10 @@ def test_momentum_and_weight_decay(train):
 @pytest.mark.parametrize(
     ("name", "expected"), [("adam", 1 - 0.1), ("adamw", 1 - 0.1 * 0.5 * 1 - 0.1)]
 )
-def test_adam_steps_by_the_sign_first_and_adamw_decays_apart(train, name, expected):
-    """Adam's first step is the rate.
+def test_first_step_of_adam_and_adamw(train, name, expected):
+    """Compare the first step of Adam with its rate.
 
-    From w = 1 with label 0 the gradient is 2.
-
-    Adam adds the decay to the gradient, AdamW to w.
+    From w = 1 with label 0 the gradient is 2. Adam adds the decay to the gradient, AdamW to w.
     """
     payload = train(
         Toy(Optim(name, lr=0.1, weight_decay=0.5)), [([[1.0, 0.0]], [0])], start=(1.0, 0.0)
@@ -120,7 +118,7 @@ def test_adam_steps_by_the_sign_first_and_adamw_decays_apart(train, name, expect
     assert w(payload)[0] == pytest.approx(expected, abs=1e-6)
 
 
-def test_optimizers_are_made_anew_in_every_round(train):
+def test_optimizer_state_is_reset_each_round(train):
     method = Toy(Optim("sgd", lr=0.1, momentum=0.9))
     first = w(train(method, [ONE])[0])
     assert w(train(method, [ONE], start=tuple(first))[0])[0] == pytest.approx(
@@ -128,22 +126,22 @@ def test_optimizers_are_made_anew_in_every_round(train):
     )  # no momentum of the first round
 
 
-def test_sums_run_over_all_epochs_and_real_samples(train):
+def test_sums_cover_all_epochs_without_padding(train):
     payload = train(Toy(), [([[1.0, 0.0]] * 5, [1, 0, 1, 1, 0])], epochs=3, batch_size=2)[0]
     assert (payload["seen"], payload["labels"]) == (15, 9)
 
 
-def test_every_sample_is_seen_once_an_epoch_in_another_order_each_time(backbone):
+def test_each_epoch_shuffles_all_samples(backbone):
     steps = []
 
-    class Noting(Toy):
+    class RecordsSteps(Toy):
         def loss(self, backbone, train, batch, ctx):
             steps.append(batch.query[:, 1].tolist())
             return super().loss(backbone, train, batch, ctx)
 
     store = FeatureStore(backbone, [[0.0, float(i)] for i in range(7)], [0] * 7)
     engine = ClientEngine(
-        Noting(), backbone, store, Plan(epochs=3, batch_size=3, augment=Augment(), seed=0)
+        RecordsSteps(), backbone, store, Plan(epochs=3, batch_size=3, augment=Augment(), seed=0)
     )
     engine.train(
         {"w": torch.zeros(2, dtype=torch.float64)},
@@ -157,8 +155,8 @@ def test_every_sample_is_seen_once_an_epoch_in_another_order_each_time(backbone)
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_the_tick_gets_each_clients_mean_loss_over_its_own_steps(train, together):
-    """The tick callback gets each client's mean loss over its steps.
+def test_tick_gets_mean_loss_of_each_client(train, together):
+    """Pass each client's mean loss over its steps to the tick callback.
 
     Losses 1 and (0.2 - 1)^2 for one client; 1, 0.8^2, 0.8^4, ... for the other: a step leaves 0.8.
     """
@@ -187,8 +185,8 @@ def test_the_tick_gets_each_clients_mean_loss_over_its_own_steps(train, together
     ],
     ids=lambda o: o.name,
 )
-def test_a_finished_client_stands_still(train, optim, together):
-    """A client with one batch stops after its step, whatever momentum or decay would add later."""
+def test_finished_client_stops_training(train, optim, together):
+    """Stop a client with one batch after its step, whatever momentum or decay would add."""
     payloads = train(
         Toy(optim), [ONE, FOUR, ([[0.0, 1.0]] * 3, [1] * 3)], batch_size=1, together=together
     )
@@ -202,7 +200,7 @@ def test_a_finished_client_stands_still(train, optim, together):
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_each_clients_gradient_is_clipped_by_its_own_norm(train, together):
+def test_gradients_are_clipped_per_client(train, together):
     """Clip each client's gradient by its own norm.
 
     Gradients (-30, -40) and (-0.3, -0.4): the first is cut to norm 1, the second is below it.
@@ -213,7 +211,7 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(train, together):
     assert w(payloads[1]) == pytest.approx([0.03, 0.04], abs=1e-9)
 
 
-def test_random_views_do_not_depend_on_who_trains_together(make_bench, small_method, watch):
+def test_random_views_do_not_depend_on_batched_clients(make_bench, small_method, watch):
     one, together = (
         watch(make_bench(augment="crop", together=k, rounds=1, epochs=1), small_method("hgp"))
         for k in (1, 3)
@@ -251,14 +249,14 @@ def test_schedules_by_hand(schedule, round, progress, expected):
     ("schedule", "number", "factor"),
     [("cosine", 0, 1.0), ("cosine", 1, 0.5), ("cosine_late", 1, 1.0), ("constant", 1, 1.0)],
 )
-def test_rates_follow_the_round(train, schedule, number, factor):
+def test_learning_rates_follow_round(train, schedule, number, factor):
     payload = train(Toy(Optim("sgd", lr=0.1, schedule=schedule)), [ONE], number=number, rounds=2)[0]
     assert w(payload)[0] == pytest.approx(0.2 * factor)
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_local_rates_follow_each_clients_own_progress(train, together):
-    """Local rates follow each client's progress.
+def test_local_learning_rates_follow_client_progress(train, together):
+    """Compare local rates with each client's progress.
 
     Two steps at factors 1 and 1/2; four steps at (1 + cos(pi i / 4)) / 2.
     """
@@ -276,8 +274,8 @@ def test_local_rates_follow_each_clients_own_progress(train, together):
         assert w(payload)[0] == pytest.approx(1 - gap, abs=1e-12)
 
 
-def test_prefixes_have_optimizers_of_their_own(backbone):
-    """The longest prefix that fits decides the optimizer: w.slow has its own rate."""
+def test_longest_prefix_selects_optimizer(backbone):
+    """Select the optimizer by the longest matching prefix: w.slow has its own rate."""
 
     @dataclass(frozen=True)
     class Two(Toy):
@@ -298,11 +296,11 @@ def test_prefixes_have_optimizers_of_their_own(backbone):
     assert (float(payload["w.fast"]), float(payload["w.slow"])) == pytest.approx((0.1, 0.01))
 
 
-# --- what goes wrong
+# --- errors
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_a_client_whose_loss_is_no_number_has_nothing_to_say(train, together):
+def test_client_with_nan_loss_uploads_nothing(train, together):
     losses = {}
 
     def tick(client, loss, steps):
@@ -315,12 +313,12 @@ def test_a_client_whose_loss_is_no_number_has_nothing_to_say(train, together):
     assert math.isfinite(losses[10]) and math.isnan(losses[11])
 
 
-def test_a_client_whose_weights_overflow_has_nothing_to_say(train):
+def test_client_with_overflowing_weights_uploads_nothing(train):
     (payload,) = train(Toy(Optim("sgd", lr=1e200)), [([[1e200, 0.0]], [1])])
     assert not payload  # the loss is 1, the step is not finite
 
 
-def test_a_method_that_trains_nothing_it_has_is_told(train):
+def test_training_missing_tensor_raises(train):
     @dataclass(frozen=True)
     class Wrong(Toy):
         def training(self):

@@ -1,4 +1,4 @@
-"""The hash of a run's code: what counts as a change of it, and the commit next to it."""
+"""The hash of a run's code, and the commit of its checkout."""
 
 import ast
 import os
@@ -28,12 +28,12 @@ class Empty:
 '''
 
 
-def lines_that_count(source: str) -> str:
+def hashed_lines(source: str) -> str:
     return statements(source, ast.parse(source))
 
 
-def test_only_statements_count():
-    assert lines_that_count(SOURCE) == "\n".join(
+def test_hash_uses_only_statements():
+    assert hashed_lines(SOURCE) == "\n".join(
         [
             "def add(a, b):",
             '    text = """',
@@ -58,12 +58,12 @@ def test_only_statements_count():
         ("size = 0", "size = 1", False),
     ],
 )
-def test_a_change_of_words_is_not_one_of_code(old: str, new: str, same: bool):
+def test_hash_ignores_comments_and_docstrings(old: str, new: str, same: bool):
     assert old in SOURCE
-    assert (lines_that_count(SOURCE.replace(old, new)) == lines_that_count(SOURCE)) is same
+    assert (hashed_lines(SOURCE.replace(old, new)) == hashed_lines(SOURCE)) is same
 
 
-def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_commit_matches_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Name the commit of a checkout, with ``+`` after a change, and nothing without a checkout."""
     module = tmp_path / "fczoo/federation/environment.py"
     module.parent.mkdir(parents=True)
@@ -106,7 +106,7 @@ def digest_and_parses(home: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"a": ["b"]}', b'{"fczoo.core ab": ["c", ["d"'])
-def test_modules_are_parsed_by_the_first_process_only(tmp_path: Path, damage: bytes):
+def test_modules_are_parsed_only_by_first_process(tmp_path: Path, damage: bytes):
     digest, parses = digest_and_parses(tmp_path)
     assert int(parses) > 1
     assert digest_and_parses(tmp_path) == [digest, "0"]
@@ -115,7 +115,7 @@ def test_modules_are_parsed_by_the_first_process_only(tmp_path: Path, damage: by
     assert digest_and_parses(tmp_path) == [digest, parses]
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path):
+def test_unwritable_cache_folder_keeps_hash(tmp_path: Path):
     (tmp_path / "cache").write_text("a file in the place of the folder")
     first, second = digest_and_parses(tmp_path), digest_and_parses(tmp_path)
     assert first == second

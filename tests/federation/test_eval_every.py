@@ -1,4 +1,4 @@
-"""``eval_every`` and ``personal_epochs``: they measure more and change nothing else of a run."""
+"""``eval_every`` and ``personal_epochs``: more measurements, and no other change of a run."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,7 @@ from fczoo.testing.world import small_method, toy_bench
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
 
 
-def test_points_by_hand(tmp_path: Path) -> None:
+def test_curve_points_by_hand(tmp_path: Path) -> None:
     """Measure after rounds 2 and 4 of the five of each task, and after the task."""
     bench = toy_bench(torch.float32, rounds=5, epochs=1, eval_every=2)
     result = run_and_record(bench, small_method("fedavg"), tmp_path)
@@ -33,7 +33,7 @@ def test_points_by_hand(tmp_path: Path) -> None:
     ]
 
 
-def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
+def test_resumed_run_matches_bit_for_bit(tmp_path: Path) -> None:
     bench, method = toy_bench(torch.float32, eval_every=1), small_method("lwf")
     unhurt = run_and_record(bench, method, tmp_path / "unhurt")
     path = tmp_path / "checkpoint.safetensors"
@@ -45,7 +45,7 @@ def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert rounds(tmp_path / "hurt") == rounds(tmp_path / "unhurt")
 
 
-def test_its_time_is_that_of_evaluation() -> None:
+def test_measurements_count_as_evaluation_time() -> None:
     """Count the calls of the phase: one per task, and one per round that is measured."""
     phases: list[str] = []
     run = toy_bench(torch.float32, epochs=1, eval_every=1).start(small_method("fedavg"))
@@ -55,8 +55,8 @@ def test_its_time_is_that_of_evaluation() -> None:
     assert phases.count("evaluation") == 3 + 3 * 2
 
 
-def test_the_default_is_not_written() -> None:
-    """Leave a run's description as it was before the setting existed."""
+def test_default_values_are_not_written() -> None:
+    """Leave default values out of a run's description."""
     assert not {"eval_every", "personal_epochs"} & Settings().portable().keys()
     assert Settings(eval_every=2).portable()["eval_every"] == 2
     assert {"eval_every", "personal_epochs"} <= set(WITHOUT_EFFECT)  # tables may have both

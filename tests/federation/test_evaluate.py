@@ -1,4 +1,4 @@
-"""The one pass over the test images after a task, and what a result has of it."""
+"""The pass over the test images after a task, and its values in a result."""
 
 import json
 import math
@@ -28,7 +28,7 @@ SCORES = {
 
 @dataclass(frozen=True)
 class ShiftByOne(Method):
-    """Answer with the next class, modulo the classes seen, then the class itself, then the rest."""
+    """Predict the next class, modulo the classes seen, then the class itself, then the rest."""
 
     name = "shifted"
 
@@ -50,10 +50,11 @@ batches: Counter[int] = Counter()
 images: Counter[int] = Counter()
 
 
-def test_one_pass_gives_everything_by_hand() -> None:
-    """Never right; with the task known right for the last class of each task but the last class.
+def test_values_of_one_pass_by_hand() -> None:
+    """Compare the values of a method that is never right.
 
-    Class 2 is taken for 3 and class 4 for 5, which are in the next task. Class 6 is taken for 0.
+    With the task known, the last class of each task is right after the last task. Class 2 is taken
+    for 3 and class 4 for 5, which are in the next task. Class 6 is taken for 0.
     """
     batches.clear()
     images.clear()
@@ -73,7 +74,7 @@ def test_one_pass_gives_everything_by_hand() -> None:
     assert result.metrics["ECE"] == pytest.approx(100 * claimed[2])
 
 
-def test_accuracies_are_those_of_single_tasks() -> None:
+def test_evaluation_matches_accuracy_row() -> None:
     bench, task = toy_bench(), TASKS[2]
     run = bench.start(small_method("fedavg"))
     list(run)
@@ -95,7 +96,7 @@ def test_domains_have_forward_transfer() -> None:
     assert result.task_aware == result.accuracy  # each task has all classes
 
 
-def test_forward_transfer_needs_classes_that_clients_have_had(monkeypatch) -> None:
+def test_forward_transfer_needs_classes_with_images(monkeypatch) -> None:
     bench = toy_bench(domains=True)
     run = bench.start(small_method("fedncm"))
     task = next(iter(run))
@@ -104,8 +105,8 @@ def test_forward_transfer_needs_classes_that_clients_have_had(monkeypatch) -> No
     assert evaluate(run.method, bench, run.models, task, 4).next_accuracy is None
 
 
-def test_which_methods_give_scores() -> None:
-    """List all methods without a calibration error; each says so itself."""
+def test_methods_without_logits_are_listed() -> None:
+    """List all methods without a calibration error, which declare it."""
     names = METHODS.names()
     assert {name for name in names if not create_method(name).training().gives_logits} == SCORES
     assert create_method("fedproto", infer="head").training().gives_logits
@@ -126,7 +127,7 @@ def sample() -> Result:
     return result
 
 
-def test_a_file_gives_the_same_result(tmp_path: Path) -> None:
+def test_result_file_is_read_back(tmp_path: Path) -> None:
     path, result = tmp_path / "result.json", sample()
     write_result(path, result)
     assert repr(vars(read_result(path))) == repr(vars(result))
@@ -134,7 +135,7 @@ def test_a_file_gives_the_same_result(tmp_path: Path) -> None:
     assert "  [0, 0, 3],\n" in path.read_text()  # one line per entry
 
 
-def test_a_file_of_an_older_version_still_reads(tmp_path: Path) -> None:
+def test_result_file_of_older_version_is_read(tmp_path: Path) -> None:
     path, result = tmp_path / "result.json", sample()
     new = (
         "task_aware",
@@ -168,7 +169,9 @@ def test_a_file_of_an_older_version_still_reads(tmp_path: Path) -> None:
         ({"metrics": {"ECE": 9.0}}, "metrics.ECE is 9, but its accuracies give 8"),
     ],
 )
-def test_contradictions_are_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_inconsistent_results_are_rejected(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     result = replace(sample(), **changes)
     with pytest.raises(ValueError, match=says):
         consistent(result)
@@ -177,7 +180,7 @@ def test_contradictions_are_refused(changes: dict[str, Any], says: str, tmp_path
         read_result(tmp_path / "result.json")
 
 
-def test_accuracy_of_clients_follows_from_classes() -> None:
+def test_client_accuracy_follows_from_class_accuracy() -> None:
     """Weigh the accuracies of classes by hand with the images of each client of the toy world."""
     bench = toy_bench()
     result = bench.run(small_method("fedavg"))
@@ -192,7 +195,7 @@ def test_accuracy_of_clients_follows_from_classes() -> None:
     assert result.metrics["client_mean"] == pytest.approx(sum(by_hand) / 3)
 
 
-def test_an_image_of_two_stages_counts_once_per_client() -> None:
+def test_image_of_two_stages_counts_once_per_client() -> None:
     bench = toy_bench()
     twice = replace(bench.partition, tasks=(bench.partition.tasks[0],) * 3)
     staged = replace(bench, partition=twice)

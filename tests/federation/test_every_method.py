@@ -1,8 +1,7 @@
 """A run of every method has the same numbers however it is executed, bit for bit.
 
-It is resumed after crashes, made of deterministic operations only, divided between workers, or
-measured more often. Each is compared with one run of the method, which is made once. That the same
-seed gives the same run, and clients together what they give one by one, is part of
+Runs that are resumed, deterministic, distributed to workers or measured more often are compared
+with one reference run of the method. Equal seeds and batched clients are part of
 ``test_conformance.py``.
 """
 
@@ -42,7 +41,7 @@ class Reference:
         return toy_bench(torch.float32, **self.settings, **settings)
 
     def differences(self, result: Result) -> set[str]:
-        """Name the fields of a result that differ from the run's, apart from times."""
+        """Name the fields of a result that differ from the reference, apart from times."""
         theirs = timeless(asdict(self.result))
         return {name for name, value in timeless(asdict(result)).items() if value != theirs[name]}
 
@@ -51,7 +50,7 @@ class Reference:
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Reference]:
-    """Run a method on random views, or on fixed ones if it remembers a teacher's outputs.
+    """Run a method on random views, or on fixed ones if it caches a teacher's outputs.
 
     Pytest runs the tests of this module method by method.
     """
@@ -67,10 +66,8 @@ def reference(
     yield Reference(method, settings, run.result, rounds(folder), after_tasks[1])
 
 
-def test_a_resumed_run_of_deterministic_operations_is_the_same(
-    reference: Reference, tmp_path: Path
-) -> None:
-    """Crash twice, each time at the first moment that is saved, and resume."""
+def test_resumed_deterministic_run_matches(reference: Reference, tmp_path: Path) -> None:
+    """Crash twice, each time at the first checkpoint, and resume."""
     bench, path = reference.bench(deterministic=True), tmp_path / "checkpoint.safetensors"
     for _ in range(2):
         with pytest.raises(Crash):
@@ -81,18 +78,18 @@ def test_a_resumed_run_of_deterministic_operations_is_the_same(
     assert rounds(tmp_path) == reference.rounds
 
 
-def test_clients_elsewhere_change_no_bit(reference: Reference) -> None:
-    """Let workers act for clients in rounds and at the boundaries of two tasks."""
+def test_remote_clients_match_bit_for_bit(reference: Reference) -> None:
+    """Run clients on workers in rounds and at the boundaries of two tasks."""
     workers = Workers(reference.bench, reference.method)
     run = FederatedRun(reference.bench(), reference.method, 0, Losses(), None, None, workers)
     assert outcome(run, 2) == reference.after_two_tasks
     assert workers.groups
 
 
-def test_measurements_change_no_other_number(reference: Reference) -> None:
-    """Measure after every round, and personal models; every curve has the ends of tasks.
+def test_measurements_change_no_other_result(reference: Reference) -> None:
+    """Measure after every round, and personal models.
 
-    A method that trains has personal models.
+    Every curve has the ends of tasks. A method that trains has personal models.
     """
     plain = reference.result
     measured = reference.bench(eval_every=1, personal_epochs=1).run(reference.method)

@@ -40,7 +40,7 @@ def test_fednova_by_hand():
     assert [p["w"].item() for p in equal] == [1.4, 1.6]
 
 
-def test_fednova_with_equal_steps_changes_no_bit(make_bench, small_method):
+def test_fednova_with_equal_steps_matches_plain_run(make_bench, small_method):
     method = small_method("fedavg", tune="head", optimizer="sgd")
     settings = {"batch_size": 100, "rounds": 1}
     plain, ours = (
@@ -51,7 +51,7 @@ def test_fednova_with_equal_steps_changes_no_bit(make_bench, small_method):
     assert not same(other.state, run_to_end(make_bench(batch_size=4, rounds=1), method).state)
 
 
-def test_the_loss_of_moon_by_hand():
+def test_moon_loss_by_hand():
     """Compare MOON's term with values worked out by hand.
 
     Features (1, 0), (1, 1) and padding; the global model's are (1, 0), the previous ones (0, 1), at
@@ -71,7 +71,7 @@ def test_the_loss_of_moon_by_hand():
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_moon_contrasts_from_a_clients_second_round_on(make_bench, small_method, together):
+def test_moon_starts_in_second_round_of_client(make_bench, small_method, together):
     method = small_method("fedavg", tune="full", optimizer="sgd", lr_backbone=0.1)
     runs = [
         run_to_end(make_bench(local=local, together=together, tasks=1, epochs=1, rounds=n), method)

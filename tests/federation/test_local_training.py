@@ -49,14 +49,14 @@ class Linear(Method):
 
 
 @pytest.mark.parametrize("spec", LOCAL_TRAINING.names())
-def test_every_rule_keeps_the_rules(spec):
+def test_every_local_rule_passes_check(spec):
     check_local_training(spec)
 
 
 # --- by hand: the loss (w - y)^2 at rate 0.1, two steps per round
 
 
-def rounds(
+def train_rounds(
     backbone, controls: ControlVariates, number: int, together: int = 1
 ) -> list[list[Payload]]:
     """Return the payloads of the rounds of two clients with one image each, labelled 1 and 3."""
@@ -79,7 +79,7 @@ def test_fedprox_by_hand(backbone):
 
     Steps of the first client: 0 - 0.1 (-2) = 0.2; 0.2 - 0.1 (2 (0.2 - 1) + 5 (0.2 - 0)) = 0.26.
     """
-    (payloads,) = rounds(backbone, ControlVariates(make_local_training("fedprox:5")), 1)
+    (payloads,) = train_rounds(backbone, ControlVariates(make_local_training("fedprox:5")), 1)
     assert payloads[0]["w"].tolist() == pytest.approx([0.26, 0])
     assert payloads[0].keys() == {"w", "seen", "labels"}
 
@@ -95,7 +95,7 @@ def test_scaffold_by_hand(backbone, together):
     0.956 - 0.1 (-0.088 - 1.8) = 1.1448; c_i = -1.8 + 3.6 + (0.72 - 1.1448) / (2 0.1) = -0.324.
     """
     controls = ControlVariates(make_local_training("scaffold"))
-    first, second = rounds(backbone, controls, 2, together)
+    first, second = train_rounds(backbone, controls, 2, together)
     assert [p["w"][0].item() for p in first] == pytest.approx([0.36, 1.08])
     assert [p[f"{CONTROL}w"][0].item() for p in first] == pytest.approx([-1.8, -5.4])
     assert second[0]["w"][0].item() == pytest.approx(1.1448)
@@ -117,7 +117,7 @@ def test_feddyn_by_hand(backbone, together):
     = 1.3025, then 1.3025 - 0.1 (0.605 + 0.175 - 0.04875) = 1.229375.
     """
     controls = ControlVariates(make_local_training("feddyn:0.5"))
-    first, second = rounds(backbone, controls, 2, together)
+    first, second = train_rounds(backbone, controls, 2, together)
     assert [p["w"][0].item() for p in first] == pytest.approx([0.35, 1.05])
     assert second[0]["w"][0].item() == pytest.approx(1.229375)
     assert second[0].keys() == {"w", "seen", "labels"}
@@ -128,17 +128,17 @@ def test_feddyn_by_hand(backbone, together):
     assert not controls.broadcast and not controls.shared
 
 
-# --- against the same written as methods
+# --- compared with methods
 
 
 @pytest.mark.parametrize("participation", [1.0, 2.0])
-def test_scaffold_is_what_the_tutorial_writes_as_a_method(make_bench, scaffold, participation):
+def test_scaffold_matches_tutorial_method(make_bench, scaffold, participation):
     ours = run_to_end(make_bench(local="scaffold", participation=participation), Linear())
     theirs = run_to_end(make_bench(participation=participation), scaffold)
     assert same(ours.state, select(theirs.state, "head."), 1e-11)
 
 
-def test_fedprox_is_the_term_in_the_loss(make_bench):
+def test_fedprox_matches_proximal_loss(make_bench):
     class ProximalLinear(Linear):
         def loss(self, backbone, train, batch, ctx):
             loss, sums = super().loss(backbone, train, batch, ctx)
@@ -152,11 +152,11 @@ def test_fedprox_is_the_term_in_the_loss(make_bench):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "l2p", "lorm", "podnet"])
-def test_fedprox_of_weight_zero_changes_no_bit(make_bench, small_method, name):
-    """FedProx of weight 0 changes no bit.
+def test_fedprox_with_weight_zero_matches_plain_run(make_bench, small_method, name):
+    """Change nothing with weight 0.
 
-    Whole weights, prompts with clipped gradients, factors one after another, a round on exemplars
-    only.
+    Methods train whole weights, prompts with clipped gradients, factors one after another, or a
+    round only on exemplars.
     """
     method, once = small_method(name), {"epochs": 1, "rounds": 1}
     specs = None, "fedprox:0", "fedprox:5"
@@ -164,7 +164,7 @@ def test_fedprox_of_weight_zero_changes_no_bit(make_bench, small_method, name):
     assert same(zero.state, plain.state) and not same(proximal.state, plain.state)
 
 
-def test_scaffold_with_one_client_changes_no_bit():
+def test_scaffold_with_one_client_matches_plain_run():
     small = {"train_per_class": 8, "test_per_class": 2, "tasks": 2, "clients": 1, "epochs": 1}
     method = create_method("fedavg", tune="head")  # Adam
     plain, ours = (
@@ -177,14 +177,14 @@ def test_scaffold_with_one_client_changes_no_bit():
     assert not plain.result.remark
 
 
-# --- with what else a run has
+# --- with other parts of a run
 
 
 @pytest.mark.parametrize(("name", "together"), [("glfc", 1), ("lorm", 3), ("podnet", 3)])
-def test_scaffold_is_local_training_of_any_method(make_bench, small_method, name, together):
-    """SCAFFOLD trains any method.
+def test_scaffold_trains_any_method(make_bench, small_method, name, together):
+    """Train any method with SCAFFOLD.
 
-    The methods have memories, factors trained one after another, and a round on exemplars only.
+    The methods have memories, factors trained one after another, and a round only on exemplars.
     """
     options = {"proxy": "last", "tune": "head"} if name == "glfc" else {}
     run = run_to_end(
@@ -199,7 +199,7 @@ def test_scaffold_is_local_training_of_any_method(make_bench, small_method, name
 
 
 @pytest.mark.parametrize("saved", [1, 2, 3])
-def test_a_killed_run_goes_on_with_its_control_variates(make_bench, tmp_path, saved):
+def test_killed_run_resumes_with_control_variates(make_bench, tmp_path, saved):
     saves: list[int] = []
 
     class SimulatedKill(Exception):
@@ -226,11 +226,11 @@ def test_a_killed_run_goes_on_with_its_control_variates(make_bench, tmp_path, sa
     assert continuation.result.bytes_down == reference.result.bytes_down
 
 
-def test_control_variates_count_in_bytes(make_bench):
+def test_bytes_of_control_variates_are_counted(make_bench):
     """Count the bytes of control variates.
 
-    Up they are as many as what is trained; down they count from the second round of a task on, when
-    they are not zero.
+    Uploads have as many as trained tensors. Broadcasts have them from the second round of a task,
+    when they are not zero.
     """
     plain, ours = (
         run_to_end(make_bench(), Linear()),
@@ -243,7 +243,7 @@ def test_control_variates_count_in_bytes(make_bench):
     assert ours.result.client_storage == plain.result.client_storage + 2 * size
 
 
-def test_hostile_clients_forge_their_control_variates(make_bench, watch):
+def test_hostile_clients_forge_control_variates(make_bench, watch):
     bench = make_bench(local="scaffold", attack="sign-flip:2", attackers=0.34, rounds=1)
     uplink = bench.uplink(Linear(), 0)
     (hostile,) = uplink.attackers.numbers
@@ -253,7 +253,7 @@ def test_hostile_clients_forge_their_control_variates(make_bench, watch):
     assert forgery["head.weight"].tolist() == forgery[f"{CONTROL}head.weight"].tolist() == [-2, -2]
 
 
-def test_what_is_no_control_variate_is_turned_away(make_bench):
+def test_invalid_control_variates_are_rejected(make_bench):
     uplink, bench = make_bench(local="scaffold").uplink(Linear(), 0), make_bench()
     head = {"head.weight": torch.zeros(2, 3)}
     valid = {**head, f"{CONTROL}head.weight": torch.zeros(2, 3)}
@@ -271,7 +271,7 @@ def test_what_is_no_control_variate_is_turned_away(make_bench):
     ]
 
 
-def test_a_robust_aggregator_merges_control_variates_too():
+def test_robust_aggregator_merges_control_variates():
     controls = ControlVariates(make_local_training("scaffold"))
     values = [1.0, 2.0, 900.0]
     payloads = [Payload({f"{CONTROL}w": torch.tensor([v])}, k, 10**k) for k, v in enumerate(values)]
@@ -304,11 +304,11 @@ def test_a_robust_aggregator_merges_control_variates_too():
         ("fedavg", {"local": "fedprox:-1"}, "mu"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(make_bench, method, settings, says):
+def test_unsupported_settings_are_rejected(make_bench, method, settings, says):
     with pytest.raises(FczooError, match=says):
         options = {"tune": "head"} if method == "fedavg" else {}
         make_bench(**settings).check(create_method(method, **options))
 
 
-def test_fedprox_goes_with_privacy(make_bench):
+def test_fedprox_supports_privacy(make_bench):
     make_bench(local="fedprox:0.1", dp_clip=1.0).check(create_method("fedavg"))

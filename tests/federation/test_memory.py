@@ -1,4 +1,4 @@
-"""Memories of clients: written before and after training, unchanged without training, and saved."""
+"""Memories of clients: written before and after training, kept without training, and saved."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from helpers_engine import Toy
 
 
 @dataclass(frozen=True)
-class Counting(Toy):
+class CountsTrainings(Toy):
     """Count preparations and finished trainings in the memory; ``failing`` clients diverge."""
 
     name = "counting"
@@ -48,22 +48,22 @@ def memory_values(call: Any, name: str) -> dict[int, float]:
 
 
 def test_memory_is_written_after_training(make_bench, watch):
-    """Write the memory after training.
+    """Count the trainings of each client in its memory.
 
     Three clients take part in six rounds, but for one without images of the second task.
     """
-    run = watch(make_bench(), Counting())
+    run = watch(make_bench(), CountsTrainings())
     assert [p["rounds"].item() for p in run.calls[0].payloads] == [1, 1, 1]
     last = run.calls[-1]
     assert memory_values(last, "begun") == memory_values(last, "done") == {0: 6, 1: 6, 2: 4}
 
 
-def test_a_client_whose_training_fails_remembers_what_it_did_before(make_bench, watch):
-    """A client whose training fails keeps its old memory.
+def test_failed_training_keeps_old_memory(make_bench, watch):
+    """Keep the old memory of a client whose training fails.
 
-    The one with 13 images in the first task diverges in its two rounds.
+    The client with 13 images in the first task diverges in its two rounds.
     """
-    run = watch(make_bench(), Counting(failing=13))
+    run = watch(make_bench(), CountsTrainings(failing=13))
     last = run.calls[-1]
     assert memory_values(last, "begun") == {0: 6, 1: 6, 2: 4}
     assert memory_values(last, "done") == {
@@ -74,15 +74,15 @@ def test_a_client_whose_training_fails_remembers_what_it_did_before(make_bench, 
     assert [(r["task"], r["client"]) for r in run.result.rejected] == [(0, 0), (0, 0)]
 
 
-def test_a_client_that_drops_out_or_is_not_drawn_remembers_what_it_did(make_bench, watch):
-    run = watch(make_bench(participation=2, drop_rate=0.1), Counting())
+def test_dropped_and_idle_clients_keep_memory(make_bench, watch):
+    run = watch(make_bench(participation=2, drop_rate=0.1), CountsTrainings())
     rounds = {c: sum(c in {x.number for x in call.clients} for call in run.calls) for c in range(3)}
     assert memory_values(run.calls[-1], "done") == {c: n for c, n in rounds.items() if n}
     assert min(rounds.values()) > 0 and sum(rounds.values()) < 12
 
 
-def test_what_is_no_pair_of_trees_is_said(make_bench):
-    class OneTree(Counting):
+def test_after_training_must_return_two_trees(make_bench):
+    class OneTree(CountsTrainings):
         def after_training(self, *rest):
             return {"rounds": torch.tensor(1.0), "more": torch.tensor(1.0)}
 
@@ -91,10 +91,10 @@ def test_what_is_no_pair_of_trees_is_said(make_bench):
 
 
 @pytest.mark.parametrize("saved", [1, 3, 4])
-def test_a_killed_run_goes_on_with_its_memories(make_bench, tmp_path, scaffold, saved):
-    """A run that was killed and resumed equals an uninterrupted one, bit for bit.
+def test_killed_run_resumes_with_client_memory(make_bench, tmp_path, scaffold, saved):
+    """Match an uninterrupted run, bit for bit.
 
-    It is killed after this many snapshots: within a task, or between two.
+    The run is killed after this many snapshots: within a task, or between two.
     """
     rounds: list[int] = []
 
@@ -122,12 +122,11 @@ def test_a_killed_run_goes_on_with_its_memories(make_bench, tmp_path, scaffold, 
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-def test_scaffold_as_its_users_write_it(make_bench, watch, scaffold):
-    """Uploads and server state follow SCAFFOLD's equations.
+def test_tutorial_scaffold_follows_equations(make_bench, watch, scaffold):
+    """Compare uploads and server state with SCAFFOLD's equations.
 
-    They are c_i+ = c_i - c + (x - y) / (K lr), c += |S| / N mean of the changes: from what went
-    over the wire.
-
+    They are c_i+ = c_i - c + (x - y) / (K lr), c += |S| / N mean of the changes, computed from
+    uploads and broadcasts.
     Two of three clients take part in a round, and all begin at zero in every task.
     """
     bench = make_bench(participation=2)

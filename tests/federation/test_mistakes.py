@@ -1,4 +1,4 @@
-"""First mistakes of a method's author end in a sentence that names the function."""
+"""Common mistakes of a method's author raise a sentence that names the function."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from fczoo.testing.world import toy_bench
 
 @dataclass(frozen=True)
 class Linear(Method):
-    """Train a linear head on frozen features; ``name`` is the part to spoil."""
+    """Train a linear head on frozen features."""
 
     name = "linear"
 
@@ -35,40 +35,38 @@ class Linear(Method):
         return head_logits(state, batch.query)[:, : task.stop]
 
 
-def spoil_function(function: str, changed) -> Method:
-    """Return Linear, one of whose functions returns ``changed`` of its right result."""
+def with_changed_result(function: str, changed) -> Method:
+    """Return Linear with a function whose right result is passed to ``changed``."""
     right = getattr(Linear, function)
-    return type("Linear", (Linear,), {function: lambda *given: changed(right(*given))})()
+    return type("Linear", (Linear,), {function: lambda *arguments: changed(right(*arguments))})()
 
 
 @pytest.mark.parametrize("together", [1, 3])
 @pytest.mark.parametrize(
     ("function", "changed", "says"),
     [
-        ("loss", lambda found: found[0], "returns Tensor, expected"),
-        ("loss", lambda found: (1.5, {}), "a loss a float, expected a tensor that is one number"),
-        ("loss", lambda found: (found[0].expand(3), {}), r"a loss of shape \(3,\), expected"),
+        ("loss", lambda result: result[0], "returns Tensor, expected"),
+        ("loss", lambda result: (1.5, {}), "a loss a float, expected a tensor that is one number"),
+        ("loss", lambda result: (result[0].expand(3), {}), r"a loss of shape \(3,\), expected"),
         (
             "loss",
-            lambda found: (found[0], {"count": 1.0}),
+            lambda result: (result[0], {"count": 1.0}),
             "the sum 'count' as float, expected a tensor",
         ),
         (
             "loss",
-            lambda found: (found[0].detach(), {}),
+            lambda result: (result[0].detach(), {}),
             "does not depend on what it trains; look for a detach",
         ),
         ("predict", lambda logits: logits * torch.nan, "gives NaN after task 1"),
     ],
 )
-def test_a_run_stops_where_a_function_returns_what_it_should_not(
-    function, changed, says, together
-) -> None:
+def test_invalid_return_value_stops_run(function, changed, says, together) -> None:
     with pytest.raises((TypeError, FczooError), match=rf"linear\.{function} .*{says}"):
-        toy_bench(torch.float64, together=together).run(spoil_function(function, changed))
+        toy_bench(torch.float64, together=together).run(with_changed_result(function, changed))
 
 
-def test_nan_of_a_class_that_nobody_holds_is_no_answer_and_no_fault(monkeypatch) -> None:
+def test_nan_of_class_without_images_is_ignored(monkeypatch) -> None:
     bench = toy_bench(torch.float64)
     run = bench.start(Linear())
     list(run)
@@ -80,17 +78,17 @@ def test_nan_of_a_class_that_nobody_holds_is_no_answer_and_no_fault(monkeypatch)
     def first_is_nan(logits):
         return logits.index_fill(1, torch.tensor([0]), torch.nan)
 
-    answers, _ = predictions(spoil_function("predict", first_is_nan), *arguments)
+    answers, _ = predictions(with_changed_result("predict", first_is_nan), *arguments)
     assert answers.equal(predictions(Linear(), *arguments)[0]) and 0 not in answers
 
 
-@pytest.mark.parametrize("changed", [lambda found: None, lambda found: dict(found.optims)])
-def test_training_returns_a_training(changed) -> None:
+@pytest.mark.parametrize("changed", [lambda result: None, lambda result: dict(result.optims)])
+def test_training_must_return_training(changed) -> None:
     with pytest.raises(FczooError, match=r"linear\.training returns \w+; return a fczoo\.Training"):
-        toy_bench(torch.float64).check(spoil_function("training", changed))
+        toy_bench(torch.float64).check(with_changed_result("training", changed))
 
 
-def test_what_training_asks_for_exists() -> None:
+def test_unknown_training_options_are_rejected() -> None:
     with pytest.raises(FczooError, match="optimizer 'adamm'; known: adam, adamw, sgd"):
         Optim("adamm")
     with pytest.raises(
@@ -101,7 +99,7 @@ def test_what_training_asks_for_exists() -> None:
         Training(inputs=["features"])
 
 
-def test_a_class_that_lacks_a_function_is_named() -> None:
+def test_class_with_missing_functions_is_rejected() -> None:
     @dataclass(frozen=True)
     class Half(Method):
         def training(self):
@@ -113,7 +111,7 @@ def test_a_class_that_lacks_a_function_is_named() -> None:
         build(Half, "half", {})
 
 
-def test_a_class_with_options_that_is_no_dataclass_is_named() -> None:
+def test_class_with_options_must_be_dataclass() -> None:
     class NoDataclass(Method):
         rate: float = option(0.1, "a rate")
 

@@ -24,7 +24,7 @@ def finish_run(bench, name: str = "fedavg"):
     return run, runtime, ctx
 
 
-def test_it_is_what_a_client_trains_in_a_round() -> None:
+def test_personal_model_equals_trained_upload() -> None:
     """Compare with the upload of FedAvg's clients, which are their trained tensors."""
     run, runtime, ctx = finish_run(toy_bench())
     clients = run.world.clients(TASKS[2])
@@ -40,7 +40,7 @@ def test_it_is_what_a_client_trains_in_a_round() -> None:
 
 
 @pytest.mark.parametrize("name", ["icarl", "glfc", "lwf"])
-def test_memories_and_teachers_stay(name: str) -> None:
+def test_fine_tuning_keeps_memory_and_teacher_cache(name: str) -> None:
     run, runtime, ctx = finish_run(toy_bench(epochs=1), name)
     memories = {k: {n: v.clone() for n, v in tree.items()} for k, tree in run.memories.items()}
     cache = {k: dict(outputs) for k, outputs in run.teacher_cache.items()}
@@ -54,11 +54,11 @@ def test_memories_and_teachers_stay(name: str) -> None:
         assert all(torch.equal(value, run.memories[k][n]) for n, value in tree.items())
 
 
-def test_more_training_fits_a_client_of_one_class() -> None:
-    """Let one client have only class 6 of the last task, and fine-tune until it says only that.
+def test_fine_tuning_fits_client_of_one_class() -> None:
+    """Fine-tune a client that has only class 6 of the last task.
 
-    Its class mix is then of this class: 100 % afterwards. A client without images of the task keeps
-    the global model's accuracy.
+    All its images are of this class, so its accuracy is then 100 %. A client without images of the
+    task keeps the global model's accuracy.
     """
     bench = toy_bench(torch.float32)
     labels = dict(zip(bench.stream.train_index.tolist(), bench.stream.train.labels, strict=True))

@@ -1,7 +1,4 @@
-"""bf16 and fp32: a warning with the factor where bf16 is slower.
-
-``auto`` takes the faster one.
-"""
+"""bf16 and fp32: a warning if bf16 is slower, and ``auto``, which takes the faster type."""
 
 import json
 import logging
@@ -24,7 +21,7 @@ TINY = {
     "tasks": 2,
     "clients": 2,
 }
-WORDS = [
+ARGUMENTS = [
     argument
     for name, value in TINY.items()
     for argument in (f"--{name.replace('_', '-')}", str(value))
@@ -44,14 +41,14 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> dict[torch.dtype, float]:
 def run(out: Path, *words: str) -> tuple[str, str]:
     """Run a bench; return its output and the precision that it stored."""
     result = CliRunner().invoke(
-        main, ["bench", "--methods", "fedncm", *WORDS, "--out", str(out), *words]
+        main, ["bench", "--methods", "fedncm", *ARGUMENTS, "--out", str(out), *words]
     )
     assert result.exit_code == 0, result.output
     return result.output, json.loads((out / "bench.json").read_text())["settings"]["precision"]
 
 
 @pytest.mark.parametrize(("bf16", "taken"), [(50.0, "fp32"), (1.0, "fp32"), (0.5, "bf16")])
-def test_auto_takes_the_faster_type_and_the_table_names_it(
+def test_auto_precision_selects_faster_type(
     bf16: float, taken: str, speed: dict[torch.dtype, float], tmp_path: Path
 ) -> None:
     speed[torch.bfloat16] = bf16
@@ -61,12 +58,10 @@ def test_auto_takes_the_faster_type_and_the_table_names_it(
     assert "a matrix product" not in output
 
 
-def test_a_continued_run_keeps_its_precision(
-    speed: dict[torch.dtype, float], tmp_path: Path
-) -> None:
-    """A continued run keeps its precision.
+def test_resumed_run_keeps_precision(speed: dict[torch.dtype, float], tmp_path: Path) -> None:
+    """Keep the precision of a resumed run.
 
-    The second command runs as if on a processor where bf16 is faster.
+    The second command runs as if on a processor with faster bf16.
     """
     run(tmp_path / "run", "--precision", "auto")
     (tmp_path / "run/fedncm/seed0/result.json").unlink()
@@ -75,9 +70,7 @@ def test_a_continued_run_keeps_its_precision(
     assert run(tmp_path / "run", "--precision", "auto")[1] == "fp32"
 
 
-def test_slow_bf16_is_one_warning_with_the_factor(
-    speed: dict[torch.dtype, float], tmp_path: Path
-) -> None:
+def test_slow_bf16_warns_once_with_factor(speed: dict[torch.dtype, float], tmp_path: Path) -> None:
     warning = (
         "a matrix product in bf16 takes 50.0 times as long as in fp32; give --precision fp32, or "
         "auto"
@@ -85,12 +78,12 @@ def test_slow_bf16_is_one_warning_with_the_factor(
     output = run(tmp_path / "run", "--precision", "bf16")[0]
     assert output.count(f"WARNING: on this processor {warning}") == 1  # on stderr
     assert output.count(f"warning: on this processor {warning}") == 1  # below the table
-    words = ["bench", "--methods", "fedncm", *WORDS, "--precision", "bf16", "--dry-run"]
+    words = ["bench", "--methods", "fedncm", *ARGUMENTS, "--precision", "bf16", "--dry-run"]
     assert CliRunner().invoke(main, words).output.count(warning) == 1
 
 
 @pytest.mark.parametrize(("chosen", "bf16"), [("bf16", 0.5), ("bf16", 1.1), ("fp32", 50.0)])
-def test_no_warning_where_nothing_is_slower(
+def test_no_warning_without_slowdown(
     chosen: str, bf16: float, speed: dict[torch.dtype, float], caplog: pytest.LogCaptureFixture
 ) -> None:
     speed[torch.bfloat16] = bf16
@@ -99,19 +92,19 @@ def test_no_warning_where_nothing_is_slower(
     assert not caplog.records
 
 
-def test_the_library_resolves_auto(speed: dict[torch.dtype, float]) -> None:
+def test_library_resolves_auto_precision(speed: dict[torch.dtype, float]) -> None:
     assert (
         Benchmark.open(Settings.for_dataset("digits", precision="auto", **TINY)).settings.precision
         == "fp32"
     )
 
 
-def test_doctor_says_the_factor(speed: dict[torch.dtype, float]) -> None:
+def test_doctor_reports_bf16_slowdown(speed: dict[torch.dtype, float]) -> None:
     output = CliRunner().invoke(main, ["doctor"]).output
     assert "a matrix product takes 50 times as long as in fp32 on this processor" in output
 
 
-def test_a_cluster_needs_a_chosen_type(speed: dict[torch.dtype, float], tmp_path: Path) -> None:
+def test_slurm_rejects_auto_precision(speed: dict[torch.dtype, float], tmp_path: Path) -> None:
     words = [
         "--methods",
         "fedncm",
@@ -126,5 +119,5 @@ def test_a_cluster_needs_a_chosen_type(speed: dict[torch.dtype, float], tmp_path
     assert result.exit_code == 1 and "give fp32 or bf16" in result.stderr
 
 
-def test_a_product_is_timed_in_seconds() -> None:
+def test_product_is_timed_in_seconds() -> None:
     assert 0 < device.product_seconds(torch.float32) < 10

@@ -28,8 +28,8 @@ def random_logits(seed: int, images: int = 40, classes: int = 7) -> tuple[torch.
     return logits, torch.randint(classes, (images,), generator=rng)
 
 
-def test_answers_within_a_task_by_hand() -> None:
-    """Choose among the classes of each image's task; without any of them an image has no answer."""
+def test_task_answers_by_hand() -> None:
+    """Choose among the classes of each image's task; without them an image has no answer."""
     logits = torch.tensor(
         [
             [9.0, 0.0, 1.0, 2.0],
@@ -45,7 +45,7 @@ def test_answers_within_a_task_by_hand() -> None:
     assert task_answers(logits, classes).tolist() == [3, 2, -1, -1, 3, 1]
 
 
-def test_top_answers_by_hand() -> None:
+def test_in_top_by_hand() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, -torch.inf, 1.0, 2.0]])
     labels = torch.tensor([2, 2, 1])
     # ranks: 3; 3 of equal ones, because the lower class comes first; excluded
@@ -78,7 +78,7 @@ def test_calibration_error_by_hand() -> None:
 
 @some
 @given(st.integers(0, 2**31), st.integers(1, 7))
-def test_top_k_agrees_with_scikit_learn(seed: int, k: int) -> None:
+def test_top_k_matches_scikit_learn(seed: int, k: int) -> None:
     logits, labels = random_logits(seed)
     share = in_top(logits, labels, k).double().mean()
     if k == 7:
@@ -90,7 +90,7 @@ def test_top_k_agrees_with_scikit_learn(seed: int, k: int) -> None:
 
 @some
 @given(st.integers(0, 2**31))
-def test_calibration_error_agrees_with_scikit_learn(seed: int) -> None:
+def test_calibration_error_matches_scikit_learn(seed: int) -> None:
     """Compare with the reliability diagram of scikit-learn: its bins, without their sizes."""
     logits, labels = random_logits(seed, images=200)
     confidence, correct = confidences(logits), logits.argmax(1) == labels
@@ -103,7 +103,7 @@ def test_calibration_error_agrees_with_scikit_learn(seed: int) -> None:
 
 @some
 @given(st.integers(0, 2**31))
-def test_bounds_and_order(seed: int) -> None:
+def test_metrics_have_bounds_and_ignore_order(seed: int) -> None:
     """Check that more answers never hurt, a known task never hurts, and order does not matter."""
     logits, labels = random_logits(seed)
     hits = [in_top(logits, labels, k) for k in range(1, 8)]

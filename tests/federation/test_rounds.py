@@ -1,4 +1,4 @@
-"""The bookkeeping of a run: bytes, clients, surveys, methods that lack something."""
+"""Records of a run: bytes, clients, statistics, and errors of incomplete methods."""
 
 import re
 from dataclasses import dataclass, replace
@@ -77,7 +77,7 @@ def run_with_records(bench, method: Method, seed: int = 0) -> tuple[list[dict], 
     return rounds.records, result
 
 
-def test_a_tensor_is_sent_again_only_when_it_changed(make_bench):
+def test_only_changed_tensors_are_sent_again(make_bench):
     """Send a tensor again only when it changed.
 
     float64: w 16, fixed 40, moving 24 bytes; never the private 800. Client 2 has no data in task 2.
@@ -101,7 +101,7 @@ def test_a_tensor_is_sent_again_only_when_it_changed(make_bench):
     assert result.trained_scalars == 2
 
 
-def test_records_name_the_clients_that_have_data(make_bench):
+def test_records_list_clients_with_data(make_bench):
     records, _ = run_with_records(make_bench(), ByteCountingMethod())
     assert [(r["task"], r["round"], r["clients"]) for r in records] == [
         (0, 0, [0, 1, 2]),
@@ -117,12 +117,10 @@ def test_records_name_the_clients_that_have_data(make_bench):
     ("participation", "counts"),
     [(0.01, [1, 1, 1]), (0.5, [2, 1, 2]), (0.67, [2, 1, 2]), (1.0, [3, 2, 3])],
 )
-def test_participation_rounds_the_number_of_clients_with_data(make_bench, participation, counts):
-    """Round the number of participants: a half of three clients to two, of two to one.
+def test_participation_rounds_number_of_clients(make_bench, participation, counts):
+    """Round the number of participants.
 
-    The tasks have 3, 2 and 3 clients with data.
-
-    Of 3, 2 and 3 clients a half is 1.5, 1 and 1.5: two, one and two.
+    The tasks have 3, 2 and 3 clients with data. A half is 1.5, 1 and 1.5: two, one and two clients.
     """
     records, result = run_with_records(
         make_bench(participation=participation, rounds=5), ByteCountingMethod()
@@ -136,7 +134,7 @@ def test_participation_rounds_the_number_of_clients_with_data(make_bench, partic
     assert result.client_rounds == 5 * sum(counts)
 
 
-def test_participants_depend_on_the_seed_alone(make_bench):
+def test_participants_depend_only_on_seed(make_bench):
     participants = [
         [
             r["clients"]
@@ -150,8 +148,8 @@ def test_participants_depend_on_the_seed_alone(make_bench):
 
 
 @dataclass(frozen=True)
-class Surveying(ByteCountingMethod):
-    """Ask for sums over all data at both ends of a task."""
+class CollectsSums(ByteCountingMethod):
+    """Request sums over all data at both ends of a task."""
 
     name = "surveying"
 
@@ -177,13 +175,11 @@ class Surveying(ByteCountingMethod):
 
 
 @pytest.mark.parametrize("pass_size", [64, 3])
-def test_surveyed_sums_are_those_of_the_data_in_one_place(
-    make_bench, watch, batch_of, monkeypatch, pass_size
-):
+def test_collected_sums_match_centralised_data(make_bench, watch, batch_of, monkeypatch, pass_size):
     monkeypatch.setattr(
         "fczoo.federation.device.Plan", lambda *a: replace(Plan(*a), pass_size=pass_size)
     )
-    method, bench = Surveying(), make_bench()
+    method, bench = CollectsSums(), make_bench()
     run = watch(bench, method)
     assert [c.phase for c in run.calls] == ["task_start", "train", "train", "task_end"] * 3
     for task, state in run.states.items():
@@ -200,12 +196,12 @@ def test_surveyed_sums_are_those_of_the_data_in_one_place(
     assert counts == [[13, 10, 7], [12, 8], [5, 1, 14]]
 
 
-def test_a_survey_sees_the_state_before_and_after_the_rounds(make_bench, watch):
-    calls = watch(make_bench(), Surveying()).calls
+def test_collect_reads_state_before_and_after_rounds(make_bench, watch):
+    calls = watch(make_bench(), CollectsSums()).calls
     assert [c.state["moving"][0].item() for c in calls[:4]] == [0, 0, 1, 2]
 
 
-def test_methods_that_promise_more_than_they_define_are_told(make_bench):
+def test_incomplete_methods_raise(make_bench):
     with pytest.raises(
         TypeError, match=r"Empty defines before_training\(\) but not after_training\(\)"
     ):
@@ -215,14 +211,14 @@ def test_methods_that_promise_more_than_they_define_are_told(make_bench):
                 return ctx.memory
 
     @dataclass(frozen=True)
-    class Sumless(Surveying):
+    class Sumless(CollectsSums):
         collect = Method.collect
 
     with pytest.raises(TypeError, match=r"Sumless collects at task_start but does not define coll"):
         make_bench().run(Sumless())
 
     @dataclass(frozen=True)
-    class Careless(Surveying):
+    class Careless(CollectsSums):
         update_from = Method.update_from
 
     with pytest.raises(TypeError, match=r"uploads sums at task_start but does not define update_f"):
@@ -236,7 +232,7 @@ def test_methods_that_promise_more_than_they_define_are_told(make_bench):
         make_bench().run(Lossless())
 
 
-def test_logits_must_cover_the_classes_seen(make_bench):
+def test_logits_must_cover_classes_seen(make_bench):
     @dataclass(frozen=True)
     class Wide(ByteCountingMethod):
         def predict(self, backbone, state, batch, task):
@@ -246,8 +242,8 @@ def test_logits_must_cover_the_classes_seen(make_bench):
         make_bench().run(Wide())
 
 
-def test_a_method_without_the_data_sets_values_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Warn where a method lacks the data set's values, but not where these were chosen.
+def test_missing_dataset_options_warn(caplog: pytest.LogCaptureFixture) -> None:
+    """Warn if a method lacks the data set's values, unless others were chosen.
 
     HGP's rate on the server differs on digits.
     """
@@ -285,7 +281,7 @@ def test_a_method_without_the_data_sets_values_is_named(caplog: pytest.LogCaptur
         ({"min_clients": 3, "draw_among": "joined"}, "fedavg", 2, 2),
     ],
 )
-def test_too_few_clients_are_named_before_a_run(settings, method, most: int, task: int) -> None:
+def test_too_few_clients_are_rejected_before_run(settings, method, most: int, task: int) -> None:
     bench = toy_bench(**settings)
     if not task:
         bench.check(small_method(method))

@@ -56,7 +56,7 @@ def test_every_optimizer_has_values_by_hand():
     assert {spec.partition(":")[0] for spec in BY_HAND} == set(SERVER_OPTIMIZERS.names())
 
 
-def test_a_tensor_that_does_not_change_stays():
+def test_unchanged_tensor_stays_unchanged():
     for spec in BY_HAND:
         optimizer = make_server_optimizer(spec)
         state = {"w": numbers(0.3, -2.0)}
@@ -64,7 +64,7 @@ def test_a_tensor_that_does_not_change_stays():
         assert torch.equal(new["w"], state["w"])
 
 
-def test_what_is_not_averaged_is_refused():
+def test_tensors_without_average_are_rejected():
     optimizer = make_server_optimizer("fedavgm")
     for merged in ({}, {"w": torch.zeros(2, 3)}):
         with pytest.raises(FczooError, match="toy does not average w; leave it out"):
@@ -79,7 +79,7 @@ def test_what_is_not_averaged_is_refused():
         ("fcilpt", "fedavgm", "fcilpt merges it in another way"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(make_bench, method, spec, says):
+def test_unsupported_methods_are_rejected(make_bench, method, spec, says):
     with pytest.raises(FczooError, match=says):
         make_bench(server_optimizer=spec).check(create_method(method))
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_is_refused_by_name(make_bench, method, spec, says):
         ({"compress": "lowrank:0.5"}, "rank"),
     ],
 )
-def test_wrong_names_and_values_are_refused_without_data(changes, says):
+def test_invalid_settings_are_rejected_without_data(changes, says):
     with pytest.raises(FczooError, match=says):
         Settings.for_dataset("digits", **changes).check()
 
@@ -102,7 +102,7 @@ def test_wrong_names_and_values_are_refused_without_data(changes, says):
 HEAD = {"tune": "head", "optimizer": "sgd"}
 
 
-def test_momentum_of_zero_is_the_average(make_bench, small_method):
+def test_momentum_zero_equals_average(make_bench, small_method):
     method = small_method("fedavg", **HEAD)
     plain, ours = (
         run_to_end(make_bench(server_optimizer=spec, epochs=1), method)
@@ -112,8 +112,8 @@ def test_momentum_of_zero_is_the_average(make_bench, small_method):
         torch.testing.assert_close(ours.state[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_moments_begin_at_zero_in_each_task(make_bench, small_method, tmp_path):
-    """Only rows of the task have moments, so that rows of finished tasks stay bit for bit."""
+def test_moments_are_reset_each_task(make_bench, small_method, tmp_path):
+    """Keep moments only of the task's rows, so that rows of finished tasks stay bit for bit."""
     run = FederatedRun(
         make_bench(server_optimizer="fedadam:0.1", epochs=1),
         small_method("fedavg", **HEAD),
@@ -138,9 +138,7 @@ def test_moments_begin_at_zero_in_each_task(make_bench, small_method, tmp_path):
 
 
 @pytest.mark.parametrize("saved", [1, 2, 4])
-def test_a_killed_run_goes_on_with_moments_and_lost_parts(
-    make_bench, small_method, tmp_path, saved
-):
+def test_killed_run_resumes_with_moments_and_residuals(make_bench, small_method, tmp_path, saved):
     saves: list[int] = []
 
     class SimulatedKill(Exception):

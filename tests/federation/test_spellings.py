@@ -1,6 +1,4 @@
-"""Partitions, aggregators, attacks and local rules have one canonical spelling, in old folders as
-well.
-"""
+"""Canonical spellings of partitions, aggregators, attacks and local rules, also in old folders."""
 
 import hashlib
 import json
@@ -79,26 +77,26 @@ def test_all_spellings_give_equal_settings(setting: str, canonical: str, spellin
 @pytest.mark.parametrize(
     "spec", ["dirichlet", "dirichlet: 5e-1", "dirichlet:.5", "dirichlet:beta= 0.5"]
 )
-def test_the_default_partition_keeps_its_hash(spec: str) -> None:
+def test_default_partition_keeps_hash(spec: str) -> None:
     partition = open_stream(Settings.for_dataset("digits", partition=spec), pixels=False)[1]
     assert (partition.spec, partition.sha256[:8]) == ("dirichlet:0.5", "75c409b4")
 
 
 @pytest.mark.parametrize(("spec", "sha256"), HASHES.items())
-def test_canonical_spellings_keep_their_hash(spec: str, sha256: str) -> None:
+def test_canonical_spellings_keep_hash(spec: str, sha256: str) -> None:
     partition = open_stream(Settings.for_dataset("digits", partition=spec), pixels=False)[1]
     assert (partition.spec, partition.sha256[:8]) == (spec, sha256)
 
 
 @pytest.mark.parametrize("dataset", ["cars196", "cub200", "eurosat", "imagenet_a"])
 @pytest.mark.parametrize("spec", [None, "dirichlet:1.0", "dirichlet:1", "dirichlet:beta=1."])
-def test_the_default_of_four_data_sets_keeps_its_hash(dataset: str, spec: str | None) -> None:
+def test_default_of_four_data_sets_keeps_hash(dataset: str, spec: str | None) -> None:
     chosen = Settings.for_dataset(dataset, partition=spec).partition
     partition = open_stream(Settings.for_dataset("digits", partition=chosen), pixels=False)[1]
     assert (partition.spec, partition.sha256[:8]) == ("dirichlet:1", "7d0eabfd")
 
 
-def test_all_splits_of_protocols_and_data_sets_are_canonical() -> None:
+def test_bundled_partitions_are_canonical() -> None:
     splits = {DATASETS.get(name).defaults.partition for name in DATASETS.names("fczoo.datasets")}
     for name in PROTOCOLS.names("fczoo."):
         splits |= {split for some in PROTOCOLS.get(name).partitions.values() for split in some}
@@ -108,7 +106,7 @@ def test_all_splits_of_protocols_and_data_sets_are_canonical() -> None:
     }
 
 
-def test_a_registered_thing_of_somebody_else_has_one_spelling() -> None:
+def test_plugin_part_has_canonical_spelling() -> None:
     @dataclass(frozen=True)
     class SliceRule:
         rule: str = option("", "a word")
@@ -134,7 +132,7 @@ def test_a_registered_thing_of_somebody_else_has_one_spelling() -> None:
 @pytest.mark.parametrize(
     "spec", ["dirchlet", "dirichlet:-1", "dirichlet:0.5,caps=on", "dirichlet:.", "iid:5"]
 )
-def test_what_nobody_can_read_is_refused_as_it_was_typed(spec: str) -> None:
+def test_invalid_spec_is_rejected_as_typed(spec: str) -> None:
     settings = Settings(partition=spec)
     assert settings.partition == spec
     with pytest.raises(FczooError):
@@ -165,13 +163,13 @@ def respell(folder: Path, typed: str) -> str:
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
+def old_folder(tmp_path: Path) -> Path:
     run("bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path / "old"))
     respell(tmp_path / "old", "dirichlet")
     return tmp_path / "old"
 
 
-def test_an_old_folder_shares_a_table_with_a_new_one(old: Path, tmp_path: Path) -> None:
+def test_old_and_new_folder_share_table(old_folder: Path, tmp_path: Path) -> None:
     options = ["--methods", "fedridge", *TINY, "--partition", "dirichlet:beta=.5"]
     run("bench", *options, "--out", str(tmp_path / "new"))
     output = run("report", str(tmp_path))
@@ -186,9 +184,7 @@ def test_an_old_folder_shares_a_table_with_a_new_one(old: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("typed", ["dirichlet:1.0", "dirichlet:1", "dirichlet:beta=1"])
-def test_an_old_folder_of_a_default_of_1_shares_a_table_with_a_new_one(
-    typed: str, tmp_path: Path
-) -> None:
+def test_old_and_new_folder_with_beta_1_share_table(typed: str, tmp_path: Path) -> None:
     for method, out in (("fedncm", "old"), ("fedridge", "new")):
         run("bench", "--methods", method, *TINY, "--partition", typed, "--out", str(tmp_path / out))
     new = load_partition(tmp_path / "new/partition.json")
@@ -201,40 +197,40 @@ def test_an_old_folder_of_a_default_of_1_shares_a_table_with_a_new_one(
 @pytest.mark.parametrize(
     "spec", [[], ["--partition", "dirichlet"], ["--partition", "dirichlet:5e-1"]]
 )
-def test_an_old_folder_is_continued_in_any_spelling(spec: list[str], old: Path) -> None:
-    (old / "fedncm/seed0/result.json").unlink()
-    sha256 = load_partition(old / "partition.json").sha256
-    run("bench", "--methods", "fedncm", *TINY, *spec, "--seeds", "0,1", "--out", str(old))
-    assert len(load_results(old)) == 2
-    about = json.loads((old / "bench.json").read_text())
+def test_old_folder_resumes_with_any_spelling(spec: list[str], old_folder: Path) -> None:
+    (old_folder / "fedncm/seed0/result.json").unlink()
+    sha256 = load_partition(old_folder / "partition.json").sha256
+    run("bench", "--methods", "fedncm", *TINY, *spec, "--seeds", "0,1", "--out", str(old_folder))
+    assert len(load_results(old_folder)) == 2
+    about = json.loads((old_folder / "bench.json").read_text())
     assert about["partition"] == {"spec": "dirichlet:0.5", "sha256": sha256}
 
 
-def test_an_old_grid_is_resumed_in_folders_of_another_spelling(old: Path, tmp_path: Path) -> None:
+def test_old_grid_resumes_with_other_folder_spelling(old_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "grid").mkdir()
-    folder = old.rename(tmp_path / "grid/dirichlet")
+    folder = old_folder.rename(tmp_path / "grid/dirichlet")
     (folder / "fedncm/seed0/result.json").unlink()
     run("bench", "--resume", "--out", str(tmp_path / "grid"))
     assert sorted(p.name for p in (tmp_path / "grid").iterdir() if p.is_dir()) == ["dirichlet"]
     assert len(load_results(folder)) == 1
 
 
-def test_an_old_folder_may_be_submitted(old: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["submit", str(old), "--dry-run"])
+def test_old_folder_can_be_submitted(old_folder: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["submit", str(old_folder), "--dry-run"])
     assert "has no hashes of the code" not in result.output
     assert "differs from" not in result.output
 
 
-def test_an_old_partition_file_is_read(old: Path) -> None:
-    file = load_partition(old / "partition.json")
-    assert json.loads((old / "partition.json").read_text())["spec"] == "dirichlet"
+def test_old_partition_file_is_read(old_folder: Path) -> None:
+    file = load_partition(old_folder / "partition.json")
+    assert json.loads((old_folder / "partition.json").read_text())["spec"] == "dirichlet"
     assert file.spec == "dirichlet:0.5"
-    spec, out = f"file:{old / 'partition.json'}", str(old.parent / "again")
+    spec, out = f"file:{old_folder / 'partition.json'}", str(old_folder.parent / "again")
     again = run("bench", "--methods", "fedncm", *TINY, "--partition", spec, "--out", out)
     assert f"dirichlet:0.5 (seed 0, {file.sha256[:8]})" in again
 
 
-def test_two_spellings_in_a_list_are_one_setting(tmp_path: Path) -> None:
+def test_two_spellings_are_one_setting(tmp_path: Path) -> None:
     specs, out = "dirichlet,dirichlet:.5", str(tmp_path / "o")
     run("bench", "--methods", "fedncm", *TINY, "--partition", specs, "--out", out)
     assert (tmp_path / "o/bench.json").is_file()

@@ -1,6 +1,4 @@
-"""Clients that act elsewhere: what they are asked and answer is bytes, and the numbers are the
-same.
-"""
+"""Clients on remote workers: requests and responses are bytes, and the numbers are equal."""
 
 import pytest
 import torch
@@ -16,9 +14,7 @@ from helpers_remote import Losses, Workers, bits, outcome, run_local_and_remote
 
 @pytest.mark.parametrize("name", ["lwf", "hgp", "podnet"])
 @pytest.mark.parametrize("together", [1, 3])
-def test_groups_control_variates_and_hostile_clients_elsewhere(
-    make_bench, small_method, name, together
-):
+def test_remote_run_matches_local_run(make_bench, small_method, name, together):
     settings = {
         "local": "scaffold",
         "compress": "topk:0.2",
@@ -44,7 +40,7 @@ def test_groups_control_variates_and_hostile_clients_elsewhere(
     }
 
 
-def test_a_run_goes_on_elsewhere_that_was_begun_here(make_bench, small_method, tmp_path):
+def test_local_run_resumes_on_remote_workers(make_bench, small_method, tmp_path):
     class InterruptedRun(Exception):
         pass
 
@@ -65,10 +61,10 @@ def test_a_run_goes_on_elsewhere_that_was_begun_here(make_bench, small_method, t
 
 
 @pytest.mark.parametrize("name", ["lwf", "icarl"])
-def test_what_clients_keep_is_given_and_returned(make_bench, small_method, watch, name):
-    """The same question twice has the run's answer.
+def test_client_state_is_passed_and_returned(make_bench, small_method, watch, name):
+    """Answer the same request twice with the upload of the run.
 
-    What is given stays as it is.
+    The client state that is passed does not change.
     """
     record = watch(make_bench(augment="none"), small_method(name))
     call = record.rounds[-1]
@@ -78,13 +74,13 @@ def test_what_clients_keep_is_given_and_returned(make_bench, small_method, watch
     request = ClientRequest(None, call.state, {}, call.ctx)
     first, again = (engine.side.answer(request, call.clients[:1], client_state) for _ in range(2))
     assert bits(dict(first.payloads[0])) == bits(dict(again.payloads[0]))
-    for name, value in call.payloads[0].items():  # the teacher's outputs were kept then
+    for name, value in call.payloads[0].items():  # with cached teacher outputs
         torch.testing.assert_close(first.payloads[0][name], value, rtol=1e-6, atol=1e-9)
     assert {k: bits(v) for k, v in client_state.memories.items()} == memory_bits
     assert not client_state.taught
 
 
-def test_bytes_that_are_no_question_are_refused(make_bench):
+def test_invalid_request_is_rejected(make_bench):
     answering = RemoteWorker(make_bench(), create_method("fedncm"), 0)
     with pytest.raises(ValueError, match="header"):
         answering.read_request(b"nothing")

@@ -1,4 +1,4 @@
-"""Runs that start from a kept model: their state, and what a model lacks."""
+"""Runs that start from a saved model: their state, and missing parts of a model."""
 
 from dataclasses import replace
 from itertools import islice
@@ -22,7 +22,7 @@ from helpers_resume import Crash, crash_after, rounds, run_and_record
 
 
 def save_first_tasks(bench: Benchmark, method: str, folder: Path, tasks: int = 2) -> FederatedRun:
-    """Run the first tasks of the toy world and keep the model."""
+    """Run the first tasks of the toy benchmark and save the model."""
     run = bench.start(small_method(method))
     for _ in islice(run, tasks):
         pass
@@ -30,14 +30,14 @@ def save_first_tasks(bench: Benchmark, method: str, folder: Path, tasks: int = 2
     return run
 
 
-def continued(bench: Benchmark, folder: Path, tasks: int = 2) -> Benchmark:
+def bench_from_model(bench: Benchmark, folder: Path, tasks: int = 2) -> Benchmark:
     """Return the toy world for a run that starts from a model of its first tasks."""
     settings = replace(bench.settings, start_from=str(folder))
     return replace(bench, settings=settings, stream=replace(bench.stream, learned=tasks))
 
 
-def test_control_variates_are_kept_and_begin_at_zero_in_the_next_task(tmp_path):
-    """So the run is that in one go."""
+def test_saved_model_includes_control_variates(tmp_path):
+    """Match an uninterrupted run; control variates begin at zero in the next task."""
     bench = toy_bench(torch.float32, local="scaffold", epochs=1, batch_size=8)
     first, method = save_first_tasks(bench, "fedclm", tmp_path), small_method("fedclm")
     control = first.server.controls.server
@@ -45,23 +45,23 @@ def test_control_variates_are_kept_and_begin_at_zero_in_the_next_task(tmp_path):
     assert control["head.weight"].abs().max() > 0
     kept = load_file(tmp_path / SERVER_STATE)
     assert all(torch.equal(kept[f"{CONTROL}{name}"], value) for name, value in control.items())
-    again, uninterrupted = continued(bench, tmp_path).start(method), bench.start(method)
+    again, uninterrupted = bench_from_model(bench, tmp_path).start(method), bench.start(method)
     assert again.run().accuracy == uninterrupted.run().accuracy
     assert all(torch.equal(value, uninterrupted.state[name]) for name, value in again.state.items())
 
 
-def test_clients_begin_without_what_they_had_kept(tmp_path, caplog):
+def test_clients_start_without_memory(tmp_path, caplog):
     bench = toy_bench(torch.float32, epochs=1, batch_size=8, rounds=1)
     save_first_tasks(bench, "icarl", tmp_path)
-    run = continued(bench, tmp_path).start(small_method("icarl"))
+    run = bench_from_model(bench, tmp_path).start(small_method("icarl"))
     assert len(run.run().accuracy) == 3
     assert "icarl continues without what its clients have kept" in caplog.text
 
 
-def test_an_interrupted_run_resumes_to_the_same_numbers(tmp_path):
+def test_resumed_run_matches_uninterrupted_run(tmp_path):
     bench = toy_bench(torch.float32, epochs=1, batch_size=8)
     save_first_tasks(bench, "fedclm", tmp_path / "model", tasks=1)
-    bench, method = continued(bench, tmp_path / "model", tasks=1), small_method("fedclm")
+    bench, method = bench_from_model(bench, tmp_path / "model", tasks=1), small_method("fedclm")
     path = tmp_path / "checkpoint.safetensors"
     with pytest.raises(Crash):
         run_and_record(bench, method, tmp_path / "run", Checkpoint(path, crash_after(2)))
@@ -72,11 +72,11 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(tmp_path):
     assert rounds(tmp_path / "run") == rounds(tmp_path / "whole")
 
 
-def test_bytes_rounds_and_curve_are_those_of_the_new_tasks(tmp_path):
+def test_bytes_rounds_and_curve_cover_only_new_tasks(tmp_path):
     bench = toy_bench(torch.float32, epochs=1, batch_size=8)
     save_first_tasks(bench, "fedclm", tmp_path)
     lines = []
-    run = continued(bench, tmp_path).start(small_method("fedclm"))
+    run = bench_from_model(bench, tmp_path).start(small_method("fedclm"))
     run.callback.round = lines.append
     result = run.run()
     assert [(line["task"], line["round"]) for line in lines] == [(2, 0), (2, 1)]
@@ -85,7 +85,7 @@ def test_bytes_rounds_and_curve_are_those_of_the_new_tasks(tmp_path):
     assert result.start["tasks"] == 2
 
 
-def test_a_state_grows_by_the_entries_of_a_larger_beginning():
+def test_grow_adds_entries_of_larger_start():
     small = {"head": torch.zeros(2, 1), "keys": torch.zeros(1, 3), "scale": torch.zeros(4)}
     large = {
         "head": torch.tensor([[5.0], [6], [7]]),
@@ -104,22 +104,24 @@ def test_a_state_grows_by_the_entries_of_a_larger_beginning():
     assert grown["keys"].tolist() == [[1, 1, 1]] and grown["scale"] is state["scale"]
 
 
-def test_a_state_that_is_divided_among_the_tasks_cannot_grow():
+def test_state_divided_among_tasks_cannot_grow():
     small, large = {"prompts": torch.zeros(5, 2)}, {"prompts": torch.zeros(3, 2)}
     with pytest.raises(FczooError, match="some divides prompts among a number of tasks"):
         grow("some", small, small, large)
 
 
 @pytest.mark.parametrize("method", ["dualprompt", "pilora"])
-def test_methods_with_rows_per_class_and_task_learn_more_than_planned(method, tmp_path):
+def test_methods_learn_more_tasks_than_planned(method, tmp_path):
     bench = toy_bench(torch.float32, epochs=1, batch_size=8, rounds=1)
     stream = bench.stream
     planned = tuple(Task(t.index, t.start, t.stop, 5, 2) for t in stream.tasks[:2])
     partition = replace(bench.partition, tasks=bench.partition.tasks[:2])
     short = replace(bench, stream=replace(stream, tasks=planned), partition=partition)
     save_first_tasks(short, method, tmp_path)
-    run = continued(bench, tmp_path).start(small_method(method))
+    run = bench_from_model(bench, tmp_path).start(small_method(method))
     result = run.run()
     assert len(result.accuracy) == 3
-    start_accuracy = load_start(continued(bench, tmp_path), small_method(method), 0).record.accuracy
+    start_accuracy = load_start(
+        bench_from_model(bench, tmp_path), small_method(method), 0
+    ).record.accuracy
     assert result.accuracy[:2] == start_accuracy

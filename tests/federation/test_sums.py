@@ -1,4 +1,4 @@
-"""Sums of surveys: totals or rows, random draws for their images, and classes without any image."""
+"""Sums of client statistics: totals or rows, draws per image, and classes without images."""
 
 import weakref
 from collections.abc import Iterator
@@ -35,8 +35,8 @@ from helpers_engine import DESCENT
 
 
 @dataclass(frozen=True)
-class Asking(Method):
-    """Send the number of images and the sum of the draws for them; answer class 0."""
+class CollectsDraws(Method):
+    """Send the number of images and the sum of the draws for them; predict class 0."""
 
     name = "asking"
     separate: bool = False
@@ -77,8 +77,8 @@ class Asking(Method):
         return torch.zeros(len(batch.y), task.stop)
 
 
-def test_the_total_is_added_up_in_float64() -> None:
-    """Totals are sums in float64.
+def test_totals_are_summed_in_float64() -> None:
+    """Add totals up in float64.
 
     1 + 2^-24 is 1 in float32, however often it is added; the counts stay whole numbers.
     """
@@ -93,14 +93,14 @@ def test_the_total_is_added_up_in_float64() -> None:
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_a_survey_gives_a_total_or_rows(watch, separate) -> None:
-    run = watch(toy_bench(), Asking(separate=separate))
+def test_collect_returns_total_or_rows(watch, separate) -> None:
+    run = watch(toy_bench(), CollectsDraws(separate=separate))
     counts = [[13.0], [10.0], [7.0]]
     assert run.states[0]["images"].tolist() == (counts if separate else [30.0])
 
 
-def test_draws_of_a_survey_belong_to_the_image(watch) -> None:
-    """An image has the same draws at every owner and in every batch."""
+def test_draws_depend_only_on_image_and_seed(watch) -> None:
+    """Give an image the same draws at every owner and in every batch."""
     bench = toy_bench()
     pool = replace(
         bench.partition,
@@ -108,26 +108,26 @@ def test_draws_of_a_survey_belong_to_the_image(watch) -> None:
             tuple([np.sort(np.concatenate(p))] + [p[0][:0]] * 2) for p in bench.partition.tasks
         ),
     )
-    ours = watch(bench, Asking()).states[2]
-    theirs = watch(replace(bench, partition=pool), Asking()).states[2]
+    ours = watch(bench, CollectsDraws()).states[2]
+    theirs = watch(replace(bench, partition=pool), CollectsDraws()).states[2]
     torch.testing.assert_close(ours["drawn"], theirs["drawn"])
-    other_seed = watch(bench, Asking(), 1).states[2]
+    other_seed = watch(bench, CollectsDraws(), 1).states[2]
     assert not torch.allclose(ours["drawn"], other_seed["drawn"])
 
 
-def test_even_draws_cut_a_client_into_equal_parts(watch) -> None:
-    run = watch(toy_bench(), Asking(separate=True, even=True))
+def test_stratified_draws_split_client_into_equal_parts(watch) -> None:
+    run = watch(toy_bench(), CollectsDraws(separate=True, even=True))
     assert [sorted(row) for row in run.states[0]["parts"].tolist()] == [
         [6.0, 7.0],
         [5.0, 5.0],
         [3.0, 4.0],
     ]
-    draws = image_draws(Asking(even=True).training(), 30, torch.tensor([4, 9, 2, 7]), "key")
+    draws = image_draws(CollectsDraws(even=True).training(), 30, torch.tensor([4, 9, 2, 7]), "key")
     assert draws[:, 0].sort().values.tolist() == [0.125, 0.375, 0.625, 0.875]
 
 
 @dataclass(frozen=True)
-class Noisy(Asking):
+class UploadsDraws(CollectsDraws):
     """Train with a loss that uploads the draws for it."""
 
     def training(self) -> Training:
@@ -142,8 +142,8 @@ class Noisy(Asking):
         return (train["w"] - noise).square().sum(), {"drawn": noise}
 
 
-def test_draws_of_a_loss_are_the_clients_own_and_the_same_together(watch) -> None:
-    one, together = watch(toy_bench(), Noisy()), watch(toy_bench(together=3), Noisy())
+def test_loss_draws_match_with_batched_clients(watch) -> None:
+    one, together = watch(toy_bench(), UploadsDraws()), watch(toy_bench(together=3), UploadsDraws())
     draws_by_round = [[p["drawn"].tolist() for p in call.payloads] for call in one.calls]
     for ours, theirs in zip(one.calls, together.calls, strict=True):
         for a, b in zip(ours.payloads, theirs.payloads, strict=True):
@@ -153,11 +153,11 @@ def test_draws_of_a_loss_are_the_clients_own_and_the_same_together(watch) -> Non
     )  # new in every round
 
 
-def test_a_class_that_nobody_held_is_no_answer() -> None:
-    """Never answer a class that no client held.
+def test_class_without_images_is_never_predicted() -> None:
+    """Never predict a class that no client held.
 
-    All logits are equal, so the answer is the first class that was held: 1, which is right in a
-    third.
+    All logits are equal, so the prediction is the first class that was held: 1. It is right in a
+    third of the cases.
     """
     bench = toy_bench()
     labels = bench.stream.train.labels
@@ -167,24 +167,26 @@ def test_a_class_that_nobody_held_is_no_answer() -> None:
     )
     bench = replace(bench, partition=replace(bench.partition, tasks=without))
     assert bench.classes_with_images(TASKS[1]).tolist() == [False, True, True, True, True]
-    assert accuracy_row(Asking(), bench, {None: {}}, TASKS[0], 10) == [pytest.approx(100 / 3)]
+    assert accuracy_row(CollectsDraws(), bench, {None: {}}, TASKS[0], 10) == [
+        pytest.approx(100 / 3)
+    ]
 
 
-def test_show_says_that_rows_stay_apart() -> None:
+def test_show_warns_of_separate_rows() -> None:
     assert "secure aggregation" not in part_page("fedncm", "digits")
     assert "so secure aggregation, which reveals only totals, cannot hide them" in part_page(
         "fedcof", "digits"
     )
 
 
-# --- added up as they arrive
+# --- summed on arrival
 
 
 ANALYTIC = {"fedridge": "gram", "ranpac": "judge_gram", "slca": "moment.products"}
 
 
 @pytest.mark.parametrize(("name", "tensor"), ANALYTIC.items())
-def test_second_moments_of_one_client_are_alive_at_a_time(
+def test_second_moments_are_held_for_one_client_at_a_time(
     monkeypatch, small_method, name, tensor
 ) -> None:
     """Hold the second moments of one client at a time; the sums are the same bits."""
@@ -203,7 +205,7 @@ def test_second_moments_of_one_client_are_alive_at_a_time(
     assert len(alive_counts) == 8 and set(alive_counts) == {1}
     monkeypatch.setattr(Uplink, "folds", False)
     storing_run = run_to_end(toy_bench(**options), method)
-    assert max(alive_counts) == 3  # else all clients' at once
+    assert max(alive_counts) == 3  # those of all clients at once
     assert folding_run.state.keys() == storing_run.state.keys()
     assert all(
         torch.equal(value, storing_run.state[key]) for key, value in folding_run.state.items()
@@ -222,7 +224,7 @@ def run_to_end(bench: Benchmark, method: Method) -> FederatedRun:
     return run
 
 
-SPOILT = {
+INVALID_SUMS = {
     "gram is not finite": lambda sums: {**sums, "gram": sums["gram"] * float("nan")},
     "gram has shape (2, 2), expected (528,)": lambda sums: {**sums, "gram": torch.zeros(2, 2)},
     "lacks gram": lambda sums: {k: v for k, v in sums.items() if k != "gram"},
@@ -231,25 +233,27 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("reason", SPOILT)
-def test_what_is_broken_is_left_out_of_the_sum(monkeypatch, small_method, reason) -> None:
-    """Add nothing of a broken upload, and stop without enough others.
+@pytest.mark.parametrize("reason", INVALID_SUMS)
+def test_invalid_upload_is_excluded_from_sum(monkeypatch, small_method, reason) -> None:
+    """Exclude an invalid upload, and stop without enough valid ones.
 
-    The second client's upload is the broken one.
+    The second client's upload is invalid.
     """
     survey = ClientEngine.collect
 
-    def spoilt(*arguments: Any) -> Iterator[Payload]:
+    def spoil_second_client(*arguments: Any) -> Iterator[Payload]:
         for payload in survey(*arguments):
             yield (
-                payload.holding(SPOILT[reason](payload.tensors)) if payload.client == 1 else payload
+                payload.holding(INVALID_SUMS[reason](payload.tensors))
+                if payload.client == 1
+                else payload
             )
 
     bench, method = toy_bench(), small_method("fedridge")
     parts = [(a, b[:0], *others) for a, b, *others in bench.partition.tasks]
     without = replace(bench, partition=replace(bench.partition, tasks=tuple(parts)))
     expected_state = run_to_end(without, method).state
-    monkeypatch.setattr(ClientEngine, "collect", spoilt)
+    monkeypatch.setattr(ClientEngine, "collect", spoil_second_client)
     run = run_to_end(bench, method)
     assert [(r["client"], r["reason"]) for r in run.result.rejected] == [(1, reason)] * 3
     assert all(torch.equal(value, run.state[name]) for name, value in expected_state.items())
@@ -257,10 +261,10 @@ def test_what_is_broken_is_left_out_of_the_sum(monkeypatch, small_method, reason
         run_to_end(toy_bench(min_clients=3), method)
 
 
-def test_a_factor_of_a_rank_is_sent_and_is_the_best_of_that_rank() -> None:
+def test_low_rank_factor_is_best_approximation() -> None:
     """Keep 3 of [[2, 1], [1, 2]] = 3 (1, 1)(1, 1)^T / 2 + 1 (1, -1)(1, -1)^T / 2: 2 of 3 numbers.
 
-    With both eigenvalues nothing is lost. A factor of another shape stays as it is.
+    With both eigenvalues nothing is lost. A factor of another shape stays unchanged.
     """
     matrix = torch.tensor([[2.0, 1], [1, 2]], dtype=torch.float64)
     for rank, triangle in ((1, [1.5, 1.5, 1.5]), (2, [2.0, 1, 2]), (9, [2.0, 1, 2])):
@@ -275,7 +279,7 @@ def test_a_factor_of_a_rank_is_sent_and_is_the_best_of_that_rank() -> None:
 
 
 @pytest.mark.parametrize("name", ["afcl", "fedridge", "ranpac"])
-def test_gram_rank_saves_bytes_and_the_full_rank_loses_nothing(name: str) -> None:
+def test_gram_rank_saves_bytes_and_full_rank_is_exact(name: str) -> None:
     """Count 32 rows of 32 numbers for the whole rank, 2 for rank 2, and 528 for the triangle."""
     options = {"fedridge": {"bias": "none"}, "ranpac": {"ridge": 1.0, "width": 32}}.get(name, {})
     exact, full, low = (
@@ -291,13 +295,13 @@ def test_gram_rank_saves_bytes_and_the_full_rank_loses_nothing(name: str) -> Non
     assert not low.result.rejected
 
 
-def test_a_free_bias_needs_the_exact_gram_matrix() -> None:
+def test_free_bias_needs_exact_gram_matrix() -> None:
     with pytest.raises(FczooError, match=r"fedridge.bias=free reads; add fedridge.bias=none"):
         create_method("fedridge", gram_rank=4)
 
 
-def test_the_lower_triangle_of_a_symmetric_matrix_is_sent() -> None:
-    """Row by row, also of sums side by side; other tensors stay."""
+def test_lower_triangle_of_symmetric_matrix_is_sent() -> None:
+    """Send it row by row, also for stacked sums; other tensors stay unchanged."""
     uploads = {"gram": whole_tensors("second moments", symmetric=True), "class.": per_class("sum")}
     matrix = torch.tensor([[1.0, 9, 9], [2, 3, 9], [4, 5, 6]])
     tree = {"gram": matrix, "class.sum": torch.ones(3, 3)}

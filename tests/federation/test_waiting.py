@@ -1,4 +1,4 @@
-"""Uploads that wait on a disk for the merge."""
+"""Uploads that are spilled to disk until the merge."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ KINDS = {
 }
 
 
-def test_what_waits_is_what_came(monkeypatch, tmp_path: Path):
+def test_spilled_upload_is_read_back_unchanged(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
     back = on_disk(Payload(KINDS, client=3, num_samples=7))
     assert (back.client, back.num_samples, list(back)) == (3, 7, list(KINDS))
@@ -36,7 +36,7 @@ def test_what_waits_is_what_came(monkeypatch, tmp_path: Path):
     assert not list(tmp_path.rglob("*.*"))  # no name is left behind
 
 
-def test_nothing_waits_as_nothing(monkeypatch, tmp_path: Path):
+def test_empty_upload_stays_empty(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
     assert not on_disk(Payload({}, client=1))
 
@@ -44,8 +44,8 @@ def test_nothing_waits_as_nothing(monkeypatch, tmp_path: Path):
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="Linux says how much memory is of no file"
 )
-def test_what_waits_takes_no_memory(monkeypatch, tmp_path: Path):
-    """Waiting uploads take no memory.
+def test_spilled_uploads_take_no_memory(monkeypatch, tmp_path: Path):
+    """Keep spilled uploads out of memory.
 
     Of six uploads of 40 MB, less than two are in memory that no file backs.
     """
@@ -63,7 +63,7 @@ def test_what_waits_takes_no_memory(monkeypatch, tmp_path: Path):
     assert anonymous() - start < 2 * 40_000_000
 
 
-def test_a_run_is_the_same(monkeypatch, tmp_path: Path):
+def test_spilling_does_not_change_run(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
     method, plan = small_method("hgp"), run.FederatedRun._plan
     settings = {"aggregator": "median", "outliers": 3.0}
@@ -83,11 +83,11 @@ def test_a_run_is_the_same(monkeypatch, tmp_path: Path):
     "participants, scalars, waits",
     [(10, 25_000_000, "device"), (11, 25_000_000, "disk"), (10, 0, "device")],
 )
-def test_a_gigabyte_waits_on_a_disk(participants: int, scalars: int, waits: str):
+def test_large_uploads_wait_on_disk(participants: int, scalars: int, waits: str):
     settings = Settings(dataset="digits", clients=100, participation=float(participants))
     assert plan_of(settings, 0, torch.device("cpu"), 100, scalars).waiting == waits
 
 
-def test_an_accelerator_keeps_large_uploads_in_host_memory():
+def test_accelerator_keeps_large_uploads_on_host():
     settings = Settings(dataset="digits")
     assert plan_of(settings, 0, torch.device("cuda"), 2, 5_000_000).waiting == "host"

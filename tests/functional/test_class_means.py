@@ -1,4 +1,4 @@
-"""Class means, whoever holds the images: FedNCM, FedCLM and the prototypes of FedProto."""
+"""Class means for any partition: FedNCM, FedCLM and the prototypes of FedProto."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from helpers_payload import server_context
 
 
 @pytest.mark.parametrize("distance", ["euclid", "cosine"])
-def test_fedncm_is_the_nearest_mean_of_all_images(make_bench, watch, batch_of, distance):
+def test_fedncm_equals_centralised_nearest_mean(make_bench, watch, batch_of, distance):
     run = watch(make_bench(), create_method("fedncm", distance=distance))
     train, test = run.bench.train, run.bench.test
     data, queries = (
@@ -31,7 +31,7 @@ def test_fedncm_is_the_nearest_mean_of_all_images(make_bench, watch, batch_of, d
     assert torch.equal(logits.argmax(1), scores.argmax(1))
 
 
-def test_fedncm_never_answers_a_class_without_images(backbone, tasks):
+def test_fedncm_never_predicts_class_without_images(backbone, tasks):
     state = {
         "mean": torch.zeros(7, DIM, dtype=torch.float64),
         "count": torch.tensor([1.0, 0, 1, 0, 0, 0, 0]),
@@ -47,8 +47,8 @@ def test_fedncm_never_answers_a_class_without_images(backbone, tasks):
     assert create_method("fedncm").predict(backbone, state, batch, tasks[0]).argmax() in (0, 2)
 
 
-def test_class_means_do_not_depend_on_the_split(record, batch_of):
-    """FedNCM and FedCLM hold exactly the centralised class means, for every split."""
+def test_class_means_do_not_depend_on_partition(record, batch_of):
+    """Match the centralised class means for FedNCM and FedCLM."""
     for name, key in (("fedncm", "mean"), ("fedclm", "mean")):
         run = record(name)
         store, last = run.bench.train, run.states[2]
@@ -61,7 +61,7 @@ def test_class_means_do_not_depend_on_the_split(record, batch_of):
 
 
 def test_fedproto_prototypes_are_pooled_class_means(noise, tasks):
-    """Prototypes are pooled class means if all clients share one model."""
+    """Pool class means if all clients share one model."""
     method, task = create_method("fedproto", tune="head"), tasks[0]
     x, y = noise(9, DIM), torch.tensor([0, 0, 1, 1, 1, 0, 1, 0, 0])
     payloads = []
@@ -82,7 +82,7 @@ def test_fedproto_prototypes_are_pooled_class_means(noise, tasks):
     assert forward["prototype.mean"].isfinite().all()
 
 
-def test_fedproto_forgets_prototypes_of_the_last_task_but_for_ncm(record):
+def test_fedproto_resets_prototypes_each_task(record):
     run = record("fedproto")
     for call in run.rounds:
         mask = call.state["prototype.known"]

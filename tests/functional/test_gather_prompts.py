@@ -1,6 +1,4 @@
-"""Rows gathered from a pool of prompts: indexing's values, and a gradient that is the same in every
-run.
-"""
+"""Rows gathered from a prompt pool: the values of indexing, and a deterministic gradient."""
 
 from collections.abc import Iterator
 
@@ -21,7 +19,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(thread_count)
 
 
-def world(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def pool_tensors(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return tables and weights of three clients, and positions that repeat."""
     rng = torch.Generator().manual_seed(0)
     table = torch.randn(CLIENTS, POOL, LENGTH, DIM, generator=rng, dtype=dtype)
@@ -31,14 +29,14 @@ def world(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gradient(gather, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient as the engine takes it: a loss of stacked clients, then one backward."""
+    """Return the gradient of a loss over stacked clients, as the engine computes it."""
     leaf = table.clone().requires_grad_()
     torch.vmap(lambda t, i, w: (gather(t, i) * w).sum())(leaf, index, weight).sum().backward()
     return leaf.grad
 
 
-def test_it_gathers_what_indexing_gathers() -> None:
-    table, index, weight = world(torch.float64)
+def test_gather_prompts_matches_indexing() -> None:
+    table, index, weight = pool_tensors(torch.float64)
     for t, i in zip(table, index, strict=True):
         assert torch.equal(gather_prompts(t, i), t[i])
     assert torch.equal(gather_prompts(table[0], index[0, 0, 0]), table[0, index[0, 0, 0]])
@@ -49,7 +47,7 @@ def test_it_gathers_what_indexing_gathers() -> None:
 
 
 @pytest.mark.parametrize("clients", [1, CLIENTS])
-def test_its_gradient_is_the_same_in_every_run(two_threads: None, clients: int) -> None:
-    tensors = [part[:clients] for part in world(torch.float32)]
+def test_gradient_is_deterministic(two_threads: None, clients: int) -> None:
+    tensors = [part[:clients] for part in pool_tensors(torch.float32)]
     first = gradient(gather_prompts, *tensors)
     assert all(torch.equal(gradient(gather_prompts, *tensors), first) for _ in range(50))

@@ -1,4 +1,4 @@
-"""The linear head: where it starts, and at which rate it is trained."""
+"""Initial values and learning rate of the linear head."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ PROMPT_METHODS = [
 # UOPP has another rate in later tasks.
 
 
-def test_every_method_that_trains_a_head_has_its_options():
+def test_every_head_method_has_head_options():
     head_methods = {
         name for name in METHODS.names() if "head." in create_method(name).training().optims
     }
@@ -35,7 +35,7 @@ def test_every_method_that_trains_a_head_has_its_options():
 
 
 @pytest.mark.parametrize("name", HEAD_METHODS)
-def test_the_head_starts_at_zero_or_as_pytorch_or_timm_do(small_method, backbone, tasks, rng, name):
+def test_head_init_is_zeros_pytorch_or_timm(small_method, backbone, tasks, rng, name):
     def start(**options):
         return small_method(name, **options).begin_task({}, tasks[0], backbone, rng)
 
@@ -49,12 +49,10 @@ def test_the_head_starts_at_zero_or_as_pytorch_or_timm_do(small_method, backbone
 
 # Clients of joint and local send no means; UOPP's head is that of the first task.
 @pytest.mark.parametrize("name", sorted({*HEAD_METHODS} - {"joint", "local", "uopp"}))
-def test_the_head_starts_at_the_means_of_the_features_that_it_reads(
-    make_bench, small_method, watch, batch_of, name
-):
-    """New rows start at class means of the features that the head reads.
+def test_head_init_means_equals_class_means(make_bench, small_method, watch, batch_of, name):
+    """Start new rows at class means of the features that the head reads.
 
-    Rows of earlier classes stay as the last task left them.
+    Rows of earlier classes keep their values of the last task.
     """
     run = watch(make_bench(rounds=1, epochs=1), small_method(name, head_init="means"))
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
@@ -70,8 +68,8 @@ def test_the_head_starts_at_the_means_of_the_features_that_it_reads(
 
 
 @pytest.mark.parametrize("name", PROMPT_METHODS)
-def test_the_head_has_a_rate_of_its_own(small_method, name):
-    """The head has its own rate, or without one that of the prompts."""
+def test_head_has_separate_learning_rate(small_method, name):
+    """Use head_lr for the head, or the prompts' rate without it."""
     for head_lr, rate in ((None, 0.25), (0.5, 0.5), (0.0, 0.0)):
         optims = small_method(name, lr=0.25, head_lr=head_lr).training().optims
         assert {o.lr for prefix, o in optims.items() if prefix != "head."} == {0.25}
@@ -79,10 +77,10 @@ def test_the_head_has_a_rate_of_its_own(small_method, name):
 
 
 @pytest.mark.parametrize("protocol", [p for p in PROTOCOLS.names("fczoo.") if p != "quick"])
-def test_papers_keep_the_start_of_their_code(protocol):
-    """Protocols keep the head's start of the papers' code.
+def test_protocols_keep_head_init_of_papers_code(protocol):
+    """Keep the initial head of the papers' code in their protocols.
 
-    Outside of a protocol the head starts at zero.
+    Without a protocol the head starts at zero.
     """
     cls, names = PROTOCOLS.get(protocol), set()
     for dataset in cls.datasets:
@@ -98,7 +96,7 @@ def test_papers_keep_the_start_of_their_code(protocol):
 
 
 @pytest.mark.parametrize("name", HEAD_METHODS)
-def test_the_optimizer_is_an_option_of_all_that_is_trained(name):
+def test_optimizer_option_applies_to_all_tensors(name):
     method = create_method(name, optimizer="sgd", momentum=0.9, weight_decay=0.01)
     for optim in method.training().optims.values():
         assert (optim.name, optim.momentum, optim.weight_decay) == ("sgd", 0.9, 0.01)

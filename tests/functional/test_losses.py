@@ -11,8 +11,8 @@ from fczoo.functional.losses import task_cross_entropy
 
 
 @pytest.mark.parametrize(("support", "classes"), [("task", 2), ("seen", 3), ("all", 5)])
-def test_the_support_is_the_denominator_of_the_softmax(support, classes):
-    """With zero logits, the loss is the logarithm of the number of classes in the softmax."""
+def test_support_selects_classes_of_softmax(support, classes):
+    """Compare with the logarithm of the number of classes, the loss of zero logits."""
     task = Task(index=1, start=1, stop=3, classes=5, count=3)
     logits = torch.zeros(2, 5, requires_grad=True)
     empty = torch.empty(2, 0)

@@ -1,11 +1,11 @@
-"""Tensors that finished tasks leave behind, joined task by task."""
+"""Stacks of tensors of finished tasks."""
 
 import torch
 
 from fczoo.core.tree import stack_past
 
 
-def test_values_of_finished_tasks_are_joined_in_the_order_of_tasks():
+def test_stack_past_keeps_task_order():
     state = {"lora.0.a": torch.tensor([1.0, 2.0]), "head.bias": torch.zeros(3)}
     first = stack_past(state, "lora.", "past.")
     assert {k: v.tolist() for k, v in first.items()} == {"past.0.a": [[1, 2]]}

@@ -17,10 +17,10 @@ from helpers_methods import CLOSE, DIM, batch
 # --- L2P
 
 
-def test_l2p_unchosen_slots_stay(make_bench, small_method, watch, batch_of):
-    """Slots that no image chooses stay.
+def test_l2p_unchosen_prompts_stay_unchanged(make_bench, small_method, watch, batch_of):
+    """Keep prompts that no image chooses.
 
-    Their gradient is zero, so Adam does not move them, nor does averaging.
+    Their gradient is zero, so neither Adam nor averaging moves them.
     """
     run = watch(make_bench(), small_method("l2p", size=6, chosen=1))
     used = set()
@@ -37,7 +37,7 @@ def test_l2p_unchosen_slots_stay(make_bench, small_method, watch, batch_of):
         assert torch.equal(run.states[2]["pool.prompt"][m], start["pool.prompt"][m])
 
 
-def test_l2p_key_loss_moves_keys_towards_their_queries(noise, tasks):
+def test_l2p_key_loss_moves_keys_towards_queries(noise, tasks):
     method = create_method("l2p", size=3, chosen=1)
     keys, query = noise(3, DIM), noise(1, DIM)
     data = batch(query.expand(4, -1), [0, 1, 2, 0])
@@ -53,16 +53,16 @@ def test_l2p_key_loss_moves_keys_towards_their_queries(noise, tasks):
     assert new_similarity > F.cosine_similarity(keys[best], query[0], dim=0)
 
 
-def test_l2p_without_key_loss_keeps_its_random_keys(make_bench, small_method, watch):
+def test_l2p_without_key_loss_keeps_random_keys(make_bench, small_method, watch):
     run = watch(make_bench(), small_method("l2p", no_key_loss=True))
     assert torch.equal(run.states[2]["pool.key"], run.rounds[0].state["pool.key"])
     assert not torch.equal(run.states[2]["pool.prompt"], run.rounds[0].state["pool.prompt"])
 
 
-def test_l2p_puts_25_tokens_in_front_of_the_image(backbone, noise, tasks, rng, monkeypatch):
-    """L2P puts 25 tokens in front of the image.
+def test_l2p_prepends_25_tokens(backbone, noise, tasks, rng, monkeypatch):
+    """Put 25 tokens in front of the image.
 
-    With its defaults: 222 tokens on ViT-B/16 at 224 px, 25 and 197; here 25 and 5.
+    With the defaults there are 222 tokens on ViT-B/16 at 224 px, 25 and 197; here 25 and 5.
     """
     method, token_counts = create_method("l2p"), []
     state = {k: v.double() for k, v in method.begin_task({}, tasks[0], backbone, rng).items()}
@@ -84,7 +84,7 @@ def test_l2p_puts_25_tokens_in_front_of_the_image(backbone, noise, tasks, rng, m
     assert set(token_counts) == {25 + 5}
 
 
-def test_l2p_refuses_more_choices_than_prompts():
+def test_l2p_rejects_more_choices_than_prompts():
     with pytest.raises(FczooError, match=r"l2p\.chosen is 6, more than the 5 prompts"):
         create_method("l2p", size=5, chosen=6)
 
@@ -109,7 +109,7 @@ def test_dualprompt_freezes_slots_of_finished_tasks(record):
                 assert torch.equal(value[:1], run.states[1][name])
 
 
-def test_dualprompt_trains_the_slot_of_the_task_whatever_the_query(record, batch_of):
+def test_dualprompt_trains_task_slot_for_any_query(record, batch_of):
     run = record("dualprompt")
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
     data = batch_of(run.method, run.bench.train, call.clients[0].index[:3])
@@ -122,7 +122,7 @@ def test_dualprompt_trains_the_slot_of_the_task_whatever_the_query(record, batch
     assert torch.equal(a, b)
 
 
-def test_dualprompt_matches_trained_slots_only(record, noise):
+def test_dualprompt_matches_only_trained_slots(record, noise):
     run = record("dualprompt")
     state = {k: v.clone() for k, v in run.states[1].items()}
     query = torch.stack([state["past.key"][0], state["expert.key"], state["next.key"][0]])
@@ -133,7 +133,7 @@ def test_dualprompt_matches_trained_slots_only(record, noise):
     assert run.method.match(run.states[0], query).tolist() == [0, 0, 0]
 
 
-def test_dualprompt_warm_start_copies_prefixes_but_not_the_key(small_method, backbone, tasks, rng):
+def test_dualprompt_warm_start_copies_prefixes_without_key(small_method, backbone, tasks, rng):
     for warm in (False, True):
         method = small_method("dualprompt", warm_start=warm)
         first = method.begin_task({}, tasks[0], backbone, rng)
@@ -144,7 +144,7 @@ def test_dualprompt_warm_start_copies_prefixes_but_not_the_key(small_method, bac
         )
 
 
-def test_dualprompt_reshape_bug_is_right_for_one_image_only(noise):
+def test_dualprompt_reshape_bug_is_correct_only_for_one_image(noise):
     key, value = noise(4, 3, DIM), noise(4, 3, DIM)
     method, quirk = create_method("dualprompt"), create_method("dualprompt", reshape_bug=True)
     assert all(
@@ -174,7 +174,7 @@ def test_dualprompt_reshape_bug_does_not_depend_on_padding(noise):
 # --- CODA-Prompt
 
 
-def test_codap_draws_new_rows_orthogonal_to_the_old(record):
+def test_codap_new_components_are_orthogonal_to_old(record):
     run = record("codap")
     for call in run.rounds:
         if call.ctx.round:
@@ -189,7 +189,7 @@ def test_codap_draws_new_rows_orthogonal_to_the_old(record):
                 assert (rows @ old.flatten(1).T).abs().max() < 1e-5
 
 
-def test_codap_classical_gram_schmidt_is_orthogonal_to_orthonormal_rows_only(noise):
+def test_codap_classical_gram_schmidt_needs_orthonormal_rows(noise):
     old, draws = orthonormal(noise(0, DIM), noise(3, DIM)), noise(2, DIM)
     torch.testing.assert_close(gram_schmidt(old, draws), orthonormal(old, draws), **CLOSE)
     rows = old + 0.3 * noise(3, DIM)
@@ -197,7 +197,7 @@ def test_codap_classical_gram_schmidt_is_orthogonal_to_orthonormal_rows_only(noi
     assert (orthonormal(rows, draws) @ rows.T).abs().max() < 1e-9
 
 
-def test_codap_by_hand_classical_gram_schmidt():
+def test_codap_classical_gram_schmidt_by_hand():
     """Compare the remainder of Gram-Schmidt with a value worked out by hand.
 
     Old row (2, 0), draws (1, 1): shadow (1, 0), remainder (0, 1).
@@ -236,7 +236,7 @@ def test_codap_weights_are_cosines(record, batch_of):
     )
 
 
-def test_codap_refuses_components_that_cannot_be_orthogonal(backbone, tasks, rng):
+def test_codap_rejects_invalid_number_of_components(backbone, tasks, rng):
     with pytest.raises(FczooError, match=r"codap\.components is 100, more than the 32 dimensions"):
         create_method("codap").begin_task({}, tasks[0], backbone, rng)
     with pytest.raises(FczooError, match=r"codap\.components is 2, fewer than the 3 tasks"):

@@ -12,11 +12,8 @@ from fczoo.testing.method_under_test import batch_of
 ADAPTER_METHODS = ["stsa", "stsae", "ranpac"]
 
 
-def test_the_number_of_parameters_of_the_paper():
-    """Adapters have the paper's number of parameters.
-
-    64-wide adapters in all twelve blocks of ViT-B: 1,189,632.
-    """
+def test_adapter_parameter_count_matches_paper():
+    """Count the parameters of 64-wide adapters in all twelve blocks of ViT-B."""
     config = ViTConfig("vit_b", 224, 16, dim=768, depth=12, heads=12, mlp_dim=3072)
     plugs = adapters(config, 64, torch.Generator().manual_seed(0))
     assert sum(value.numel() for value in plugs.values()) == 1_189_632
@@ -26,12 +23,12 @@ def test_the_number_of_parameters_of_the_paper():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTER_METHODS)
-def test_an_adapted_method_keeps_the_rules(small_method, name):
+def test_method_with_adapters_passes_conformance_kit(small_method, name):
     check_method(small_method(name, adapt="adapter"))
 
 
 @pytest.mark.parametrize("name", ADAPTER_METHODS)
-def test_clients_train_in_the_first_task_alone(make_bench, small_method, watch, name):
+def test_adapters_train_in_first_task_only(make_bench, small_method, watch, name):
     run = watch(
         make_bench(rounds=2, epochs=1, together=3),
         small_method(name, adapt="adapter", bottleneck=4),
@@ -53,10 +50,11 @@ def test_clients_train_in_the_first_task_alone(make_bench, small_method, watch, 
 
 
 @pytest.mark.parametrize("name", ADAPTER_METHODS)
-def test_adapters_that_learn_nothing_change_nothing(make_bench, small_method, watch, name):
-    """At rate 0 the sums over classes, and STSA's solution, are those of the pre-trained network.
+def test_adapters_with_zero_rate_match_frozen_backbone(make_bench, small_method, watch, name):
+    """Leave the sums over classes and STSA's solution unchanged at rate 0.
 
-    At a task's end others are held out (RanPAC), and parts are other ones (STSA-E).
+    At the end of a task RanPAC holds out other images and STSA-E draws other parts: these are not
+    compared.
     """
     still = watch(make_bench(rounds=1, epochs=1), small_method(name, adapt="adapter", lr=0.0))
     plain = watch(make_bench(rounds=1, epochs=1), small_method(name))
@@ -66,11 +64,8 @@ def test_adapters_that_learn_nothing_change_nothing(make_bench, small_method, wa
     assert name != "stsa" or still.result.accuracy == plain.result.accuracy
 
 
-def test_the_first_task_trains_its_classes_by_cosines(make_bench, small_method, watch):
-    """The first step's loss is the cross-entropy of the starting cosines.
-
-    All is averaged uniformly.
-    """
+def test_first_task_trains_on_cosine_logits(make_bench, small_method, watch):
+    """Use the cross-entropy of cosines as loss, and average uploads uniformly."""
     run = watch(make_bench(rounds=1, epochs=1), small_method("stsa", adapt="adapter", bottleneck=3))
     call = run.calls[0]
     for name in select(call.state, "adapter.", "head."):

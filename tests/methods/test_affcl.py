@@ -57,7 +57,7 @@ def test_flow() -> None:
 @given(st.integers(2, 7), st.integers(0, 99))
 @settings(max_examples=15, deadline=None)
 def test_decoding_inverts_encoding(dim: int, seed: int) -> None:
-    """The log-density has the logarithm of the Jacobian's determinant, by autograd."""
+    """Check also the log-density against the Jacobian's determinant from autograd."""
     generator = torch.Generator().manual_seed(seed)
     tree = start_flow(dim, 3, 6, generator)
     flow = {name: 2 * value.double() for name, value in tree.items() if name != "permutation"}
@@ -85,7 +85,7 @@ RECORDED_WEIGHTS = {
 
 @pytest.mark.parametrize("space", RECORDED_WEIGHTS)
 def test_credibility(space: str) -> None:
-    """Compare q and w; a class with one image has w = 0 in the released code, here q."""
+    """Compare q and w. The released code sets w = 0 for a class with one image; here w = q."""
     g = golden("affcl_classifier_task0")
     flow, order = flow_of(g)
     hidden = features_of(g)
@@ -116,7 +116,7 @@ def head_of(g: Tree, prefix: str) -> Tree:
     }
 
 
-def test_replay_and_data_step_of_the_first_task() -> None:
+def test_replay_and_data_losses_in_first_task() -> None:
     """Compare both losses and their gradients; the replay moves only the second hidden layer."""
     g = golden("affcl_classifier_task0")
     k_loss, k_kd, k_feature, k_output, theta = g[
@@ -128,7 +128,7 @@ def test_replay_and_data_step_of_the_first_task() -> None:
     rows, labels = torch.arange(8) + 0.5, g["in.labels"] + 0.5
     draws = torch.zeros(8, 6)
     draws[:, 3], draws[:, 4], draws[:, 5] = labels / 5, rows / 8, rows / 8
-    shared = {"permutation": order, "noise": g["in.draw"] / 2**0.5}  # each row with itself
+    shared = {"permutation": order, "noise": g["in.draw"] / 2**0.5}  # mixes each row with itself
     batch = Batch(features, g["in.y"], torch.ones(8), features, draws=draws)
     head = {k: v.requires_grad_() for k, v in head_of(g, "in.classifier").items()}
     loss = method.replay_loss({**flow, **head}, features, batch, Context(TASK, 0, 1, shared))
@@ -140,7 +140,7 @@ def test_replay_and_data_step_of_the_first_task() -> None:
             compare("affcl_classifier_task0", gradient, recorded, F32, name)
         else:
             assert gradient is None
-    # data: after the replay's step of the released code, with fc1 in front
+    # data step: after the replay step of the released code, with fc1 first
     moved = {k: v.requires_grad_() for k, v in head_of(g, "out.after_replay_step").items()}
     front = [g[f"out.after_replay_step.fc1.{part}"] for part in ("weight", "bias")]
     features = F.leaky_relu(F.linear(g["in.x"], *front))
@@ -151,8 +151,8 @@ def test_replay_and_data_step_of_the_first_task() -> None:
         compare("affcl_classifier_task0", gradient, g[f"out.grad.{theirs}"], F32)
 
 
-def test_distillation_vanishes_for_the_last_model_itself() -> None:
-    """With equal models the feature term is 0, and the output term is the entropy at T = 2."""
+def test_feature_distillation_is_zero_for_equal_models() -> None:
+    """Give a feature term of 0, and the entropy at T = 2 as output term."""
     method = create_method("affcl", k_kd=1.0, k_output=1.0)
     head = {"classifier.out.weight": torch.zeros(4, 3), "classifier.out.bias": torch.zeros(4)}
     features = torch.ones(2, 3)
@@ -165,8 +165,11 @@ def test_distillation_vanishes_for_the_last_model_itself() -> None:
     )
 
 
-def test_scale_of_the_features_by_hand() -> None:
-    """Two classes: features 1 and 3, and 5; mean 3, variance 8/3. No later task is asked."""
+def test_feature_scale_by_hand() -> None:
+    """Compute mean 3 and variance 8/3 from features 1 and 3 of one class and 5 of another.
+
+    Later tasks do not collect these sums.
+    """
     method = create_method("affcl")
     state = {"scale.mean": torch.zeros(1), "scale.std": torch.ones(1)}
     sums = {
@@ -191,7 +194,7 @@ def test_noise_is_standard_normal() -> None:
 
 
 def test_head_has_two_hidden_layers() -> None:
-    """A negative sum is multiplied by 0.01 in each hidden layer."""
+    """Multiply a negative sum by 0.01 in each hidden layer."""
     layer = {"weight": torch.tensor([[1.0]]), "bias": torch.tensor([0.0])}
     head = {f"classifier.{n}.{part}": v for n in ("fc1", "fc2", "out") for part, v in layer.items()}
     outputs = head_outputs(head, torch.tensor([[2.0], [-1.0]]))

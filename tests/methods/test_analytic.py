@@ -1,6 +1,4 @@
-"""Methods solved from sums: equal to the solution over all images in one place,
-whoever owns what, and when.
-"""
+"""Methods solved from sums: equal to the joint solution for every partition and task order."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -20,7 +18,7 @@ from helpers_golden import golden
 from helpers_payload import server_context
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-10}
-RIDGE_METHODS = {  # method with options -> how many of its columns the ridge holds back, bias
+RIDGE_METHODS = {  # (method, variant) -> options
     ("fedridge", "plain"): {"bias": "none"},
     ("fedridge", "bias"): {"bias": "penalised"},
     ("fedridge", "free bias"): {"bias": "free"},
@@ -45,7 +43,7 @@ def split_by_owner(
 def joint(phi: Tensor, y: Tensor, ridge: float, bias: str) -> Tensor:
     """Solve one least-squares problem over all images.
 
-    Rows of sqrt(ridge) below it hold columns back.
+    Extra rows of sqrt(ridge) penalise the columns.
     """
     ones = torch.ones(len(phi), 1, dtype=phi.dtype)
     rows = phi if bias == "none" else torch.cat([phi, ones], 1)
@@ -64,7 +62,7 @@ def joint(phi: Tensor, y: Tensor, ridge: float, bias: str) -> Tensor:
     size=st.integers(1, 30),
     ridge=st.sampled_from([1e-2, 1.0, 50.0]),
 )
-def test_any_split_gives_the_joint_solution(which, seed, clients, backwards, size, ridge):
+def test_every_partition_gives_joint_solution(which, seed, clients, backwards, size, ridge):
     options = RIDGE_METHODS[which]
     method = create_method(
         which[0], **{"gamma" if which[0] == "afcl" else "ridge": ridge}, **options
@@ -87,7 +85,7 @@ def test_any_split_gives_the_joint_solution(which, seed, clients, backwards, siz
 @pytest.mark.parametrize("name", ["fedlda", "fecam"])
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), clients=st.permutations(range(4)), size=st.integers(1, 30))
-def test_any_split_gives_the_same_classifier(name, seed, clients, size):
+def test_every_partition_gives_same_classifier(name, seed, clients, size):
     method, rng = create_method(name), torch.Generator().manual_seed(seed)
     (x, y), owner = images(seed), torch.randint(0, 4, (30,), generator=rng)
     start = method.begin_task({}, TASKS[0], Wide(4), rng)
@@ -105,10 +103,10 @@ DOMAINS = [Task(t, 0, 5, 5, 3) for t in range(3)]
 @pytest.mark.parametrize("which", [*RIDGE_METHODS, ("fedlda", ""), ("fecam", "")], ids=" ".join)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(3)), size=st.integers(1, 30))
-def test_labels_that_come_back_give_the_joint_classifier(which, seed, order, size):
-    """Labels that come back give the classifier of all images in one place at once.
+def test_recurring_classes_give_joint_classifier(which, seed, order, size):
+    """Give the classifier of all images at once.
 
-    Three domains have all classes; there are two clients.
+    Each of three domains has all classes; there are two clients.
     """
     options = {**RIDGE_METHODS.get(which, {}), **({"ridge": 1.0} if which[0] == "ranpac" else {})}
     method, rng = create_method(which[0], **options), torch.Generator().manual_seed(seed)
@@ -123,7 +121,7 @@ def test_labels_that_come_back_give_the_joint_classifier(which, seed, order, siz
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(3)))
-def test_class_means_over_domains_are_those_of_all_images(seed, order):
+def test_class_means_over_domains_equal_joint_means(seed, order):
     method, (x, y) = create_method("fedncm"), images(seed)
     domain = torch.randint(0, 3, (30,), generator=torch.Generator().manual_seed(seed))
     start = method.begin_task({}, DOMAINS[0], Wide(4), torch.Generator())
@@ -139,11 +137,10 @@ def test_class_means_over_domains_are_those_of_all_images(seed, order):
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(6)))
-def test_afcl_is_where_the_papers_recursion_ends(seed, order):
-    """AFCL equals the end of its paper's recursion.
+def test_afcl_equals_end_of_paper_recursion(seed, order):
+    """Match the recursion over uploads in any order.
 
-    R <- R - R X^T (I + X R X^T)^-1 X R, W <- [W 0] + R X^T (Y - X [W 0]), over arrivals in any
-    order.
+    R <- R - R X^T (I + X R X^T)^-1 X R, W <- [W 0] + R X^T (Y - X [W 0]).
     """
     (x, y), gamma, eye = images(seed), 0.7, torch.eye(4, dtype=torch.float64)
     inverse, weight = eye / gamma, torch.zeros(4, 5, dtype=torch.float64)
@@ -161,8 +158,8 @@ def test_afcl_is_where_the_papers_recursion_ends(seed, order):
     torch.testing.assert_close(state["answer.weight"].mT, weight, **TIGHT)
 
 
-def test_afl_merges_clients_pairwise_to_a_ridge_for_each_client():
-    """``per_client`` of two clients is W_12 of AFL's absolute aggregation law."""
+def test_per_client_ridge_matches_afl_pairwise_merge():
+    """Match W_12 of AFL's absolute aggregation law with ``per_client`` and two clients."""
     x, y = images(0)
     hot, eye, gamma = (
         torch.nn.functional.one_hot(y, 5).double(),
@@ -190,7 +187,7 @@ def test_afl_merges_clients_pairwise_to_a_ridge_for_each_client():
 # --- STSA, RanPAC: recorded outputs
 
 
-def test_recorded_outputs_of_stsa(rng):
+def test_stsa_matches_recorded_outputs(rng):
     g = golden("stsa_exact")
     method = create_method("stsa", ridge=float(g["in.ridge"]), width=16)
     tasks = [Task(0, 0, 4, 7, 2), Task(1, 4, 7, 7, 2)]
@@ -215,7 +212,7 @@ def test_recorded_outputs_of_stsa(rng):
         torch.testing.assert_close(logits, g[f"alt.plain_logits_t{t}"].double(), **close)
 
 
-def test_recorded_outputs_of_ranpac(rng):
+def test_ranpac_matches_recorded_outputs(rng):
     g = golden("ranpac")
     method, state = create_method("ranpac", width=20), {}
     labels = [g[f"in.label_t{t}"] for t in range(2)]
@@ -235,11 +232,10 @@ def test_recorded_outputs_of_ranpac(rng):
         )
 
 
-def test_the_best_ridge_by_hand():
-    """Choose the ridge that is best by hand.
+def test_best_ridge_by_hand():
+    """Choose ridge 1 for one image to fit and one held out.
 
-    Fit: feature 1 with target 1, so w = 1 / (1 + ridge); held out: feature 1 with target 1/2: ridge
-    1.
+    Fit: feature 1, target 1, so w = 1 / (1 + ridge). Held out: feature 1, target 1/2.
     """
     one = torch.ones(1, 1, dtype=torch.float64)
     assert (
@@ -248,7 +244,7 @@ def test_the_best_ridge_by_hand():
     )
 
 
-def test_the_choice_of_the_ridge_does_not_depend_on_who_owns_what(make_bench, watch):
+def test_ridge_choice_does_not_depend_on_partition(make_bench, watch):
     bench = make_bench()
     one_client_tasks = tuple(
         (np.sort(np.concatenate(p)), p[0][:0], p[0][:0]) for p in bench.partition.tasks
@@ -263,37 +259,32 @@ def test_the_choice_of_the_ridge_does_not_depend_on_who_owns_what(make_bench, wa
 # --- STSA-E, FedCOF
 
 
-def test_groups_of_one_image_give_the_gram_matrix(rng):
+def test_gram_of_single_image_groups_is_exact(rng):
     x = torch.randn(12, 5, generator=rng, dtype=torch.float64)
     label = torch.arange(12) % 3
     hot = torch.nn.functional.one_hot(label, 3)
     torch.testing.assert_close(gram_of_groups(hot, hot[:, :, None] * x[:, None]), x.mT @ x, **TIGHT)
 
 
-def test_the_gram_of_groups_by_hand():
+def test_gram_of_groups_by_hand():
     """Compare the Gram matrix of groups with a value worked out by hand.
 
-    Class with images 1, 3 | 4: N 3, J 2, P 8: 2/1 (16/2 + 16/1) - 1/3 64 = 48 - 64/3. One group:
-    64/3.
+    Class with images 1, 3 | 4: N 3, J 2, P 8: 2/1 (16/2 + 16/1) - 1/3 64 = 48 - 64/3.
+    One group: 64/3.
     """
     count, total = torch.tensor([[2], [1]]), torch.tensor([[[4.0]], [[4.0]]])
     assert float(gram_of_groups(count, total)) == pytest.approx(48 - 64 / 3)
     assert float(
         gram_of_groups(count.sum(0, keepdim=True), total.sum(0, keepdim=True))
     ) == pytest.approx(64 / 3)
-    empty = torch.zeros(
-        2, 1
-    )  # two clients without the class count as groups: 2/3 24, and (3 - 4) < 0
+    empty = torch.zeros(2, 1)  # clients without the class count as groups: 2/3 24, and (3 - 4) < 0
     wide = (torch.cat([count, empty.long()]), torch.cat([total, empty[:, None]]))
     assert float(gram_of_groups(*wide, groups=4)) == pytest.approx(16)
     assert float(gram_of_groups(*wide)) == pytest.approx(48 - 64 / 3)
 
 
-def test_the_gram_of_groups_is_unbiased(rng):
-    """The estimate of the Gram matrix is unbiased.
-
-    Over many cuts of the images into two parts it is right on average, within three errors.
-    """
+def test_gram_of_groups_is_unbiased(rng):
+    """Average estimates over many random groupings, and compare within three standard errors."""
     x = torch.randn(6, 2, generator=rng, dtype=torch.float64) + 1
     estimates = []
     for _ in range(2000):
@@ -305,7 +296,7 @@ def test_the_gram_of_groups_is_unbiased(rng):
     assert ((estimate_stack.mean(0) - x.mT @ x).abs() <= 3 * error + 1e-9).all()
 
 
-def test_as_many_parts_as_images_make_stsae_exact(make_bench, watch):
+def test_stsae_with_one_part_per_image_equals_stsa(make_bench, watch):
     options = {"width": 10, "ridge": 1.0}
     estimate = watch(make_bench(), create_method("stsae", parts=14, **options)).states[2]
     exact = watch(make_bench(), create_method("stsa", **options)).states[2]
@@ -313,11 +304,11 @@ def test_as_many_parts_as_images_make_stsae_exact(make_bench, watch):
     torch.testing.assert_close(estimate["answer.weight"], exact["answer.weight"], **TIGHT)
 
 
-def test_one_owner_a_class_makes_fedcof_a_shrunk_nearest_mean(rng):
-    """FedCOF is a shrunk nearest mean where each class has one owner.
+def test_fedcof_with_one_owner_per_class_is_nearest_mean(rng):
+    """Reduce to a shrunk nearest-mean classifier.
 
-    All S_c are gamma I: with g = gamma sum (N_c - 1), w_c = P_c - N (mbar.P_c) / (g + N |mbar|^2)
-    mbar, over g.
+    All S_c are gamma I. With g = gamma sum (N_c - 1):
+    w_c = (P_c - N (mbar.P_c) / (g + N |mbar|^2) mbar) / g.
     """
     x, y = images(3)
     method, task = create_method("fedcof", gamma=0.5), Task(0, 0, 5, 5, 1)
@@ -331,7 +322,7 @@ def test_one_owner_a_class_makes_fedcof_a_shrunk_nearest_mean(rng):
     torch.testing.assert_close(state["answer.weight"], (sums - away[:, None] * mean) / g, **TIGHT)
 
 
-def test_one_image_a_client_makes_fedcofs_covariance_exact(rng):
+def test_fedcof_covariance_is_exact_with_one_image_per_client(rng):
     x, y = images(4)
     method, task = create_method("fedcof"), Task(0, 0, 5, 5, 1)
     start = method.begin_task({}, task, Wide(4), rng)
@@ -346,6 +337,6 @@ def test_one_image_a_client_makes_fedcofs_covariance_exact(rng):
 @pytest.mark.parametrize(
     "refused", [{"min_class_count": 2}, {"outliers": 3.0}], ids=["rare", "outliers"]
 )
-def test_second_moments_are_declared(make_bench, name, refused):
+def test_second_moments_reject_min_class_count_and_outliers(make_bench, name, refused):
     with pytest.raises(FczooError, match=f"cannot look into the second moments .* {name} uploads"):
         make_bench(**refused).check(create_method(name))

@@ -32,7 +32,7 @@ EACH_ROUND = {
     st.booleans(),
     st.integers(0, 10**6),
 )
-def test_pooled_moments_are_those_of_the_concatenated_features(labels, full, seed):
+def test_pooled_moments_match_concatenated_features(labels, full, seed):
     rng, task = torch.Generator().manual_seed(seed), Task(0, 0, 3, 3, 1)
     data = [
         (5 + torch.randn(len(y), 4, generator=rng, dtype=torch.float64), torch.tensor(y))
@@ -41,7 +41,7 @@ def test_pooled_moments_are_those_of_the_concatenated_features(labels, full, see
     rows = [gaussians(moment_sums(x, batch(x, y), task, full), 0, single=True) for x, y in data]
     for (_, y), row in zip(
         data, rows, strict=True
-    ):  # a single image has no spread of its own; the identity wants 0
+    ):  # the identity needs variance 0 for a single image
         name = "gauss.cov" if full else "gauss.var"
         single = torch.bincount(y, minlength=3)[row["gauss.label"]] == 1
         row[name] = torch.where(single.view(-1, *[1] * (row[name].dim() - 1)), 0.0, row[name])
@@ -60,11 +60,11 @@ def test_pooled_moments_are_those_of_the_concatenated_features(labels, full, see
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 300), st.floats(1.0, 600.0), st.booleans(), st.integers(0, 10**6))
-def test_a_small_spread_about_a_large_mean_is_not_lost_in_single_precision(n, ratio, full, seed):
-    """Single precision keeps a small spread about a large mean.
+def test_float32_moments_keep_small_variance_at_large_mean(n, ratio, full, seed):
+    """Compare moments in single precision with those in double precision.
 
-    The mean is ``ratio`` times the standard deviation; there are several batches, as in a pass over
-    a client's images.
+    The mean is ``ratio`` times the standard deviation. Features come in several batches, as in a
+    pass over a client's images.
     """
     rng, task = torch.Generator().manual_seed(seed), Task(0, 0, 1, 1, 1)
     features = (ratio + torch.randn(n, 3, generator=rng)).float()
@@ -102,7 +102,7 @@ def test_pooled_moments_by_hand():
     assert float(moments["gauss.var"]) == pytest.approx(13.3)
 
 
-def test_draws_from_full_covariances_have_them(rng):
+def test_draws_match_full_covariance(rng):
     cov = torch.tensor([[4.0, 3.0], [3.0, 4.0]], dtype=torch.float64)
     gauss = {
         "gauss.label": torch.tensor([1]),
@@ -116,7 +116,7 @@ def test_draws_from_full_covariances_have_them(rng):
     np.testing.assert_allclose(x.T.cov(), cov, atol=0.1)
 
 
-def test_covariances_are_factorised_by_hand():
+def test_covariance_factors_by_hand():
     """Compare factors with values worked out by hand.
 
     [[4, 2], [2, 5]] = A A^T with A = [[2, 0], [1, 2]]. [[1, 2], [2, 1]] has the eigenvalues 3 and
@@ -134,7 +134,7 @@ def test_covariances_are_factorised_by_hand():
 
 @pytest.mark.parametrize("gaussian", ["mixture", "pooled"])
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
-def test_ccvr_server_leaves_backbone_and_old_rows_alone(
+def test_ccvr_server_keeps_backbone_and_old_head_rows(
     make_bench, small_method, watch, gaussian, covariance
 ):
     options = {**EACH_ROUND, "gaussian": gaussian, "covariance": covariance}
@@ -153,7 +153,7 @@ def test_ccvr_server_leaves_backbone_and_old_rows_alone(
         )
 
 
-def test_ccvr_without_any_pair_of_images_leaves_the_head_alone(small_method, backbone, tasks, rng):
+def test_ccvr_keeps_head_with_one_image_per_class(small_method, backbone, tasks, rng):
     method = small_method("ccvr", **EACH_ROUND)
     state = method.begin_task({}, tasks[0], backbone, rng)
     sums = {
@@ -199,9 +199,9 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
 
 
 def test_pooled_moments_count_clients_with_one_image(make_bench, small_method, watch):
-    """Pooled moments count clients with one image.
+    """Count a client with one image in pooled moments, but not in the mixture.
 
-    In task 3 client 1 has a single image; the formula has its n_k mu_k, the mixture leaves it out.
+    In task 3 client 1 has a single image. The formula includes its n_k mu_k.
     """
     run, mixture = (
         watch(make_bench(), small_method("ccvr", **{**EACH_ROUND, "gaussian": gaussian}))
@@ -220,7 +220,7 @@ def test_pooled_moments_count_clients_with_one_image(make_bench, small_method, w
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_calibrated_once_it_takes_the_statistics_of_the_final_global_model(
+def test_single_calibration_uses_final_global_model(
     make_bench, small_method, watch, batch_of, full
 ):
     run = watch(make_bench(), small_method("ccvr", covariance="full" if full else "diagonal"))
@@ -229,7 +229,7 @@ def test_calibrated_once_it_takes_the_statistics_of_the_final_global_model(
     assert len(ends) == 3
     assert all(not select(p, "gauss.") for c in run.rounds for p in c.payloads)
     for name, value in select(plain.states[0], "head.", "full.").items():
-        assert torch.equal(ends[0].state[name], value)  # until then it is FedAvg
+        assert torch.equal(ends[0].state[name], value)  # the rounds equal FedAvg
     assert not torch.equal(run.states[0]["head.weight"], ends[0].state["head.weight"])
     data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
     features = run.method.features(run.bench.backbone, ends[2].state, data)

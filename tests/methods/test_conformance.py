@@ -1,4 +1,4 @@
-"""Rules that every registered method must keep; a new file in the right folder is covered as well.
+"""Rules for every registered method, including new files in the methods folders.
 
 The tests of a method share its runs: pytest sorts this module by method.
 """
@@ -19,7 +19,7 @@ def subject(request: pytest.FixtureRequest) -> MethodUnderTest:
     return MethodUnderTest(quick_method(request.param))
 
 
-def test_every_method_keeps_the_rules(subject: MethodUnderTest) -> None:
+def test_method_passes_every_rule(subject: MethodUnderTest) -> None:
     """Check all rules on the same runs of a method, and name each rule that it breaks."""
     faults = []
     for rule in METHOD_RULES:

@@ -1,6 +1,6 @@
 """Scalars that are uploaded and stored, counted in real trees, equal the papers' printed numbers.
 
-Counts are of scalars by group of tensors. Left out, because the papers leave them out: FPPL's
+Counts are of scalars by group of tensors. As in the papers, these are not counted: FPPL's
 scalar ``fusion.scale``, class labels and client numbers, the sample counts of PILoRA's class means,
 and the usage counts of FCILPT's pools (which its clients apply before they upload, while here the
 server does).
@@ -73,7 +73,7 @@ def size(tree: Tree, *prefixes: str) -> int:
     ("classes", "tasks", "comm", "estg", "param"),
     [(100, 10, 169_060, 768_000, 84_480), (200, 20, 253_640, 1_536_000, 92_160)],
 )
-def test_fppl(
+def test_fppl_counts_match_paper(
     backbone: Backbone, classes: int, tasks: int, comm: int, estg: int, param: int
 ) -> None:
     method, plan = create_method("fppl"), schedule(classes, tasks)
@@ -97,7 +97,7 @@ def test_fppl(
         assert size(payload, "local.label") == task.size
         assert (
             size(payload, "prompt.", "fusion.key") == param
-        )  # PARAM: tunable but for the classifier
+        )  # PARAM: trainable without the classifier
     assert size(state, "prompt.", "past.") == estg  # ESTG: prompts of all tasks, at the end
 
 
@@ -109,7 +109,7 @@ def test_fppl_sends_prototypes_of_held_classes_only(backbone: Backbone) -> None:
     assert size(drop(full, "local.")) == size(drop(part, "local."))
 
 
-def test_fppl_keeps_one_prompt_more_a_task(backbone: Backbone) -> None:
+def test_fppl_state_grows_by_one_prompt_per_task(backbone: Backbone) -> None:
     sizes = [
         size(s, "prompt.", "past.")
         for s in states(create_method("fppl"), backbone, schedule(100, 10))
@@ -120,7 +120,7 @@ def test_fppl_keeps_one_prompt_more_a_task(backbone: Backbone) -> None:
 # ---------------------------------------------------------------- PILoRA
 
 
-def test_pilora(backbone: Backbone) -> None:
+def test_pilora_counts_match_paper(backbone: Backbone) -> None:
     method, plan = create_method("pilora"), schedule(100, 10)
     for state, task in zip(states(method, backbone, plan), plan, strict=True):
         payload = upload(method, state, task, held=10)
@@ -134,7 +134,7 @@ def test_pilora(backbone: Backbone) -> None:
         )  # the released code prints 76,800 for its prototypes
 
 
-def test_pilora_with_more_rank_and_blocks(backbone: Backbone) -> None:
+def test_pilora_upload_scales_with_rank_and_blocks(backbone: Backbone) -> None:
     method, (task, *_) = create_method("pilora", rank=8, blocks=(0, 2, 4)), schedule(100, 10)
     (state,) = states(method, backbone, [task])
     assert size(upload(method, state, task, held=10), "lora.") == 2 * 3 * 12_288
@@ -145,7 +145,7 @@ def test_pilora_with_more_rank_and_blocks(backbone: Backbone) -> None:
 
 @pytest.mark.parametrize(("classes", "tasks"), [(100, 10), (200, 10)])
 @pytest.mark.parametrize("held", [10, 4, 1])
-def test_hgp(backbone: Backbone, classes: int, tasks: int, held: int) -> None:
+def test_hgp_counts_match_paper(backbone: Backbone, classes: int, tasks: int, held: int) -> None:
     method, (task, *_) = create_method("hgp"), schedule(classes, tasks)
     (state,) = states(method, backbone, [task])
     payload = upload(method, state, task, held)
@@ -157,13 +157,13 @@ def test_hgp(backbone: Backbone, classes: int, tasks: int, held: int) -> None:
     assert size(payload, "gauss.label") == held
 
 
-def test_hgp_read_literally(backbone: Backbone) -> None:
-    """200 rows for keys and 200 for values, as the paper can be read, are twice as many."""
+def test_hgp_with_200_rows_doubles_prefix_size(backbone: Backbone) -> None:
+    """Use 200 rows for keys and 200 for values, as the paper can be read."""
     (state,) = states(create_method("hgp", prefix_len=200), backbone, schedule(100, 10)[:1])
     assert size(state, "prefix.") == 1_536_000
 
 
-def test_hgp_does_not_grow(backbone: Backbone) -> None:
+def test_hgp_state_size_is_constant(backbone: Backbone) -> None:
     trees = states(create_method("hgp"), backbone, schedule(100, 10))
     assert {size(s, "prefix.", "head.") for s in trees} == {768_000 + 76_900}
 
@@ -179,7 +179,9 @@ def test_hgp_does_not_grow(backbone: Backbone) -> None:
         ("tinyimagenet", 200, 111_360),  # 24 (1 + 5) + 1 = 145 rows
     ],
 )
-def test_fcilpt(backbone: Backbone, dataset: str, classes: int, pool: int) -> None:
+def test_fcilpt_counts_match_paper(
+    backbone: Backbone, dataset: str, classes: int, pool: int
+) -> None:
     method, (task, *_) = create_method("fcilpt", dataset), schedule(classes, 10)
     (state,) = states(method, backbone, [task])
     payload = method.make_upload(
@@ -196,7 +198,7 @@ def test_fcilpt(backbone: Backbone, dataset: str, classes: int, pool: int) -> No
 # ---------------------------------------------------------------- baselines
 
 
-def test_fedavg(backbone: Backbone) -> None:
+def test_fedavg_counts_match_tune_option(backbone: Backbone) -> None:
     (task, *_) = schedule(100, 10)
     method = create_method("fedavg")
     weights = sum(w.numel() for w in backbone.weights.values())
@@ -209,7 +211,7 @@ def test_fedavg(backbone: Backbone) -> None:
         assert size(payload) == slow + 76_900
 
 
-def test_fedncm_sends_sums_once_a_task(backbone: Backbone) -> None:
+def test_fedncm_uploads_class_sums_without_training(backbone: Backbone) -> None:
     method, (task, *_) = create_method("fedncm"), schedule(100, 10)
     (state,) = states(method, backbone, [task])
     batch = Batch(torch.empty(4, 0), torch.arange(4), torch.ones(4), torch.ones(4, WIDTH))
@@ -220,12 +222,12 @@ def test_fedncm_sends_sums_once_a_task(backbone: Backbone) -> None:
 # --- the six figures of FPPL's table, 200 classes in 20 tasks
 
 HEAD = 200 * (WIDTH + 1)
-FULL = 85_798_656 + HEAD  # ViT-B/16 without its head, and the head
+FULL = 85_798_656 + HEAD  # ViT-B/16 and the head
 
 
 @pytest.fixture(scope="module")
 def vit_base() -> Backbone:
-    """Return ViT-B/16 without any values."""
+    """Return ViT-B/16 on the meta device, without values."""
     config = ViTConfig(
         "vit_base_patch16_224",
         image_size=224,
@@ -241,14 +243,14 @@ def vit_base() -> Backbone:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ewc", "lwf", "fedproto"])
-def test_full_fine_tuning_sends_the_whole_network(vit_base: Backbone, name: str) -> None:
+def test_full_fine_tuning_uploads_whole_network(vit_base: Backbone, name: str) -> None:
     method, (task, *_) = create_method(name), schedule(200, 20)
     (state,) = states(method, vit_base, [task])
     payload = upload(method, state, task, held=task.size)
     assert size(payload, "full.", "head.") == FULL == 85_952_456
 
 
-def test_glfc_sends_a_gradient_for_each_new_class(vit_base: Backbone) -> None:
+def test_glfc_uploads_one_gradient_per_new_class(vit_base: Backbone) -> None:
     method, (task, *_) = create_method("glfc"), schedule(200, 20)
     (state,) = states(method, vit_base, [task])
     gradients = {
@@ -266,8 +268,8 @@ def test_glfc_sends_a_gradient_for_each_new_class(vit_base: Backbone) -> None:
     )
 
 
-def test_a_mean_and_a_full_covariance_for_each_new_class(vit_base: Backbone) -> None:
-    """CCVR's Gaussians of each round are what FPPL's paper counts for SLCA."""
+def test_ccvr_uploads_mean_and_covariance_per_new_class(vit_base: Backbone) -> None:
+    """Match the count of FPPL's paper for SLCA with CCVR's Gaussians of each round."""
     method, (task, *_) = create_method("ccvr", calibrate="each_round"), schedule(200, 20)
     (state,) = states(method, vit_base, [task])
     sums = {
@@ -285,10 +287,10 @@ def test_a_mean_and_a_full_covariance_for_each_new_class(vit_base: Backbone) -> 
     ("name", "comm", "extra"),
     [("l2p", 199_880, 0), ("dualprompt", 261_320, WIDTH), ("codap", 345_800, 0)],
 )
-def test_prompt_methods_send_the_current_slice_only(
+def test_prompt_methods_upload_current_slice_only(
     backbone: Backbone, name: str, comm: int, extra: int
 ) -> None:
-    """FPPL leaves DualPrompt's key out of its count."""
+    """Match FPPL's counts, which leave DualPrompt's key out."""
     method, plan = create_method(name), schedule(200, 20)
     for state, task in zip(states(method, backbone, plan), plan, strict=True):
         assert (

@@ -1,4 +1,4 @@
-"""FedLDA and FeCAM: distances that covariances give, against the formulas."""
+"""FedLDA and FeCAM: distances from covariances, against the formulas."""
 
 import torch
 
@@ -8,7 +8,7 @@ from helpers_analytic import Wide, images, query_batch, states_after_tasks
 TIGHT = {"rtol": 1e-8, "atol": 1e-10}
 
 
-def test_fedlda_agrees_with_the_formulas(rng):
+def test_fedlda_matches_formulas(rng):
     x, y = images(5)
     means = torch.stack([x[y == c].mean(0) for c in range(5)])
     scatter, task = sum(5 * torch.cov(x[y == c].mT) for c in range(5)), Task(0, 0, 5, 5, 1)
@@ -28,7 +28,7 @@ def test_fedlda_agrees_with_the_formulas(rng):
         torch.testing.assert_close(difference, difference[:, :1].expand(-1, 5), **TIGHT)
 
 
-def test_much_shrinking_makes_fedlda_the_nearest_mean(rng):
+def test_fedlda_with_large_shrinkage_is_nearest_mean(rng):
     x, y = images(6)
     task, method = Task(0, 0, 5, 5, 1), create_method("fedlda", shrink=1e9)
     state = states_after_tasks(
@@ -39,11 +39,8 @@ def test_much_shrinking_makes_fedlda_the_nearest_mean(rng):
     assert torch.equal(method.predict(None, state, query_batch(x), task).argmax(1), nearest)
 
 
-def test_fecam_agrees_with_the_formulas(rng):
-    """FeCAM agrees with its formulas.
-
-    Class 4 has one image, so it gets the mean covariance of the others.
-    """
+def test_fecam_matches_formulas(rng):
+    """Give class 4, which has one image, the mean covariance of the other classes."""
     x, y = images(7)
     mask = (y != 4) | (torch.arange(30) == 4)
     x, y, task = x[mask], y[mask], Task(0, 0, 5, 5, 1)

@@ -1,4 +1,4 @@
-"""DOLFIN: pairs outside of what earlier tasks' images gave the attention to read."""
+"""DOLFIN: LoRA pairs orthogonal to the attention inputs of earlier tasks."""
 
 from itertools import pairwise
 
@@ -10,10 +10,10 @@ from fczoo.core.tree import select
 from fczoo.functional.lora import fixed_plugs
 
 
-def test_directions_by_hand():
-    """Directions are those of most energy outside of the basis.
+def test_leading_directions_by_hand():
+    """Choose the directions of most energy outside the basis.
 
-    Energies are 4, 3, 2, 1 along four axes. The first is an earlier task's: three are left.
+    Energies are 4, 3, 2, 1 along four axes. The first axis belongs to an earlier task.
     """
     gram, basis = (
         torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]).double()),
@@ -31,7 +31,7 @@ def test_directions_by_hand():
     assert directions.abs().tolist() == [[1, 0, 0, 0]]
 
 
-def test_the_first_pairs_read_the_leading_directions_of_all_clients_images(make_bench, batch_of):
+def test_first_pairs_span_leading_directions_of_all_images(make_bench, batch_of):
     bench, method = make_bench(rounds=1, epochs=1), create_method("dolfin", rank=2)
     run = bench.start(method)
     next(iter(run))
@@ -40,15 +40,15 @@ def test_the_first_pairs_read_the_leading_directions_of_all_clients_images(make_
     _, inputs = bench.backbone.features_and_taps(
         batch_of(method, bench.train, index).x, ["blocks.0.attn.qkv"], fixed_plugs(run.state)
     )
-    x = inputs["blocks.0.attn.qkv"].flatten(0, 1)  # what block 0 reads no pair changes
+    x = inputs["blocks.0.attn.qkv"].flatten(0, 1)  # no pair changes the input of block 0
     leading = torch.linalg.eigh(x.mT @ x).eigenvectors[:, -2:]
     for part in "kv":
         chosen = run.state[f"fixed.0.{part}.a"]
         torch.testing.assert_close(chosen.mT @ chosen, leading @ leading.mT, rtol=1e-8, atol=1e-10)
 
 
-def test_later_pairs_leave_earlier_inputs_alone(make_bench):
-    """B A x = 0 for every x in the basis of the tasks before; earlier pairs stay as they were."""
+def test_later_pairs_are_orthogonal_to_earlier_inputs(make_bench):
+    """Check B A x = 0 for every x in the basis of earlier tasks, whose pairs do not change."""
     states = []
     run = make_bench().start(create_method("dolfin", rank=2, threshold=0.9))
     for _ in run:
@@ -68,6 +68,6 @@ def test_later_pairs_leave_earlier_inputs_alone(make_bench):
                 assert torch.equal(past[-1], old[f"fixed.{block}.{part}.a"])
 
 
-def test_a_matrices_are_not_sent(record):
+def test_lora_a_is_not_uploaded(record):
     (payload, *_) = record("dolfin").rounds[0].payloads
     assert not any(name.endswith(".a") for name in payload.tensors)

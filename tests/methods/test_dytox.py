@@ -1,4 +1,4 @@
-"""DyTox: recorded outputs, losses, attention by hand, and parts that rest in old or new tasks."""
+"""DyTox: recorded outputs, losses, attention by hand, and parts frozen in some rounds."""
 
 import pytest
 import torch
@@ -28,9 +28,9 @@ OWNER = torch.tensor([0, 0, 0, 1, 1, 2, 2])
 
 
 def model(g, who: str, tasks: int):
-    """Return block, tokens and classifiers as the recorded network has them.
+    """Return block, tokens and classifiers of the recorded network.
 
-    Only blocks are a teacher's own.
+    The teacher has its own block; tokens and classifiers are the student's.
     """
     tab = {}
     for name, value in select(g, f"in.{who}.tabs.0.").items():
@@ -50,7 +50,7 @@ def model(g, who: str, tasks: int):
     return tab, tokens, {k: torch.cat(v).clone().requires_grad_() for k, v in heads.items()}
 
 
-def test_forward_and_losses_are_the_released_ones() -> None:
+def test_forward_and_losses_match_released_code() -> None:
     g, method, task = golden("dytox_forward"), create_method("dytox"), Task(2, 5, 7, 7, 3)
     tab, tokens, heads = model(g, "student", 3)
     embeddings = task_embeddings(tab, tokens, g["in.x"], int(g["in.num_heads"]))
@@ -91,8 +91,8 @@ def test_forward_and_losses_are_the_released_ones() -> None:
 def test_losses_by_hand() -> None:
     """Compare losses with values worked out by hand.
 
-    All logits 0: (1 - 3/5) ln 2 + ln 2 / 10; a student that is its teacher's equal loses nothing
-    more.
+    All logits are 0: (1 - 3/5) ln 2 + ln 2 / 10. A student equal to its teacher has no
+    distillation loss.
     """
     method, task = create_method("dytox"), Task(1, 3, 5, 5, 2)
     zero = torch.zeros(2, 5).double()
@@ -125,8 +125,8 @@ def test_attention_by_hand(noise) -> None:
     torch.testing.assert_close(embedding[0, 0], token[0] + step, rtol=1e-4, atol=1e-4)
 
 
-def test_tokens_do_not_see_each_other(noise) -> None:
-    """Embeddings stay as tokens join, and whatever the order of the image's tokens."""
+def test_task_tokens_are_independent(noise) -> None:
+    """Keep embeddings when tokens are added or the image's tokens change order."""
     tab = {k: v.double() for k, v in init_block(8, 32, torch.Generator().manual_seed(0)).items()}
     tokens, image = noise(3, 8), noise(2, 5, 8)
     embeddings = task_embeddings(tab, tokens, image, 2)
@@ -136,7 +136,7 @@ def test_tokens_do_not_see_each_other(noise) -> None:
     torch.testing.assert_close(embeddings, task_embeddings(tab, tokens, image.flip(1), 2), **EXACT)
 
 
-def test_the_block_has_as_many_numbers_as_printed(backbone) -> None:
+def test_block_parameter_count_matches_paper(backbone) -> None:
     block = init_block(768, 4 * 768, torch.Generator())
     assert sum(v.numel() for v in block.values()) == 7_085_568
     ours, copy = (
@@ -148,7 +148,7 @@ def test_the_block_has_as_many_numbers_as_printed(backbone) -> None:
     assert torch.equal(torch.cat([copy[f"tab.{p}.weight"] for p in "qkv"]), qkv)
 
 
-def test_image_tokens_begin_with_the_feature(backbone, noise) -> None:
+def test_first_image_token_is_backbone_feature(backbone, noise) -> None:
     images = noise(2, 3, 16, 16)
     patches = image_tokens(backbone, images, {})
     assert patches.shape == (2, 5, 32)
@@ -157,7 +157,7 @@ def test_image_tokens_begin_with_the_feature(backbone, noise) -> None:
     torch.testing.assert_close(image_tokens(backbone, images, biases), patches + 1, **EXACT)
 
 
-def test_finished_tasks_stand_still_until_the_last_round(record) -> None:
+def test_old_tokens_train_in_balanced_round_only(record) -> None:
     run = record("dytox")
     for call in run.rounds:
         for payload in call.payloads:

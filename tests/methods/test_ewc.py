@@ -14,8 +14,8 @@ from fczoo.testing.world import small_method, toy_bench
 from helpers_methods import CLOSE, batch
 
 
-def test_fisher_is_the_weighted_square_of_per_image_gradients(noise, rng):
-    """The Fisher information equals weighted squares of one backward per image."""
+def test_fisher_equals_weighted_squares_of_image_gradients(noise, rng):
+    """Compare with one backward pass per image."""
     weight, x, y = noise(4, 5), noise(6, 5), torch.randint(0, 4, (6,), generator=rng)
 
     def log_likelihood(tree: Tree, one: Batch) -> Tensor:
@@ -32,11 +32,8 @@ def test_fisher_is_the_weighted_square_of_per_image_gradients(noise, rng):
     assert (fisher >= 0).all()
 
 
-def test_ewc_fisher_of_the_clients_is_that_of_their_pooled_images(record):
-    """The clients' Fisher is that of their pooled images.
-
-    For every split, sum_k F_k / sum_k n_k is the centralised Fisher.
-    """
+def test_ewc_fisher_equals_fisher_of_pooled_images(record):
+    """Compare sum_k F_k / sum_k n_k with the centralised Fisher information."""
     run = record("ewc")
     call = next(c for c in run.calls if c.phase == "task_end")
     total = sum(p.num_samples for p in call.payloads)
@@ -50,10 +47,10 @@ def test_ewc_fisher_of_the_clients_is_that_of_their_pooled_images(record):
         assert (run.states[0][name] >= 0).all()
     later = run.states[0]["fisher.head.weight"]
     assert later[:3].any()
-    assert not later[3:].any()  # rows of classes to come have no Fisher, so they are free
+    assert not later[3:].any()  # rows of future classes have no Fisher
 
 
-def test_ewc_decays_the_fisher_of_earlier_tasks(record):
+def test_ewc_decays_fisher_of_earlier_tasks(record):
     run = record("ewc")
     second = [c for c in run.calls if c.phase == "task_end"][1]
     total = sum(p.num_samples for p in second.payloads)
@@ -62,7 +59,7 @@ def test_ewc_decays_the_fisher_of_earlier_tasks(record):
         torch.testing.assert_close(run.states[1][name], 0.9 * run.states[0][name] + mean, **CLOSE)
 
 
-def test_ewc_penalty_at_the_anchor_has_no_gradient(record, batch_of):
+def test_ewc_penalty_has_no_gradient_at_anchor(record, batch_of):
     run = record("ewc")
     call = next(c for c in run.rounds if c.ctx.task.index == 1 and c.ctx.round == 0)
     data = batch_of(run.method, run.bench.train, call.clients[0].index)
@@ -81,7 +78,7 @@ def test_ewc_penalty_at_the_anchor_has_no_gradient(record, batch_of):
             torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
-def test_ewc_that_skips_the_last_round_trains_in_the_others(make_bench, small_method, watch):
+def test_ewc_skips_training_in_last_round(make_bench, small_method, watch):
     run = watch(make_bench(), small_method("ewc", skip_last_round=True))
     for call in run.rounds:
         trains = any(
@@ -90,8 +87,8 @@ def test_ewc_that_skips_the_last_round_trains_in_the_others(make_bench, small_me
         assert trains == (call.ctx.round == 0)
 
 
-def test_ewc_fisher_by_each_weighting(make_bench, small_method, backbone, batch_of, tasks):
-    """Each weighting gives the Fisher of one backward per image and class."""
+def test_ewc_fisher_weightings_by_hand(make_bench, small_method, backbone, batch_of, tasks):
+    """Compare each weighting with one backward pass per image and class."""
     bench, task = make_bench(), tasks[0]
     plain = small_method("ewc", tune="head", head_init="default")
     state = plain.begin_task({}, task, bench.backbone, torch.Generator().manual_seed(0))
@@ -116,8 +113,8 @@ def test_ewc_fisher_by_each_weighting(make_bench, small_method, backbone, batch_
         torch.testing.assert_close(fisher, reference, **CLOSE)
 
 
-def test_only_clients_that_trained_are_asked_for_their_fisher():
-    """Ask only clients that trained for their Fisher, or with ``asked=all`` all.
+def test_fisher_is_collected_from_trained_clients_only():
+    """Collect from clients that trained, or from all with ``asked=all``.
 
     One of three clients is drawn in each round of a task.
     """
@@ -132,13 +129,10 @@ def test_only_clients_that_trained_are_asked_for_their_fisher():
             assert survey == participants if choice == "trained" else len(survey) == holders
 
 
-def test_a_task_in_which_nobody_trained_leaves_the_fisher_as_it_was():
-    """A task without training leaves the Fisher as it was.
+def test_task_without_training_keeps_fisher():
+    """Keep Fisher information and anchor when no drawn client has images of the task.
 
-    Draws are among all that joined. The client without images of the second task is drawn, so no
-    one is asked.
-
-    Drawn among all that joined, the client without images of the second task: no one is asked.
+    The draw is among all clients that joined. In the second task it takes the one without images.
     """
     seed = next(s for s in range(99) if numpy_stream("participation", s, 1, 0).choice(3, 1) == [2])
     bench = toy_bench(rounds=1, epochs=1, participation=0.34, draw_among="joined")

@@ -1,6 +1,6 @@
 """Features of twice the width: those of the class token and of the patches.
 
-That every method runs on other families of vision transformers is a rule of the conformance kit.
+The conformance kit checks that every method runs on other families of vision transformers.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from fczoo.testing import world
 from fczoo.testing.world import small_method, toy_bench
 
 
-def test_methods_with_prefixes_take_features_of_twice_the_width(monkeypatch) -> None:
+def test_prefix_methods_accept_features_of_double_width(monkeypatch) -> None:
     wide = {"wide": replace(world.CONFIG, pool="cls+mean")}
     monkeypatch.setattr(world, "FAMILIES", wide)
     bench = toy_bench(family="wide", rounds=1, epochs=1)
@@ -20,6 +20,6 @@ def test_methods_with_prefixes_take_features_of_twice_the_width(monkeypatch) -> 
         assert len(bench.run(small_method(method), 0).accuracy) == 3
     for method in ("l2p", "fcilpt"):
         with pytest.raises(FczooError, match="which this method pools; take pool cls or mean"):
-            bench.check(small_method(method))  # before anything runs
+            bench.check(small_method(method))  # before the run starts
         pooled = replace(small_method(method), pooled="cls")
         assert len(bench.run(pooled, 0).accuracy) == 3

@@ -15,7 +15,7 @@ from helpers_methods import CLOSE, DIM
 
 
 def test_fcilpt_usage_counts_every_choice(make_bench, small_method, watch):
-    """Usage counts every choice: N prompts for each image in each of the two epochs."""
+    """Count N prompts for each image in each of the two epochs."""
     run = watch(make_bench(epochs=2), small_method("fcilpt"))
     assert run.rounds
     for call in run.rounds:
@@ -33,7 +33,7 @@ def pool(noise, size: int = 6) -> dict[str, Tensor]:
     }
 
 
-def test_fcilpt_chooses_the_nearest_keys_whatever_their_length(backbone, images_batch, noise):
+def test_fcilpt_selects_nearest_keys_regardless_of_norm(backbone, images_batch, noise):
     method, tree = create_method("fcilpt", size=6, chosen=3), pool(noise)
     similarity, chosen = method.choose(backbone, tree, images_batch)
     by_hand = [
@@ -53,7 +53,7 @@ def test_fcilpt_chooses_the_nearest_keys_whatever_their_length(backbone, images_
     )
 
 
-def test_fcilpt_with_the_embedded_class_token_asks_the_same_for_all(backbone, images_batch, noise):
+def test_fcilpt_embed_cls_query_is_same_for_all_images(backbone, images_batch, noise):
     method, tree = create_method("fcilpt", size=6, chosen=3, query="embed_cls"), pool(noise)
     similarity, chosen = method.choose(backbone, tree, images_batch)
     assert (chosen == chosen[0]).all() and similarity.std(0).max() < 1e-12
@@ -62,10 +62,10 @@ def test_fcilpt_with_the_embedded_class_token_asks_the_same_for_all(backbone, im
 
 
 @pytest.mark.parametrize(("keys", "far"), [("same", 0.0), ("opposite", 6.0), ("random", None)])
-def test_fcilpt_key_loss_lies_between_0_and_2n(backbone, images_batch, noise, tasks, keys, far):
-    """The key loss L_QP is between 0 and 2 N.
+def test_fcilpt_key_loss_is_between_0_and_2n(backbone, images_batch, noise, tasks, keys, far):
+    """Compute the key loss L_QP, the sum of 1 - cos over the N = 3 chosen keys.
 
-    It sums 1 - cos over the N = 3 chosen keys, averaged over images; the loss adds L_QP / lambda.
+    It is averaged over images; the loss adds L_QP / lambda.
     """
     batch = images_batch._replace(query=images_batch.query[:1].expand(6, -1), y=images_batch.y * 0)
     tree = {**pool(noise, 4), "head.weight": noise(7, DIM), "head.bias": noise(7)}
@@ -91,7 +91,7 @@ def test_fcilpt_key_loss_lies_between_0_and_2n(backbone, images_batch, noise, ta
         assert 0 < key_loss < 6
 
 
-def test_fcilpt_padding_is_not_counted_as_use(backbone, images_batch, noise, tasks):
+def test_fcilpt_usage_ignores_padding(backbone, images_batch, noise, tasks):
     tree = {**pool(noise), "head.weight": noise(7, DIM), "head.bias": noise(7)}
     batch = images_batch._replace(
         w=torch.tensor([1.0, 1, 1, 1, 0, 0], dtype=torch.float64), y=images_batch.y * 0
@@ -102,13 +102,13 @@ def test_fcilpt_padding_is_not_counted_as_use(backbone, images_batch, noise, tas
     assert sums["usage"].sum() == 3 * 4
 
 
-def test_fcilpt_cannot_choose_more_prompts_than_there_are():
+def test_fcilpt_rejects_more_prompts_than_pool_size():
     with pytest.raises(FczooError, match=r"fcilpt\.chosen is 5, more than the 4 prompts"):
         create_method("fcilpt", size=4)
 
 
-def test_fcilpt_old_clients_train_again_on_their_last_task(make_bench, small_method, watch):
-    """A client without images of task 2 is idle, or moves the head rows of its earlier classes."""
+def test_fcilpt_old_clients_train_on_previous_task(make_bench, small_method, watch):
+    """Let a client without images of task 2 be idle, or move head rows of its earlier classes."""
     present = {}
     for choice in ("idle", "previous_task"):
         run = watch(make_bench(), small_method("fcilpt", support="local", old_clients=choice))
@@ -134,12 +134,10 @@ def test_fcilpt_old_clients_train_again_on_their_last_task(make_bench, small_met
     assert present["idle"][2:4] != present["previous_task"][2:4] == [[0, 1, 2]] * 2
 
 
-def test_fcilpt_tells_an_image_of_an_old_class_from_all_classes_seen(
-    backbone, images_batch, noise, tasks
-):
-    """The loss of an old class's image covers all classes seen.
+def test_fcilpt_loss_of_old_class_covers_all_seen_classes(backbone, images_batch, noise, tasks):
+    """Compute the loss in the second task, with classes 3 and 4 of 5 seen.
 
-    In the second task (classes 3 and 4 of 5 seen) a head gives ln(1 to 7) for every image.
+    The head gives ln(1 to 7) for every image.
     """
     bias = torch.arange(1, 8, dtype=torch.float64).log()
     tree = {
@@ -155,10 +153,8 @@ def test_fcilpt_tells_an_image_of_an_old_class_from_all_classes_seen(
         assert float(loss) == pytest.approx(-math.log(of_all), abs=1e-9)
 
 
-def test_fcilpt_softmax_over_local_classes_leaves_other_rows_alone(make_bench, small_method, watch):
-    """A client moves the head rows of the classes that it holds; with the task's softmax, all of
-    the task.
-    """
+def test_fcilpt_local_softmax_trains_rows_of_local_classes(make_bench, small_method, watch):
+    """Move the head rows of the client's classes, or of all task classes with ``support=task``."""
     for support in ("local", "task"):
         run = watch(make_bench(), small_method("fcilpt", support=support))
         lacking = 0
@@ -182,7 +178,7 @@ def test_fcilpt_softmax_over_local_classes_leaves_other_rows_alone(make_bench, s
         assert lacking
 
 
-def test_fcilpt_chooses_the_same_prompts_wherever_they_lie(backbone, images_batch, noise):
+def test_fcilpt_selection_does_not_depend_on_pool_order(backbone, images_batch, noise):
     method, tree, order = (
         create_method("fcilpt", size=6, chosen=3),
         pool(noise),
@@ -200,7 +196,7 @@ def test_fcilpt_chooses_the_same_prompts_wherever_they_lie(backbone, images_batc
     assert not torch.equal(new_choice, old_choice)
 
 
-def test_fcilpt_a_key_without_length_is_like_nothing(backbone, images_batch, noise):
+def test_fcilpt_zero_key_has_zero_similarity(backbone, images_batch, noise):
     tree = pool(noise)
     tree["pool.key"][2] = 0
     similarity, chosen = create_method("fcilpt", size=6, chosen=6).choose(
@@ -209,7 +205,7 @@ def test_fcilpt_a_key_without_length_is_like_nothing(backbone, images_batch, noi
     assert similarity.isfinite().all() and similarity[chosen == 2].abs().max() == 0
 
 
-def test_fcilpt_without_sorting_averages_place_by_place(noise):
+def test_fcilpt_without_sorting_averages_by_position(noise):
     payloads = [
         Payload({**pool(noise), "usage": torch.tensor([1.0, 5, 2, 0, 3, 4]).roll(i)}, i, i + 1)
         for i in range(3)
@@ -220,8 +216,8 @@ def test_fcilpt_without_sorting_averages_place_by_place(noise):
         torch.testing.assert_close(mean[key], sum(p[key] for p in payloads) / 3)
 
 
-def test_clients_with_old_images_alone_do_not_move_the_start_of_new_rows(make_bench, watch):
-    """New rows start at the means over clients with images of the task."""
+def test_class_means_come_from_clients_with_new_images(make_bench, watch):
+    """Start new rows at means over the clients that have images of the task."""
     bench = make_bench(rounds=1, epochs=1)
     method = small_method("fcilpt", old_clients="previous_task", head_init="means")
     run = watch(bench, method)
@@ -238,9 +234,7 @@ def test_clients_with_old_images_alone_do_not_move_the_start_of_new_rows(make_be
     )
 
 
-def test_fcilpt_takes_one_task_specific_prompt_and_the_nearest_task_similar_ones(
-    backbone, images_batch, noise
-):
+def test_fcilpt_selects_one_specific_and_nearest_similar_prompts(backbone, images_batch, noise):
     """Choose 1 of 2 task-specific and 2 of 3 task-similar prompts for an image.
 
     Cosines with the query are 0.9 and 0.8 for the former, 0.1, 0.3 and 0.2 for the latter. An
@@ -260,8 +254,8 @@ def test_fcilpt_takes_one_task_specific_prompt_and_the_nearest_task_similar_ones
     assert undivided.choose(backbone, tree, batch)[1].tolist() == [[0, 1, 3]] * 6
 
 
-def test_fcilpt_sorts_each_part_of_a_divided_pool():
-    """Task-specific prompts 0 and 1 were used 1 and 4 times, task-similar ones 2, 9 and 5 times."""
+def test_fcilpt_sorts_each_part_of_divided_pool():
+    """Sort by usage: 1 and 4 of task-specific prompts, 2, 9 and 5 of task-similar ones."""
     keys = torch.arange(5.0)[:, None]
     usage = torch.tensor([1.0, 4, 2, 9, 5])
     payload = Payload({"pool.key": keys, "pool.prompt": keys[:, None], "usage": usage}, 0, 1)
@@ -270,7 +264,7 @@ def test_fcilpt_sorts_each_part_of_a_divided_pool():
         assert method.aggregate([payload], uniform)["pool.key"][:, 0].tolist() == order
 
 
-def test_fcilpt_as_printed_leaves_cifar100_no_task_similar_prompt():
+def test_fcilpt_rejects_cifar100_pool_without_similar_prompts():
     with pytest.raises(FczooError, match=r"so 0 of the 10 prompts are task-similar and .* 1 to 1;"):
         create_method("fcilpt", "cifar100", specific=10)
     for dataset, similar in (("miniimagenet", 9), ("tinyimagenet", 14)):
@@ -278,8 +272,8 @@ def test_fcilpt_as_printed_leaves_cifar100_no_task_similar_prompt():
         assert method.size - method.specific == similar >= method.chosen - 1
 
 
-def test_fcilpt_with_a_fixed_head_exchanges_none(make_bench, small_method, watch):
-    """Uploads are keys, prompts, the common prompt and counts; rows stay at their class means."""
+def test_fcilpt_with_fixed_head_uploads_no_head(make_bench, small_method, watch):
+    """Upload keys, prompts, the common prompt and counts; keep rows at their class means."""
     run = watch(make_bench(), small_method("fcilpt", head="fixed", head_init="means", specific=1))
     for call in run.rounds:
         for payload in call.payloads:

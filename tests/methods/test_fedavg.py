@@ -16,7 +16,7 @@ from helpers_methods import CLOSE, batch
 
 
 @pytest.mark.parametrize("tune", ["full", "lora", "head"])
-def test_fedavg_trains_what_it_is_told(make_bench, small_method, watch, tune):
+def test_fedavg_trains_tensors_of_tune_option(make_bench, small_method, watch, tune):
     run = watch(make_bench(rounds=1, epochs=1), small_method("fedavg", tune=tune))
     start, end = run.rounds[0].state, run.states[2]
     kinds = {"full": {"head", "full"}, "lora": {"head", "lora"}, "head": {"head"}}[tune]
@@ -30,7 +30,7 @@ def test_fedavg_trains_what_it_is_told(make_bench, small_method, watch, tune):
     "name", ["fedavg", "ewc", "lwf", "fedproto", "ccvr", "glfc", "fedclm", "joint"]
 )
 @pytest.mark.parametrize("tune", ["lora", "head"])
-def test_every_choice_of_what_is_trained_runs(make_bench, small_method, watch, name, tune):
+def test_every_tune_option_runs(make_bench, small_method, watch, name, tune):
     run = watch(make_bench(), small_method(name, tune=tune))
     prefixes = {"lora": {"head.", "lora."}, "head": {"head."}}[tune]
     assert set(run.method.training().optims) == prefixes
@@ -38,12 +38,12 @@ def test_every_choice_of_what_is_trained_runs(make_bench, small_method, watch, n
     for prefix in prefixes:
         start = next(c for c in run.rounds if c.ctx.task.index == 0).state
         assert any(not torch.equal(run.states[0][k], start[k]) for k in select(start, prefix))
-    if name != "joint":  # which starts afresh
+    if name != "joint":  # joint starts again in every task
         assert len(run.result.accuracy[2]) == 3
 
 
-def test_heads_alone_learn_from_frozen_features_without_the_images(make_bench, small_method, watch):
-    """With one gradient step on everything, the federated step equals the centralised one."""
+def test_head_tuning_step_equals_centralised_step(make_bench, small_method, watch):
+    """Compare one gradient step over all clients with the centralised step on frozen features."""
     bench = make_bench(batch_size=100, epochs=1, rounds=1)
     method = small_method("fedavg", tune="head")
     assert method.training().inputs == ["query"]
@@ -74,7 +74,7 @@ def test_heads_alone_learn_from_frozen_features_without_the_images(make_bench, s
     ("name", "options"),
     [("ewc", {"strength": 0.0}), ("lwf", {"strength": 0.0}), ("fedproto", {"strength": 0.0})],
 )
-def test_without_its_term_a_method_is_fedavg(make_bench, small_method, watch, name, options):
+def test_method_with_zero_strength_equals_fedavg(make_bench, small_method, watch, name, options):
     plain = watch(make_bench(aggregator="fedavg"), small_method("fedavg"))
     ours = watch(make_bench(aggregator="fedavg"), small_method(name, **options))
     for task in range(3):
@@ -82,7 +82,7 @@ def test_without_its_term_a_method_is_fedavg(make_bench, small_method, watch, na
             assert torch.equal(ours.states[task][key], value), key
 
 
-def test_fedavg_starts_new_rows_at_class_means(make_bench, small_method, watch, batch_of):
+def test_fedavg_initialises_new_rows_at_class_means(make_bench, small_method, watch, batch_of):
     run = watch(make_bench(), small_method("fedavg", tune="head", head_init="means"))
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
     data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))
@@ -96,8 +96,8 @@ def test_fedavg_starts_new_rows_at_class_means(make_bench, small_method, watch, 
     assert torch.equal(call.state["head.weight"][:3], run.states[0]["head.weight"][:3])
 
 
-def test_task_cross_entropy_shifts_labels_by_the_task_not_by_a_remainder(noise):
-    """Shift labels by the task's first class.
+def test_task_cross_entropy_shifts_labels_by_first_class(noise):
+    """Shift labels by the task's first class, not modulo its size.
 
     Label 4 of a task 4..6 is its first class; y % 3 would make it the second.
     """

@@ -1,4 +1,4 @@
-"""FedCBDR: the scaled loss, leverage scores, and a draw that all clients make together."""
+"""FedCBDR: the scaled loss, leverage scores, and the joint draw of exemplars."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ TASK = Task(1, 2, 4, 6, 3)
 
 
 def test_loss_of_old_and_new_images() -> None:
-    """Compare the loss and its gradient with the recorded output; one mean is another loss."""
+    """Compare the loss and its gradient with the recorded output; a single mean differs."""
     g, method = golden("fedcbdr_tts"), create_method("fedcbdr")
     logits = g["in.logits"].clone().requires_grad_()
     batch = Batch(logits, g["in.labels"], torch.ones(8, dtype=torch.float64), logits)
@@ -28,7 +28,7 @@ def test_loss_of_old_and_new_images() -> None:
     assert abs(float(loss.detach() - g["alt.one_mean"])) > 0.1
 
 
-def test_loss_without_replayed_images_and_in_the_first_task() -> None:
+def test_loss_without_replay_and_in_first_task() -> None:
     method, logits = create_method("fedcbdr"), torch.zeros(2, 4)
     batch = whole_batch(logits, torch.tensor([2, 3]))
     # new images only: 0.8 log 4; in the first task plain cross-entropy
@@ -37,20 +37,20 @@ def test_loss_without_replayed_images_and_in_the_first_task() -> None:
 
 
 def test_leverage_scores_by_hand() -> None:
-    """Two images share a direction, (1, 0) and (2, 0), the third has its own."""
+    """Score two images that share a direction, (1, 0) and (2, 0), and a third with its own."""
     features = torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.0, 3.0, 0.0]])
     gram = features.mT @ features
     scores = leverage_scores(features, pseudo_inverse(gram).float())
     assert scores.tolist() == pytest.approx([0.2, 0.8, 1.0])
-    # the leading direction alone: 9 > 5
+    # only the leading direction: 9 > 5
     scores = leverage_scores(features, pseudo_inverse(gram, leading=1).float())
     assert scores.tolist() == pytest.approx([0.0, 0.0, 1.0])
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
-def test_leverage_scores_add_up_to_the_rank(images: int, width: int, seed: int) -> None:
-    """The scores do not depend on a rotation of the features nor on who holds an image."""
+def test_leverage_scores_sum_to_rank(images: int, width: int, seed: int) -> None:
+    """Check also that neither a rotation of features nor the partition changes the scores."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(images, width, generator=generator, dtype=torch.float64)
     scores = leverage_scores(features, pseudo_inverse(features.mT @ features))
@@ -63,14 +63,14 @@ def test_leverage_scores_add_up_to_the_rank(images: int, width: int, seed: int) 
     torch.testing.assert_close(leverage_scores(turned, pseudo_inverse(gram)), scores)
 
 
-def test_places_by_hand() -> None:
-    """A decade has 1024 / 12 places; a wait of 1 is in the middle."""
+def test_places_of_waiting_times_by_hand() -> None:
+    """Map waiting times to 1024 / 12 places per decade, with 1 in the middle."""
     waits = torch.tensor([0.0, 1e-6, 1.0, 1.03, 1e7], dtype=torch.float64)
     assert places_of(waits).tolist() == [0, 0, 512, 513, BINS - 1]
 
 
 class ClientImages:
-    """Images of one client: their labels and features by position."""
+    """Hold the labels and features of one client's images by position."""
 
     def __init__(self, labels: Tensor, features: Tensor, index: Tensor) -> None:
         self.all_labels, self.features, self.index = labels, features, index
@@ -85,10 +85,10 @@ class ClientImages:
 
 
 @pytest.mark.parametrize("sampling", ["leverage", "uniform"])
-def test_clients_together_draw_the_same_number_of_each_class(sampling: str) -> None:
+def test_clients_draw_equal_number_per_class(sampling: str) -> None:
     """Keep five images of each class over both clients, of 40 of class 2 and 8 of class 3.
 
-    The server's last place is the one that counts: a client first keeps up to five of each class.
+    The server's last place decides; a client first keeps up to five images of each class.
     """
     method = create_method("fedcbdr", per_task=10, sampling=sampling, tune="head")
     labels = torch.tensor([2] * 40 + [3] * 8)
@@ -115,13 +115,13 @@ def test_clients_together_draw_the_same_number_of_each_class(sampling: str) -> N
         for data, (memory, _) in zip(clients, answers, strict=True)
     ]
     number = torch.bincount(labels[torch.cat(kept)], minlength=4)
-    # one fewer where the fifth and the sixth image have the same place
+    # four if the fifth and the sixth image share a place
     assert number[2:].max() <= 5
     assert number[2:].min() >= 4
 
 
-def test_probable_images_are_drawn_more_often() -> None:
-    """An image whose score is four times another's is drawn first in four of five draws."""
+def test_images_with_higher_scores_are_drawn_more_often() -> None:
+    """Draw an image with four times the score of the other first in four of five draws."""
     method = create_method("fedcbdr", per_task=1, tune="head")
     task = Task(0, 0, 1, 1, 1)
     features = torch.tensor([[1.0], [2.0]])  # scores 0.2 and 0.8
@@ -138,6 +138,6 @@ def test_probable_images_are_drawn_more_often() -> None:
     assert 0.74 < first / 500 < 0.86
 
 
-def test_quotas_add_up() -> None:
+def test_quotas_sum_to_budget() -> None:
     method = create_method("fedcbdr", per_task=7)
     assert method.quotas(Task(0, 0, 3, 6, 2)).tolist() == [3, 2, 2]

@@ -1,4 +1,4 @@
-"""LoRA in federated learning: averages of FFA-LoRA are exact, FedLoRA's residual makes them so."""
+"""Federated LoRA: exact averages of FFA-LoRA, and of FedLoRA with its residual."""
 
 import pytest
 import torch
@@ -11,19 +11,19 @@ from helpers_golden import golden
 from helpers_payload import server_context
 
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
-SPLIT = {"qkv": ("0.q", "0.k", "0.v"), "proj": ("0.proj",)}  # recorded layer -> ours
+SPLIT = {"qkv": ("0.q", "0.k", "0.v"), "proj": ("0.proj",)}  # recorded layer -> names in fczoo
 
 
 def merged_delta(method, state: Tree, layer: str) -> torch.Tensor:
-    """Return what LoRA adds to a recorded layer's weight in testing."""
+    """Return the change that LoRA makes to a recorded layer's weight in evaluation."""
     plugs = method.plugs(state)
     return torch.cat([plugs[f"lora.{name}.b"] @ plugs[f"lora.{name}.a"] for name in SPLIT[layer]])
 
 
-def test_ffa_lora_as_recorded(tasks):
-    """Reproduce the recorded merged B and head, and tested weights with FFA-LoRA.
+def test_ffa_lora_matches_recorded_outputs(tasks):
+    """Reproduce the recorded B, head and evaluated weights.
 
-    Three tasks have three clients; A is drawn for each task.
+    There are three tasks and three clients; A is drawn for each task.
     """
     g = golden("ffa_lora_fed")
     method, past = create_method("ffalora", merge="mean"), {}
@@ -60,11 +60,10 @@ def test_ffa_lora_as_recorded(tasks):
             )
 
 
-def test_ffa_lora_sends_b_of_all_blocks():
-    """FFA-LoRA sends B of all blocks.
+def test_ffa_lora_uploads_b_of_all_blocks():
+    """Count the entries of B in blocks of width d.
 
-    B a block of width d: d r of q, k, v, proj and fc2 and 4 d r of fc1, so 9 d r (6912 r with d =
-    768).
+    q, k, v, proj and fc2 have d r each and fc1 has 4 d r: 9 d r, or 6912 r with d = 768.
     """
     task = Task(0, 0, 2, 4, 2)
     backbone = random_backbone(Settings(backbone="vit_tiny_patch16_224.augreg_in21k_ft_in1k"))
@@ -74,7 +73,7 @@ def test_ffa_lora_sends_b_of_all_blocks():
     assert sum(v.numel() for v in select(state, "lora.").values()) == 12 * 9 * 192 * 3
 
 
-def test_ffa_lora_keeps_its_a(make_bench, small_method, watch):
+def test_ffa_lora_keeps_a_frozen(make_bench, small_method, watch):
     run = watch(make_bench(), small_method("ffalora", blocks=(0, 2)))
     first = run.rounds[0].state
     for name, value in select(first, "fixed.").items():
@@ -84,12 +83,10 @@ def test_ffa_lora_keeps_its_a(make_bench, small_method, watch):
 
 
 @pytest.mark.parametrize(("merge", "width"), [("one", 1), ("sum", 3), ("mean", 3)])
-def test_ffa_lora_pairs_of_earlier_tasks(make_bench, small_method, watch, merge, width):
-    """Pairs in the forward after three tasks have the merge's rank.
+def test_ffa_lora_merge_sets_rank_of_pairs(make_bench, small_method, watch, merge, width):
+    """Use the rank of the merge in the forward pass after three tasks.
 
-    In the mean each task has its own third update.
-
-    After three tasks, in the mean each task has its own third update.
+    In the mean each task contributes a third of its update.
     """
     run = watch(
         make_bench(rounds=1, epochs=1), small_method("ffalora", blocks=(0,), merge=merge, rank=2)
@@ -104,11 +101,10 @@ def test_ffa_lora_pairs_of_earlier_tasks(make_bench, small_method, watch, merge,
         torch.testing.assert_close(3 * plugs["lora.0.q.b"][:, :2], run.states[0]["lora.0.q.b"])
 
 
-def test_fedlora_residual_makes_the_average_exact(make_bench, small_method, watch):
-    """The residual makes the average exact.
+def test_fedlora_residual_makes_average_exact(make_bench, small_method, watch):
+    """Compare weight + B A on the server with the mean of the clients' weight + B_k A_k.
 
-    Weight + B A on the server is the mean, by samples, of what the clients' own weight + B_k A_k
-    were.
+    The mean is weighted by samples.
     """
     run = watch(make_bench(rounds=1, epochs=1), small_method("fedlora", blocks=(0, 1)))
     call, new_state = run.rounds[0], run.states[0]
@@ -127,7 +123,7 @@ def test_fedlora_residual_makes_the_average_exact(make_bench, small_method, watc
     )  # k has no LoRA
 
 
-def test_fedlora_of_equal_clients_has_no_residual(rng):
+def test_fedlora_has_no_residual_for_equal_clients(rng):
     pair = {
         "lora.0.q.a": torch.randn(2, 4, generator=rng),
         "lora.0.q.b": torch.randn(4, 2, generator=rng),

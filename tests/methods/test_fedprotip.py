@@ -1,7 +1,4 @@
-"""FedProTIP: steps outside the bases.
-
-An image's task is the one whose space holds its feature.
-"""
+"""FedProTIP: steps orthogonal to the bases, and inference of an image's task."""
 
 import pytest
 import torch
@@ -13,11 +10,8 @@ from helpers_methods import CLOSE, batch
 from helpers_payload import server_context
 
 
-def test_the_gradient_of_a_client_is_projected_by_hand() -> None:
-    """Take gradients and steps along the basis out.
-
-    The basis is the first axis.
-    """
+def test_client_gradient_projection_by_hand() -> None:
+    """Remove the part along the basis, the first axis, from gradients and steps."""
     broadcast = {"full.x.weight": torch.ones(1, 2), "basis.x": torch.tensor([[1.0], [0.0]])}
     weight = torch.ones(1, 2, requires_grad=True)
     tree = project_change({"full.x.weight": weight, "head.bias": torch.zeros(1)}, broadcast)
@@ -29,10 +23,10 @@ def test_the_gradient_of_a_client_is_projected_by_hand() -> None:
     assert projection["full.x.weight"].tolist() == [[1.0, 4.0]]
 
 
-def test_parts_of_a_feature_by_hand() -> None:
-    """Compare parts of a feature with values worked out by hand, at any scale.
+def test_energy_per_task_by_hand() -> None:
+    """Compare energy shares of a feature with values worked out by hand, at any scale.
 
-    (3, 0, 4): the first task's axis holds 9/25, the second's two 16/25.
+    (3, 0, 4): the first task's axis holds 9/25, the second task's two axes 16/25.
     """
     feature, tasks = torch.tensor([[3.0, 0.0, 4.0]]), torch.tensor([0, 1, 1])
     space = torch.eye(3, dtype=torch.float64)
@@ -42,11 +36,8 @@ def test_parts_of_a_feature_by_hand() -> None:
 
 
 @pytest.mark.parametrize("identity", ["hard", "soft", "off"])
-def test_answers_by_the_task_of_each_image(identity) -> None:
-    """Answer by the task of each image.
-
-    An image of the second task's space has logits that favour the first task.
-    """
+def test_prediction_uses_inferred_task(identity) -> None:
+    """Predict an image in the second task's space whose logits favour the first task."""
     method, task = create_method("fedprotip", identity=identity), Task(1, 2, 4, 4, 2)
     state = {
         "space": torch.eye(2),
@@ -65,7 +56,7 @@ def test_answers_by_the_task_of_each_image(identity) -> None:
         torch.testing.assert_close(logits[0, 3] - logits[0, 0], torch.tensor(1.0 + 0.1 - 0.5))
 
 
-def test_later_tasks_leave_old_inputs_alone_at_every_client(record) -> None:
+def test_client_changes_are_orthogonal_to_old_inputs(record) -> None:
     run = record("fedprotip")
     old_state, largest_change = run.states[0], 0.0
     for call in (c for c in run.rounds if c.ctx.task.index == 1):
@@ -78,7 +69,7 @@ def test_later_tasks_leave_old_inputs_alone_at_every_client(record) -> None:
     assert largest_change > 1e-6
 
 
-def test_each_task_keeps_directions_of_its_own(record) -> None:
+def test_each_task_adds_orthonormal_directions(record) -> None:
     run = record("fedprotip")
     space, tasks = run.states[2]["space"], run.states[2]["space_task"]
     assert torch.bincount(tasks).tolist() == [run.method.directions] * 3
@@ -86,11 +77,8 @@ def test_each_task_keeps_directions_of_its_own(record) -> None:
     assert run.states[2]["owner"].tolist() == [0, 0, 0, 1, 1, 2, 2]
 
 
-def test_directions_shrink_where_they_do_not_fit(noise) -> None:
-    """Directions shrink where they do not fit.
-
-    Twenty for each of three tasks in seven dimensions: two for each.
-    """
+def test_directions_per_task_are_limited_by_width(noise) -> None:
+    """Use two directions for each of three tasks in seven dimensions instead of twenty."""
     method, x = create_method("fedprotip"), noise(9, 7)
     state = {"space": torch.zeros(7, 0), "space_task": torch.empty(0, dtype=torch.int64)}
     state["owner"] = torch.tensor([0, 0])
@@ -103,7 +91,7 @@ def test_directions_shrink_where_they_do_not_fit(noise) -> None:
     assert new_state["space_task"].tolist() == [0, 0]
 
 
-def test_the_first_task_is_uniform_fedavg(make_bench, watch) -> None:
+def test_first_task_equals_uniform_fedavg(make_bench, watch) -> None:
     options = {"rounds": 1, "epochs": 1}
     ours = watch(make_bench(**options), create_method("fedprotip")).rounds[1].state
     plain = (

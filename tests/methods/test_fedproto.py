@@ -8,10 +8,10 @@ import torch
 from fczoo.core.tree import Tree, select
 
 
-def test_a_class_whose_holders_sit_a_round_out_keeps_its_prototype(make_bench, small_method, watch):
-    """A class keeps its prototype while its holders are absent.
+def test_class_keeps_prototype_while_holders_are_absent(make_bench, small_method, watch):
+    """Keep the mean feature of the last holders of a class.
 
-    One client in three takes part; a class's prototype is the mean feature at its last holders.
+    One client in three takes part in each round.
     """
     method, servers = small_method("fedproto"), list[Tree]()
     update = type(method).server_update

@@ -18,7 +18,7 @@ READINGS = {
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_recorded_joint_solutions(reading, rng):
+def test_solutions_match_recorded_outputs(reading, rng):
     g = golden("ridge_joint")
     method = create_method("fedridge", ridge=float(g["in.ridge"]), **READINGS[reading])
     bounds = [0, 3, 5, 9]
@@ -42,7 +42,7 @@ def test_recorded_joint_solutions(reading, rng):
             torch.testing.assert_close(logits, g[f"out.{reading}.logits_t{t}"], **TIGHT)
 
 
-def test_two_images_by_hand():
+def test_ridge_solution_by_hand():
     """Compare the solution of two images with a value worked out by hand.
 
     Features 1 and 3 of classes 0 and 1, lambda 2: W = (1, 3) / (1 + 9 + 2).
@@ -61,7 +61,7 @@ def test_two_images_by_hand():
     assert bias.tolist() == [pytest.approx(1.0), pytest.approx(0.0)]
 
 
-def test_without_a_ridge_the_smallest_solution(rng):
+def test_zero_ridge_gives_minimum_norm_solution(rng):
     x = torch.tensor([[1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)  # rank 1
     target = x.mT @ torch.eye(2, dtype=torch.float64)
     solution = solve_ridge(x.mT @ x, target, 0.0)
@@ -70,10 +70,10 @@ def test_without_a_ridge_the_smallest_solution(rng):
     )
 
 
-def test_without_a_ridge_the_smallest_solution_where_rounding_hides_that_one_direction_lacks(rng):
-    """Without a ridge the smallest solution is found though rounding hides a missing direction.
+def test_zero_ridge_handles_nearly_singular_gram(rng):
+    """Give the minimum-norm solution of 99 images in 100 dimensions.
 
-    With an image less than dimensions the factorisation often succeeds, only by rounding.
+    Rounding often lets the factorisation of the singular Gram matrix succeed.
     """
     for _ in range(10):
         x = 10 * torch.randn(99, 100, generator=rng, dtype=torch.float64)
@@ -82,7 +82,7 @@ def test_without_a_ridge_the_smallest_solution_where_rounding_hides_that_one_dir
         torch.testing.assert_close(solution, torch.linalg.pinv(x) @ y, rtol=1e-4, atol=1e-6)
 
 
-def test_labels_that_come_back_are_added(rng):
+def test_recurring_classes_are_added(rng):
     task = Task(0, 0, 2, 2, 1)
     method = create_method("fedridge", bias="none", ridge=1.0)
     x, y = torch.randn(8, 3, generator=rng, dtype=torch.float64), torch.arange(8) % 2
@@ -95,7 +95,7 @@ def test_labels_that_come_back_are_added(rng):
         torch.testing.assert_close(twice[name], value, **TIGHT)
 
 
-def test_a_class_that_nobody_held_is_no_answer(rng):
+def test_class_without_images_is_not_predicted(rng):
     task = Task(0, 0, 3, 3, 1)
     method = create_method("fedridge", bias="none")
     x = -torch.rand(6, 3, generator=rng, dtype=torch.float64)
@@ -105,19 +105,19 @@ def test_a_class_that_nobody_held_is_no_answer(rng):
 
 
 @pytest.mark.parametrize("settings", [{"min_class_count": 2}, {"outliers": 3.0}])
-def test_what_cannot_look_into_second_moments_is_refused_by_name(make_bench, settings):
+def test_second_moments_reject_min_class_count_and_outliers(make_bench, settings):
     with pytest.raises(
         FczooError, match=r"cannot look into the second moments .* fedridge uploads"
     ):
         make_bench(**settings).check(create_method("fedridge"))
 
 
-def test_sums_stay_in_float64_where_the_rest_is_in_float32(make_bench, watch):
+def test_sums_are_float64_in_float32_runs(make_bench, watch):
     run = watch(make_bench(torch.float32), create_method("fedridge"))
     assert run.states[2]["moment.gram"].dtype == torch.float64
     assert {p["gram"].dtype for call in run.calls for p in call.payloads} == {torch.float64}
 
 
-def test_a_bias_that_a_cosine_would_drop_is_refused():
+def test_cosine_score_rejects_bias():
     with pytest.raises(FczooError, match=r"answers without the bias .* add fedridge\.bias=none"):
         create_method("fedridge", score="cosine")

@@ -26,7 +26,7 @@ def one_hot_prompts(noise, seen: int, total: int = 4) -> dict[str, Tensor]:
     return {**tree, "past.1": prompts[: seen - 1]} if seen > 1 else tree
 
 
-def test_fppl_in_the_first_task_every_image_gets_its_prompt(noise):
+def test_fppl_first_task_uses_its_prompt_for_every_image(noise):
     method = create_method("fppl", blocks=(1,))
     tree = {**one_hot_prompts(noise, 1), "prompt.1": noise(2, DIM)}
     prompts = method.fused_prompts(tree, noise(5, DIM))["deep.1"]
@@ -34,7 +34,7 @@ def test_fppl_in_the_first_task_every_image_gets_its_prompt(noise):
 
 
 @pytest.mark.parametrize("seen", [2, 3])
-def test_fppl_mixes_prompts_by_softmax_over_the_tasks_seen(noise, seen):
+def test_fppl_fuses_prompts_by_softmax_over_seen_tasks(noise, seen):
     method, tree, query = (
         create_method("fppl", blocks=(1,)),
         one_hot_prompts(noise, seen),
@@ -61,7 +61,7 @@ def test_fppl_mixes_prompts_by_softmax_over_the_tasks_seen(noise, seen):
     )
 
 
-def test_fppl_hard_fusion_takes_the_best_task_alone(noise):
+def test_fppl_hard_fusion_selects_best_task(noise):
     tree, query = one_hot_prompts(noise, 3), noise(8, DIM)
     weights = create_method("fppl", blocks=(1,), fusion="hard").fused_prompts(tree, query)[
         "deep.1"
@@ -71,7 +71,7 @@ def test_fppl_hard_fusion_takes_the_best_task_alone(noise):
     assert len(best.unique()) > 1
 
 
-def test_fppl_a_new_prompt_starts_as_the_last_one(record, backbone, tasks, rng):
+def test_fppl_new_prompt_starts_from_previous_one(record, backbone, tasks, rng):
     run = record("fppl")
     state = run.method.begin_task(run.states[0], tasks[1], backbone, rng)
     assert state["prototype.mean"].shape == (2, DIM)
@@ -81,7 +81,7 @@ def test_fppl_a_new_prompt_starts_as_the_last_one(record, backbone, tasks, rng):
         assert torch.equal(state[name.replace("prompt.", "past.")], prompt[None])
 
 
-def test_fppl_keeps_the_prompts_it_froze(record):
+def test_fppl_keeps_frozen_prompts(record):
     run = record("fppl")
     assert any(
         not torch.equal(v, run.rounds[0].state[k])
@@ -129,15 +129,15 @@ def test_fppl_contrast_is_zero_with_one_class_or_without_prototypes(noise):
     )  # the only known one
     assert (
         contrast(noise(3, DIM), [4, 6, 4], noise(3, DIM), [0.0, 1.0, 0.0]) == 0
-    )  # no one's own is known
+    )  # no sample's own prototype is known
     assert contrast(noise(3, DIM), [4, 5, 6], noise(3, DIM), [1.0, 1.0, 0.0]) > 0
 
 
 def test_fppl_contrast_by_hand():
     """Compare the contrast with a value worked out by hand.
 
-    Cosines 1 and 0 at temperature 0.5; the third class is unknown, its sample and the padding stay
-    out.
+    Cosines are 1 and 0 at temperature 0.5. The sample of the unknown third class and the padding
+    do not count.
     """
     features = torch.tensor([[2.0, 0.0], [0.0, 5.0], [1.0, 1.0], [9.0, 9.0]], dtype=torch.float64)
     prototypes = torch.tensor([[3.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
@@ -147,7 +147,7 @@ def test_fppl_contrast_by_hand():
 
 
 def test_fppl_contrast_is_bounded(noise):
-    """The contrast is at most log n + 2 / tau."""
+    """Keep the contrast at or below log n + 2 / tau."""
     worst = contrast(
         -torch.eye(DIM, dtype=torch.float64)[:3],
         [4, 5, 6],
@@ -203,7 +203,7 @@ def test_fppl_debias_moves_only_head_rows_of_classes_with_prototypes(
         assert torch.equal(new_state[name], state[name])
 
 
-def test_fppl_global_prototypes_are_plain_means_over_the_holders(noise, tasks, rng):
+def test_fppl_global_prototypes_are_means_over_holders(noise, tasks, rng):
     _, new_state, mean = fppl_update(noise, tasks, rng, [4])
     assert new_state["prototype.known"].tolist() == [0.0, 1.0]
     torch.testing.assert_close(
@@ -220,11 +220,8 @@ def test_fppl_global_prototypes_are_plain_means_over_the_holders(noise, tasks, r
     ]
 
 
-def test_fppl_local_prototypes_are_means_of_the_trained_features(record, batch_of):
-    """Local prototypes are means of the trained features.
-
-    The last upload of the first client is worked out again from its trained prompts.
-    """
+def test_fppl_local_prototypes_are_means_of_trained_features(record, batch_of):
+    """Recompute the last upload of the first client from its trained prompts."""
     run = record("fppl")
     call = run.rounds[-1]
     client, payload = call.clients[0], call.payloads[0]
@@ -236,7 +233,7 @@ def test_fppl_local_prototypes_are_means_of_the_trained_features(record, batch_o
         torch.testing.assert_close(mean, features[batch.y == label].mean(0), rtol=1e-9, atol=1e-9)
 
 
-def test_fppl_fused_prompts_lie_between_the_tasks_prompts(noise):
+def test_fppl_fused_prompts_are_bounded_by_task_prompts(noise):
     tree = {**one_hot_prompts(noise, 3), "prompt.1": noise(2, DIM), "past.1": noise(2, 2, DIM)}
     mixture = create_method("fppl", blocks=(1,)).fused_prompts(tree, noise(7, DIM))["deep.1"]
     prompts = torch.cat([tree["past.1"], tree["prompt.1"][None]])

@@ -1,4 +1,4 @@
-"""GLFC: its losses, exemplars, and the old model picked by reconstructed images."""
+"""GLFC: losses, exemplars, and selection of the old model by reconstructed images."""
 
 import math
 
@@ -42,8 +42,8 @@ def test_glfc_weights_average_to_one_in_each_group(noise):
     assert float(weights[3:6].mean()) == pytest.approx(1)
 
 
-def test_glfc_targets_of_new_classes_are_the_labels(noise):
-    """Without an old model's columns the distillation is plain binary cross-entropy."""
+def test_glfc_losses_without_old_classes_are_cross_entropy(noise):
+    """Reduce both losses to binary cross-entropy without columns of an old model."""
     logits, data = noise(5, 4), batch(noise(5, 2), [0, 1, 2, 3, 0])
     plain = F.binary_cross_entropy_with_logits(logits, F.one_hot(data.y, 4).double())
     torch.testing.assert_close(create_method("glfc").relations(logits, data, 0), plain, **CLOSE)
@@ -56,7 +56,7 @@ def test_glfc_targets_of_new_classes_are_the_labels(noise):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 14), st.integers(0, 14), st.integers(0, 10**6))
-def test_a_shortened_herding_list_is_a_herding_list(n, short, long, seed):
+def test_herding_prefix_equals_shorter_herding(n, short, long, seed):
     features = torch.randn(n, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     short, long = sorted((short, long))
     full_list = herding(features, long).tolist()
@@ -65,9 +65,9 @@ def test_a_shortened_herding_list_is_a_herding_list(n, short, long, seed):
 
 
 def test_glfc_entropy_by_hand():
-    """Compare the entropy with a value worked out by hand.
+    """Compare the entropy with values worked out by hand.
 
-    Fair logits over four classes: ln 4, but for 1e-5 in the logarithm; certain ones: 0; their mean.
+    Equal logits over four classes give ln 4, up to 1e-5 in the logarithm; certain ones give 0.
     """
     fair, certain = torch.zeros(1, 4), torch.tensor([[99.0, 0, 0, 0]])
     assert float(mean_entropy(fair)) == pytest.approx(-math.log(0.25 + 1e-5), abs=1e-6)
@@ -77,7 +77,7 @@ def test_glfc_entropy_by_hand():
     )
 
 
-def client_of(bench, method, task: Task) -> tuple[ClientEngine, LocalImages, Tree]:
+def set_up_client(bench, method, task: Task) -> tuple[ClientEngine, LocalImages, Tree]:
     engine = ClientEngine(method, bench.backbone, bench.train, Plan(1, 4, Augment(), seed=0))
     client = bench.clients(task)[0]
     return (
@@ -87,13 +87,10 @@ def client_of(bench, method, task: Task) -> tuple[ClientEngine, LocalImages, Tre
     )
 
 
-def test_glfc_notices_each_time_that_the_entropy_jumps(make_bench, tasks):
-    """GLFC notices each jump of the entropy.
-
-    From 0 to ln 3 it jumps, back to 0 it falls, and to ln 3 it jumps again: two signals.
-    """
+def test_glfc_signals_each_entropy_rise(make_bench, tasks):
+    """Signal twice: the entropy rises from 0 to ln 3, falls to 0 and rises to ln 3 again."""
     bench, method = make_bench(), create_method("glfc", threshold=1.0, proxy="last", tune="head")
-    _, data, state = client_of(bench, method, tasks[0])
+    _, data, state = set_up_client(bench, method, tasks[0])
     memory: Tree = {}
     for sure, signal, entropy in (
         (0, True, math.log(3)),
@@ -111,23 +108,23 @@ def test_glfc_notices_each_time_that_the_entropy_jumps(make_bench, tasks):
         assert float(memory["entropy"]) == pytest.approx(entropy, abs=1e-4)
 
 
-def test_glfc_notices_by_entropy_once(make_bench, tasks, caplog):
+def test_glfc_signals_new_task_once_or_warns(make_bench, tasks, caplog):
     warn_once.cache_clear()  # other tests may have logged the same warning
     bench = make_bench()
     scale = math.log(10) / math.log(
         3
-    )  # ln 3 is the rise at which a threshold of ln(10) fires on tasks of three classes
+    )  # with three classes a threshold of ln 10 signals at a rise of ln 3
     for threshold, signals in (
         (math.log(3) * scale - 0.01, [True, False, False]),
         (math.log(3) * scale + 0.01, [False] * 3),
     ):
         method = create_method("glfc", threshold=threshold, proxy="last", tune="head")
-        _, data, state = client_of(bench, method, tasks[0])
+        _, data, state = set_up_client(bench, method, tasks[0])
         state = {
             **state,
             "head.weight": torch.zeros(7, DIM).double(),
             "head.bias": torch.zeros(7).double(),
-        }  # fair logits: entropy ln 3
+        }  # equal logits: entropy ln 3
         memory: Tree = {}
         for signal in signals:
             memory = method.before_training(
@@ -142,7 +139,7 @@ def test_glfc_notices_by_entropy_once(make_bench, tasks, caplog):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 100])
-def test_glfc_memory_keeps_to_its_budget(make_bench, small_method, watch, caplog, budget):
+def test_glfc_memory_stays_within_budget(make_bench, small_method, watch, caplog, budget):
     run = watch(make_bench(), small_method("glfc", detector="oracle", proxy="last", memory=budget))
     assert ("has no room for one image of each" in caplog.text) == (budget == 1)
     labels, client_indices = run.bench.train.labels, [set(), set(), set()]
@@ -169,16 +166,16 @@ def test_glfc_memory_keeps_to_its_budget(make_bench, small_method, watch, caplog
     assert not exemplars[5:].any()
 
 
-def test_images_of_a_task_in_which_a_client_was_never_drawn_become_exemplars(make_bench, tasks):
-    """Images of a task in which a client was never drawn become exemplars.
+def test_images_of_missed_task_become_exemplars(make_bench, tasks):
+    """Keep exemplars of a task in which the client was never drawn.
 
-    Drawn in the first and the last of three tasks, it keeps images of both earlier ones.
+    It is drawn in the first and the last of three tasks, and keeps images of both earlier ones.
     """
     bench = make_bench()
     method = create_method("glfc", detector="oracle", proxy="last", tune="head")
     memory: Tree = {}
     for task in (tasks[0], tasks[2]):
-        engine, _, state = client_of(bench, method, task)
+        engine, _, state = set_up_client(bench, method, task)
         client = bench.clients(task)[0]
         data = engine.side.images_of(client)
         memory = method.before_training(bench.backbone, data, Context(task, 0, 1, state, memory))
@@ -190,10 +187,10 @@ def test_images_of_a_task_in_which_a_client_was_never_drawn_become_exemplars(mak
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_glfc_blurs_on_pixels_as_they_are_by_a_quirk(make_bench, batch_of, tasks, rng, raw):
-    """One step of blurring equals x - lr (g + 1e-5 x).
+def test_glfc_perturbation_step_by_hand(make_bench, batch_of, tasks, rng, raw):
+    """Compare one perturbation step with x - lr (g + 1e-5 x).
 
-    The gradient g is that at the normalised image or, by the quirk, at x itself.
+    The gradient g is taken at the normalised image or, with ``perturb_raw``, at x itself.
     """
     bench = make_bench()
     method = create_method(
@@ -224,7 +221,7 @@ def test_glfc_blurs_on_pixels_as_they_are_by_a_quirk(make_bench, batch_of, tasks
     )
 
 
-def test_glfc_trains_on_exemplars_too(make_bench, small_method, watch):
+def test_glfc_memory_holds_exemplars_of_old_classes(make_bench, small_method, watch):
     run = watch(
         make_bench(batch_size=100, epochs=1),
         small_method("glfc", detector="oracle", proxy="last", memory=6),
@@ -235,9 +232,7 @@ def test_glfc_trains_on_exemplars_too(make_bench, small_method, watch):
     assert (run.bench.train.labels[memory["exemplar.index"]] < 5).all()
 
 
-def test_glfc_old_model_is_the_last_of_the_task_before_in_cheap_mode(
-    make_bench, small_method, watch
-):
+def test_glfc_last_proxy_uses_final_model_of_previous_task(make_bench, small_method, watch):
     run = watch(make_bench(), small_method("glfc", proxy="last"))
     for call in run.rounds:
         old = select(call.state, "old.")
@@ -251,11 +246,11 @@ def test_glfc_old_model_is_the_last_of_the_task_before_in_cheap_mode(
 QUICK = {"inversion_steps": 2, "inversion_inner": 2}
 
 
-def test_glfc_uploads_gradients_only_when_it_notices(make_bench, small_method, watch):
-    """Upload gradients only with a signal.
+def test_glfc_uploads_gradients_only_with_signal(make_bench, small_method, watch):
+    """Upload gradients only in a round with a signal.
 
-    The oracle notices each task in its first round; a threshold that is never reached notices
-    nothing.
+    The oracle signals in the first round of each task. A threshold that is never reached gives no
+    signal.
     """
     run = watch(make_bench(epochs=1), small_method("glfc", detector="oracle", **QUICK))
     assert {call.ctx.round for call in run.rounds} == {0, 1}
@@ -281,10 +276,10 @@ def test_glfc_uploads_gradients_only_when_it_notices(make_bench, small_method, w
     )
 
 
-def test_lenet_has_the_official_number_of_weights():
-    """LeNet has the official number of weights.
+def test_lenet_parameter_count_matches_official_code():
+    """Count 8,136 weights in the convolutions and 769 per class.
 
-    8,136 in the convolutions and 769 per class: 161,936 with 200 classes, as FPPL counts.
+    FPPL counts 161,936 with 200 classes.
     """
     for classes, size in ((200, 161_936), (100, 85_036)):
         assert sum(v.numel() for v in lenet(classes, torch.Generator()).values()) == size
@@ -292,7 +287,7 @@ def test_lenet_has_the_official_number_of_weights():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 6), st.integers(0, 10**6))
-def test_the_label_can_be_read_from_any_gradient(label, seed):
+def test_label_is_recovered_from_gradient(label, seed):
     rng = torch.Generator().manual_seed(seed)
     net = lenet(7, rng)
     assert (
@@ -305,7 +300,7 @@ def test_the_label_can_be_read_from_any_gradient(label, seed):
     )
 
 
-def test_image_gradient_is_the_derivative_of_the_cross_entropy(rng):
+def test_image_gradient_matches_finite_differences(rng):
     net = {k: v.double() for k, v in lenet(4, rng).items()}
     image, label, step = (
         torch.rand(3, 32, 32, generator=rng, dtype=torch.float64),
@@ -329,8 +324,8 @@ def test_image_gradient_is_the_derivative_of_the_cross_entropy(rng):
 
 
 @pytest.mark.parametrize("name", ["glfc", "lga"])
-def test_a_part_of_a_gradient_is_not_inverted(name, rng):
-    """A hostile client leaves out one tensor of its gradient, or adds one."""
+def test_incomplete_gradient_is_ignored(name, rng):
+    """Ignore the gradient of a hostile client that lacks a tensor or has an extra one."""
     gradient = image_gradient(lenet(7, rng), torch.rand(3, 32, 32), torch.tensor(1))
     complete = {f"image_gradient.{k}": v[None] for k, v in gradient.items()}
     part = {k: v for k, v in complete.items() if k != "image_gradient.lenet.linear.weight"}
@@ -343,7 +338,7 @@ def test_a_part_of_a_gradient_is_not_inverted(name, rng):
     assert all(value.equal(complete[k]) for k, value in pool.items())
 
 
-def test_reconstruction_comes_nearer_to_the_gradient(rng):
+def test_reconstruction_reduces_gradient_mismatch(rng):
     net = lenet(4, rng)
     target = image_gradient(net, torch.rand(3, 32, 32, generator=rng), torch.tensor(1))
     images, label = reconstruct(net, target, steps=40, inner=2, kept=5, rng=rng)
@@ -355,7 +350,7 @@ def test_reconstruction_comes_nearer_to_the_gradient(rng):
     assert mismatch(net, images[-1], label, target) < 0.5 * mismatch(net, start, label, target)
 
 
-def test_glfc_picks_the_model_that_does_best_on_the_reconstructions(
+def test_glfc_selects_best_model_on_reconstructions(
     small_method, backbone, tasks, rng, monkeypatch
 ):
     method = small_method("glfc")
@@ -371,10 +366,10 @@ def test_glfc_picks_the_model_that_does_best_on_the_reconstructions(
         }
         state = method.server_update(state, aggregate, server_context(tasks[0], backbone, rng))
         best.append(float(state["best.head.bias"][0]))
-    assert best == [1.0, 1.0, 3.0, 3.0]  # as good as the best replaces it
+    assert best == [1.0, 1.0, 3.0, 3.0]  # an equally good model replaces the best
     pool = image_gradient(state, torch.rand(3, 32, 32), torch.tensor(1))
     upload = {**aggregate, **{f"image_gradient.{k}": v[None] for k, v in pool.items()}}
-    for keep, best_bias in ((False, 5.0), (True, 3.0)):  # accuracies on other images do not compare
+    for keep, best_bias in ((False, 5.0), (True, 3.0)):  # not comparable
         quick = small_method("glfc", best_perf_no_reset=keep, inversion_steps=1)
         fresh = {**upload, "head.bias": torch.full((7,), 5.0)}
         new_state = quick.server_update(state, fresh, server_context(tasks[0], backbone, rng))

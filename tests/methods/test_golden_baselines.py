@@ -1,6 +1,6 @@
 """Outputs of official implementations of baselines, reproduced (tests/methods/golden/README.md).
 
-``out`` is what the default must give, ``quirk`` what only the option of that name gives.
+``out`` holds outputs of the default, ``quirk`` those of the option of that name.
 """
 
 import pytest
@@ -190,10 +190,10 @@ def test_fedproto_loss() -> None:
     assert same(grads(loss, logits)[0], g["out.grad_logits_first_round"])
 
 
-def test_fedproto_distance_of_each_sample() -> None:
-    """The distance per sample is the official one.
+def test_fedproto_distance_per_sample() -> None:
+    """Compare the distance per sample with the official one.
 
-    Class 6 has no prototype, gives 0 and stays in the denominator.
+    Class 6 has no prototype: it gives 0 and stays in the denominator.
     """
     g, task = golden("fedproto"), Task(1, 4, 7, 7, 2)
     mean = torch.stack([g["out.global.c4"], g["out.global.c5"], torch.full((6,), 9.0)])
@@ -222,8 +222,7 @@ def test_fedproto_distance_of_each_sample() -> None:
 def test_ccvr_statistics(quirk: bool) -> None:
     """Compare statistics with the recorded output.
 
-    Class 5 has a single image at client 0 and is left out of it; only the triple pass lets it
-    through.
+    Client 0 has a single image of class 5, which is left out except with ``triple_pass``.
     """
     g, task = golden("ccvr_fed"), Task(1, 3, 7, 7, 2)
     method = (
@@ -249,7 +248,7 @@ def test_ccvr_statistics(quirk: bool) -> None:
                 assert same(rows["gauss.var"][i], g[f"{tag}.c{c}.var"])
 
 
-def test_ccvr_full_covariance_by_default_is_unbiased() -> None:
+def test_ccvr_default_full_covariance_is_unbiased() -> None:
     g, ctx = golden("ccvr_fed"), Context(Task(1, 3, 7, 7, 2), 0, 1, {})
     method = compared_method("ccvr", covariance="full")
     rows = method.make_upload(
@@ -265,10 +264,7 @@ def test_ccvr_full_covariance_by_default_is_unbiased() -> None:
 
 
 def test_ccvr_calibration() -> None:
-    """Calibration takes the official twenty steps on its recorded draws.
-
-    These are five epochs of four batches.
-    """
+    """Take the official twenty steps on the recorded draws: five epochs of four batches."""
     g, losses = golden("ccvr_fed"), []
     method = compared_method("ccvr")
     n = [len(g[f"in.labels{k}"]) for k in range(3)]
@@ -299,7 +295,7 @@ def test_ccvr_calibration() -> None:
 
 
 @pytest.mark.parametrize("scenario", ["mixed", "nolearned", "onlynew", "onlyold"])
-def test_glfc_loss_is_the_official_one(scenario):
+def test_glfc_loss_matches_official_code(scenario):
     g = golden("glfc_loss")
     method, old_classes = create_method("glfc"), torch.zeros(8, dtype=torch.bool)
     old_classes[g[f"in.{scenario}.learned"].long()] = True
@@ -321,7 +317,7 @@ def test_glfc_loss_is_the_official_one(scenario):
     assert same(torch.autograd.grad(total, logits)[0], g[f"out.{scenario}.grad_total"])
 
 
-def test_herding_is_the_official_one():
+def test_herding_matches_official_code():
     g = golden("glfc_herding")
     assert herding(g["in.feat_a"], int(g["in.m_a"])).tolist() == g["out.sel_a"].tolist()
     assert (

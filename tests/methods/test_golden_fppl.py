@@ -72,9 +72,7 @@ def test_fppl_fusion_weights() -> None:
         ours = method.fused_prompts({**tree, "fusion.scale": scale}, g["query"])["deep.0"][:, 0]
         assert error(ours, g[official][:, :3]) < F64
     assert not g["weights"][:, 3:].any()
-    assert (
-        error(g["weights_sigma1"], g["weights"]) > 1e-2
-    )  # so the scale is a factor, and is applied
+    assert error(g["weights_sigma1"], g["weights"]) > 1e-2  # the scale is applied as a factor
     inverse_scale = method.fused_prompts({**tree, "fusion.scale": 1 / g["sigma"][0]}, g["query"])[
         "deep.0"
     ][:, 0]
@@ -96,7 +94,7 @@ def test_fppl_forward(micro: Backbone, images: Tensor) -> None:
     assert method.predict(micro, tree, batch, Task(1, 4, 8, 12, 5)).shape == (4, 8)
 
 
-def test_fppl_forward_tells_readings_apart(micro: Backbone, images: Tensor) -> None:
+def test_fppl_forward_differs_from_wrong_variants(micro: Backbone, images: Tensor) -> None:
     g = golden("fppl_forward_micro")
     tree = fppl_tree(g)
     right = create_method("fppl").fused_prompts(tree, g["query"])
@@ -169,7 +167,7 @@ def test_fppl_contrast_of_single_samples() -> None:
         )
 
 
-def test_fppl_contrast_tells_readings_apart() -> None:
+def test_fppl_contrast_differs_from_wrong_variants() -> None:
     c = Contrast()
     g, task = c.g, Task(0, 0, 8, 12, 3)
     assert error(c.loss(g["features"], temperature=5.0), g["loss_ur"]) > 1e-2  # tau as a factor
@@ -206,7 +204,7 @@ def split_statistics(counts: np.ndarray) -> np.ndarray:
     )
 
 
-def standard_errors_apart(ours: np.ndarray, official: np.ndarray) -> np.ndarray:
+def difference_in_standard_errors(ours: np.ndarray, official: np.ndarray) -> np.ndarray:
     a, b = split_statistics(ours), split_statistics(official)
     return np.abs(a.mean(0) - b.mean(0)) / np.sqrt(
         a.var(0, ddof=1) / len(a) + b.var(0, ddof=1) / len(b)
@@ -223,21 +221,22 @@ def our_splits(beta: float, cap: bool = True) -> np.ndarray:
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
 def test_fppl_partition(beta: float) -> None:
     official = golden("partition_fppl")[f"dirichlet_beta{beta}_counts"].numpy()
-    errors = standard_errors_apart(our_splits(beta), official)
+    errors = difference_in_standard_errors(our_splits(beta), official)
     assert (errors < 3).all(), dict(zip(STATISTICS, errors, strict=True))
     assert (
-        standard_errors_apart(our_splits({0.1: 0.5, 0.5: 1.0, 1.0: 0.5}[beta]), official) > 3
+        difference_in_standard_errors(our_splits({0.1: 0.5, 0.5: 1.0, 1.0: 0.5}[beta]), official)
+        > 3
     ).any()
     assert (
-        standard_errors_apart(our_splits(beta, cap=False), official)[2] > 3
-    )  # the cap holds sizes together
+        difference_in_standard_errors(our_splits(beta, cap=False), official)[2] > 3
+    )  # the cap reduces the variance of sizes
 
 
-def test_fppl_partition_over_the_data_set() -> None:
-    """The partition over the data set is distributed as the released one.
+def test_fppl_partition_over_data_set() -> None:
+    """Match the distribution of the released partition over the data set.
 
-    That one is drawn once and cut into tasks afterwards: added up over five tasks it is the
-    recorded one.
+    The released code draws once and cuts into tasks afterwards. The sums over five tasks are
+    compared with the recorded counts.
     """
     labels, cut = (
         np.repeat(np.arange(10), 100),
@@ -256,14 +255,14 @@ def test_fppl_partition_over_the_data_set() -> None:
         [[np.bincount(labels[part], minlength=10) for part in parts] for parts in splits]
     )
     official = golden("partition_fppl")["dirichlet_beta0.5_counts"].numpy()
-    assert (standard_errors_apart(ours, official) < 3).all()
+    assert (difference_in_standard_errors(ours, official) < 3).all()
 
 
 @pytest.mark.parametrize("alpha", [2, 4])
 def test_fppl_partition_by_quantity(alpha: int) -> None:
-    """The partition by quantity is distributed as the released one.
+    """Match the distribution of the released partition by quantity.
 
-    It is recorded under alpha as a part of the ten classes; every client owns the class of its
+    The record gives alpha as a fraction of the ten classes. Every client owns the class of its
     number.
     """
     labels, partitioner = (
@@ -276,9 +275,9 @@ def test_fppl_partition_by_quantity(alpha: int) -> None:
     for counts in (ours, official):
         assert (counts > 0).sum(2).tolist() == [[alpha] * 10] * 40
         assert all((run.diagonal() > 0).all() for run in counts)
-    varying = [1, 2]  # the classes a client never do
+    varying = [1, 2]  # the number of classes per client is constant
     with np.errstate(invalid="ignore"):
-        errors = standard_errors_apart(ours, official)
+        errors = difference_in_standard_errors(ours, official)
     assert (errors[varying] < 3).all(), errors
     without_anchors = np.array(
         [
@@ -293,7 +292,7 @@ def test_fppl_partition_by_quantity(alpha: int) -> None:
 
 
 def test_fppl_partition_without_skew() -> None:
-    """Beta 0 means IID: ten images of every class at every client."""
+    """Give every client ten images of every class with beta 0, which means IID."""
     labels = np.repeat(np.arange(10), 100)
     ours = [
         np.bincount(labels[part], minlength=10).tolist()

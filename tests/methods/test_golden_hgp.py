@@ -42,7 +42,7 @@ def test_hgp_forward(micro: Backbone, images: Tensor) -> None:
     )
 
 
-def test_hgp_forward_tells_readings_apart(micro: Backbone, images: Tensor) -> None:
+def test_hgp_forward_differs_from_wrong_variants(micro: Backbone, images: Tensor) -> None:
     g = golden("hgp_forward_micro")
     right = prefixes(g["prompt"], FIRST, SECOND)
     readings = {
@@ -56,14 +56,13 @@ def test_hgp_forward_tells_readings_apart(micro: Backbone, images: Tensor) -> No
         assert error(micro(images, plugs), g["features"]) > 1e-2, name
     assert (
         error(g["features_zero_prompt"], g["features_no_prompt"]) > 1e-3
-    )  # zero rows still take attention
+    )  # zero rows still receive attention
 
 
 def test_hgp_gaussians() -> None:
     """Compare Gaussians with the recorded output.
 
-    Official: classes 4, 6, 7 of the task 4..7; class 5 has one image and is dropped there, but kept
-    here.
+    The official code drops class 5 of the task 4..7, which has one image; it is kept here.
     """
     g = golden("hgp_stats_diag")
     method, task = create_method("hgp"), Task(1, 4, 8, 8, 2)
@@ -95,7 +94,7 @@ def test_hgp_gaussians() -> None:
     assert error(official["gauss.mean"], g["means"]) < F32
     assert error(official["gauss.var"], g["variances"]) < F32
     divided_by_n = g["variances"] * ((g["counts"] - 1) / g["counts"])[:, None]
-    assert error(divided_by_n, g["variances"]) > 1e-2  # so n instead of n - 1 would show
+    assert error(divided_by_n, g["variances"]) > 1e-2  # a divisor n instead of n - 1 would differ
 
 
 def test_hgp_rebalance_loss() -> None:
@@ -114,4 +113,4 @@ def test_hgp_rebalance_loss() -> None:
             assert error(normalised_cross_entropy(logits[:, :stop], target, wrong), loss) > 1e-2
         assert (
             error(normalised_cross_entropy(logits, target, 0.1), loss) > 1e-3
-        )  # norm and softmax over unseen classes, too
+        )  # norm and softmax that include unseen classes

@@ -54,7 +54,7 @@ def test_podnet_loss() -> None:
     torch.testing.assert_close(code + pool_loss + flat, g["quirk.total"], **EXACT)
 
 
-def test_podnet_gradients_as_released() -> None:
+def test_podnet_gradients_match_released_code() -> None:
     g, method = golden("podnet_total"), create_method("podnet", nca_code=True)
     features, tree = g["in.f_new"].clone().requires_grad_(), model(g)
     data = batch(features, g["in.labels"])
@@ -101,14 +101,14 @@ def test_distances_of_maps_by_hand() -> None:
     assert float(channel_distance(old, new, torch.tensor([2.0]))) == pytest.approx(2 * R)
     same = old.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(spatial_distance(old, same * (1 + 1e-15)).sum(), same)
-    assert not gradient.any()  # rounding has no direction
+    assert not gradient.any()  # rounding errors give no gradient
 
 
 def test_nca_by_hand() -> None:
-    """Compare the NCA loss with a value worked out by hand.
+    """Compare the NCA loss with values worked out by hand.
 
-    Two classes, eta 1: .3133 as released and 0 in the paper where the answer is right by .6 and
-    more.
+    Two classes, eta 1. For a correct answer with a margin above 0.6 the released code gives .3133
+    and the paper 0.
     """
     eta = torch.ones((), dtype=torch.float64)
     for row, paper, code in (([-1.0, -2.0], 0.0, 0.3132617), ([-2.0, -1.0], 1.6, 1.6931472)):
@@ -120,7 +120,7 @@ def test_nca_by_hand() -> None:
     assert not loss.any() and not torch.autograd.grad(loss.sum(), single)[0].any()
 
 
-def test_proxies_by_hand() -> None:
+def test_proxy_scores_by_hand() -> None:
     """Compare scores of proxies with values worked out by hand.
 
     On one of two orthogonal proxies: -2 e^-2 / (1 + e^-2); with one proxy 2 cos - 2.
@@ -131,11 +131,11 @@ def test_proxies_by_hand() -> None:
     assert float(proxy_logits(axes[:1] + axes[1:], axes[None, :1])) == pytest.approx(R - 2)
 
 
-def test_proxies_are_drawn_about_their_class() -> None:
-    """Proxies are drawn about their class's mean.
+def test_proxies_are_drawn_around_class_mean() -> None:
+    """Draw proxies around their class's mean.
 
-    Without spread all proxies are the unit mean, as long as before; a class that no one holds
-    stays.
+    Without variance all proxies are the unit mean, scaled to their old norm. A class without images
+    keeps its proxies.
     """
     state = {"proxy.new": torch.full((2, 3, 2), 2.0)}
     count, mean = torch.tensor([4.0, 0.0]), torch.tensor([[0.6, 0.8], [0.0, 0.0]])
@@ -151,7 +151,7 @@ def test_proxies_are_drawn_about_their_class() -> None:
 
 
 @pytest.mark.parametrize("name", ["podnet", "afc"])
-def test_old_proxies_stand_still_until_the_last_round(record, name) -> None:
+def test_old_proxies_train_in_balanced_round_only(record, name) -> None:
     run = record(name)
     for call in run.rounds:
         for payload in call.payloads:
@@ -165,11 +165,8 @@ def test_old_proxies_stand_still_until_the_last_round(record, name) -> None:
         assert torch.equal(end_state["eta"], call.state["eta"])
 
 
-def test_afc_importance_is_that_of_all_images_in_one_place(record, batch_of) -> None:
-    """Importance from clients equals that of all images in one place.
-
-    It has mean 1 in each block.
-    """
+def test_afc_importance_equals_centralised_importance(record, batch_of) -> None:
+    """Compare the sum over clients with the importance of all images; its mean per block is 1."""
     run = record("afc")
     call = [c for c in run.calls if c.phase == "task_end"][1]
     index = torch.cat([c.index for c in call.clients])

@@ -1,7 +1,7 @@
 """Outputs of official implementations of methods with exemplars, reproduced
 (tests/methods/golden/README.md).
 
-``out`` is what the default must give, ``quirk`` what it must not give.
+``out`` holds outputs that the default must give, ``quirk`` those that it must not give.
 """
 
 import pytest
@@ -28,7 +28,7 @@ class FeatureImages:
 
 
 @pytest.mark.parametrize(("normalise", "choice"), [(True, "normalised"), (False, "raw")])
-def test_herding_is_mammoths(normalise: bool, choice: str) -> None:
+def test_herding_matches_mammoth(normalise: bool, choice: str) -> None:
     g = golden("herding_mammoth")
     chosen = []
     for c in g["in.labels"].unique():
@@ -56,7 +56,7 @@ def test_icarl_loss(old: int) -> None:
     assert same(grads(loss, logits)[0], g[f"out.loss{number}_seen_grad"])
 
 
-def test_icarl_answers_by_the_nearest_mean_of_exemplars() -> None:
+def test_icarl_predicts_nearest_exemplar_mean() -> None:
     g, task = golden("icarl_mammoth"), Task(0, 0, 5, 5, 1)
     method, exemplars = (
         create_method("icarl"),
@@ -112,11 +112,8 @@ def test_ssil_loss() -> None:
         torch.testing.assert_close(gradient, g[f"out.grad_{name}"], rtol=1e-9, atol=1e-12)
 
 
-def test_ssil_counts_labels_from_the_first_new_class() -> None:
-    """Count labels from the first new class.
-
-    Tasks have five and three classes; the released code takes labels modulo three.
-    """
+def test_ssil_shifts_labels_by_first_new_class() -> None:
+    """Shift labels of tasks of five and three classes; released code takes them modulo three."""
     g, method = golden("ssil_loss"), create_method("ssil")
     logits = linear(g, g["in.x_new"])[:, :8]
     loss = method.separated_loss(logits, g["in.y_new_uneven"], 5).sum()
@@ -124,7 +121,7 @@ def test_ssil_counts_labels_from_the_first_new_class() -> None:
     assert abs(float(loss - g["quirk.uneven_ce_new_sum"])) > 1
 
 
-def test_ssil_in_its_first_task() -> None:
+def test_ssil_loss_in_first_task() -> None:
     g, method = golden("ssil_loss"), create_method("ssil")
     logits = linear(g, g["in.x_new"])
     y = torch.tensor([0, 1, 2, 3, 0, 1, 2])
@@ -159,11 +156,7 @@ def test_geodl_kernel_and_losses() -> None:
 
 
 def test_dde_epoch() -> None:
-    """Reproduce the recorded epoch with DDE.
-
-    It has the neighbours of all images, the losses of two batches and their gradients, and the sum
-    of features.
-    """
+    """Reproduce the neighbours of all images, and losses and gradients of two batches."""
     g, close = golden("dde_train"), {"rtol": 1e-5, "atol": 1e-5}
     method = create_method("dde", nearest=int(g["in.top_k"]))
     x, y, old = g["in.x"], g["in.labels"], int(g["in.n_old"])

@@ -99,7 +99,7 @@ def test_pilora_loss_terms(step: LocalStep) -> None:
     ],
     ids=str,
 )
-def test_pilora_loss_tells_readings_apart(step: LocalStep, wrong: dict) -> None:
+def test_pilora_loss_differs_from_wrong_options(step: LocalStep, wrong: dict) -> None:
     assert error(step.loss(replace(step.official, **wrong)), step.g["total"]) > 100 * F64L
 
 
@@ -110,16 +110,12 @@ def test_pilora_gradients(step: LocalStep) -> None:
     assert error(leaves["prototype"].grad, step.g["grad_centers"]) < F64L
     for part in "qv":
         assert error(leaves[f"lora.0.{part}.a"].grad, step.g[f"grad_a_{part}"]) < F64L
-        assert leaves[f"lora.0.{part}.b"].grad is None  # features are given, so B does not enter
+        assert leaves[f"lora.0.{part}.b"].grad is None  # features are fixed, so B has no gradient
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_pilora_step_of_the_engine(step: LocalStep, together: int) -> None:
-    """The engine takes the official step.
-
-    After one epoch of one batch the upload holds the official tensors after Adam, and the class
-    means.
-    """
+def test_engine_takes_official_pilora_step(step: LocalStep, together: int) -> None:
+    """Upload the official tensors after Adam, and the class means, after one epoch of one batch."""
     g = step.g
     engine = ClientEngine(
         step.official,
@@ -138,10 +134,10 @@ def test_pilora_step_of_the_engine(step: LocalStep, together: int) -> None:
         assert error(payload["class.mean"], g["class_means"]) < F64L
     assert torch.equal(
         g["centers_after"][:10], g["centers"][:10]
-    )  # the frozen ones stand still there, too
+    )  # the official code also keeps the frozen ones
 
 
-def test_pilora_step_tells_rates_apart(step: LocalStep) -> None:
+def test_pilora_step_depends_on_both_rates(step: LocalStep) -> None:
     g = step.g
     exchange = replace(
         step.official, lr_lora=step.official.lr_prototype, lr_prototype=step.official.lr_lora
@@ -162,7 +158,7 @@ def test_pilora_step_tells_rates_apart(step: LocalStep) -> None:
 # ---------------------------------------------------------------- the server
 
 
-HELD_CLASSES = [0, 1, 2]  # class 3 is held by no one
+HELD_CLASSES = [0, 1, 2]  # no client holds class 3
 
 
 def test_pilora_weights() -> None:
@@ -173,13 +169,13 @@ def test_pilora_weights() -> None:
     assert error(ours[:, 3], torch.full((5,), 0.2, dtype=torch.float64)) < F64
     assert (
         error(ours[:, 3], 2 * g["weights"][:, 3]) < F64L
-    )  # officially 0.1 each, which is right for ten clients only
+    )  # the official 0.1 each is right for ten clients only
 
 
 @pytest.mark.parametrize(
     "wrong", [{"squared": True}, {"temperature": 5.0}, {"temperature": 1.0}], ids=str
 )
-def test_pilora_weights_tell_readings_apart(wrong: dict) -> None:
+def test_pilora_weights_differ_from_wrong_options(wrong: dict) -> None:
     g = golden("pilora_reweight_k5c4_f64")
     ours = prototype_weights(g["protos"], g["means"], g["mask"], **{"temperature": 0.2, **wrong})
     assert error(ours[:, HELD_CLASSES], g["weights"][:, HELD_CLASSES]) > 1e-2

@@ -12,7 +12,7 @@ from helpers_backbone import attention_of, one_block
 from helpers_golden import F32, error, golden
 
 
-def test_prefix_attention_of_the_backbone() -> None:
+def test_backbone_prefix_attention() -> None:
     g = golden("prefix_attention")
     backbone = one_block(g, int(g["in.heads"]))
 
@@ -30,14 +30,14 @@ def test_prefix_attention_of_the_backbone() -> None:
             g["out.y"],
         )
         > 1e-2
-    )  # not the sample's own
+    )  # keys of the first sample for all
     assert error(run({}), g["out.y"]) > 1e-2
 
 
 def test_prefix_attention_by_concatenation() -> None:
     """Reproduce the recorded output with the formula.
 
-    Rows are in front of projected keys and values, each head a slice of the width.
+    Prefix rows precede the projected keys and values; each head is a slice of the width.
     """
     g = golden("prefix_attention")
     query, key, value = F.linear(g["in.x"], g["in.qkv_w"], g["in.qkv_b"]).chunk(3, -1)

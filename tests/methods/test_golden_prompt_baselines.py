@@ -1,7 +1,7 @@
 """Outputs of official implementations of baselines with prompts, reproduced
 (tests/methods/golden/README.md).
 
-``out`` is what the default must give, ``quirk`` what only the option of that name gives.
+``out`` holds outputs of the default, ``quirk`` those of the option of that name.
 """
 
 from dataclasses import asdict
@@ -88,8 +88,8 @@ def test_dualprompt_experts(tag: str, bug: bool) -> None:
     assert same(grads(-pull, keys)[0], g[f"out.{tag}.grad_K"])
 
 
-def test_dualprompt_loss_pulls_the_key_of_the_task() -> None:
-    """The key term is minus lambda times the official mean cosine, with its gradient."""
+def test_dualprompt_loss_attracts_task_key() -> None:
+    """Compare the key term with minus lambda times the official mean cosine, with its gradient."""
     g, task = golden("dualprompt_eprompt"), Task(0, 0, 2, 8, 4)
     method = create_method("dualprompt", expert_blocks=(0,), general_blocks=(0,), expert_length=5)
     key = g["in.K"][0].clone().requires_grad_()

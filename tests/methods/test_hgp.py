@@ -29,7 +29,7 @@ def mixture(
     }
 
 
-def test_hgp_draws_client_means_when_the_spread_is_zero(rng):
+def test_hgp_draws_client_means_with_zero_spread(rng):
     gauss = mixture(
         [0, 0, 2, 2],
         [3, 1, 4, 0],
@@ -43,7 +43,7 @@ def test_hgp_draws_client_means_when_the_spread_is_zero(rng):
         (0, 1.0, 1.0),
         (0, 2.0, -2.0),
         (2, 7.0, 0.0),
-    }  # never the one without images, never class 1
+    }  # neither the client without images nor class 1
 
 
 @pytest.mark.parametrize(("by_count", "share"), [(False, 0.5), (True, 4 / 24)])
@@ -54,8 +54,8 @@ def test_hgp_draws_classes_evenly_or_by_count(rng, by_count, share):
     assert (x[y == 0] == 0).double().mean() == pytest.approx(0.75, abs=0.04)
 
 
-def test_hgp_draws_follow_the_law_of_total_variance(rng):
-    """Draws follow the law of total variance.
+def test_hgp_draws_follow_law_of_total_variance(rng):
+    """Compare moments of draws with the formulas.
 
     Class mean: sum pi mu. Variance: spread * sum pi var + sum pi (mu - mean)^2. pi = 3/4, 1/4.
     """
@@ -70,8 +70,8 @@ def test_hgp_draws_follow_the_law_of_total_variance(rng):
     np.testing.assert_allclose(x.var(0), 3 * within + between, rtol=0.02)
 
 
-def test_hgp_clients_with_equal_statistics_count_as_one(rng):
-    """Clients with equal statistics count as one: shares 1 : 2 + 3 of class 0 as 1 : 5."""
+def test_hgp_treats_clients_with_equal_statistics_as_one(rng):
+    """Draw from shares 1 : 2 + 3 of class 0 as from 1 : 5."""
     split = mixture([0, 0, 0], [5, 10, 15], [[0.0], [1.0], [1.0]], [[1.0], [2.0], [2.0]])
     joint = mixture([0, 0], [5, 25], [[0.0], [1.0]], [[1.0], [2.0]])
     for gauss in (split, joint):
@@ -83,7 +83,8 @@ def test_hgp_clients_with_equal_statistics_count_as_one(rng):
 def test_hgp_statistics_by_hand():
     """Compare statistics with values worked out by hand.
 
-    Class 5 has values 1, 3, 5: mean 3, variance 4. Class 6 has none, class 7 one and 5's variance.
+    Class 5 has values 1, 3, 5: mean 3, variance 4. Class 6 has none. Class 7 has one value, and the
+    variance of class 5.
     """
     count, total, squares = [3.0, 0.0, 1.0], [[9.0], [0.0], [7.0]], [[35.0], [0.0], [49.0]]
     sums = {
@@ -103,11 +104,8 @@ def test_hgp_statistics_by_hand():
     assert single["gauss.var"].tolist() == [[0.0]]
 
 
-def test_hgp_keeps_a_class_of_which_a_client_has_one_image(record):
-    """Keep a class with one image at a client.
-
-    In the third task client 1 has a single image.
-    """
+def test_hgp_keeps_class_with_one_image_at_client(record):
+    """Check client 1, which has a single image in the third task."""
     run = record("hgp")
     (payload,) = [p for p in run.rounds[-1].payloads if p.client == 1]
     assert payload.num_samples == 1 and payload["gauss.count"].tolist() == [1]
@@ -117,7 +115,7 @@ def test_hgp_keeps_a_class_of_which_a_client_has_one_image(record):
     assert torch.equal(state["gauss.mean"][row], payload["gauss.mean"])
 
 
-def test_hgp_keeps_the_gaussians_of_finished_tasks(record):
+def test_hgp_keeps_gaussians_of_finished_tasks(record):
     run = record("hgp")
     for earlier, later, stop in ((0, 1, 3), (1, 2, 5)):
         old, new = run.states[earlier], run.states[later]
@@ -157,16 +155,14 @@ def test_hgp_rebalance_moves_only_head_rows_of_its_window(
 def test_hgp_rebalance_loss_by_hand(norm):
     """Compare the loss with a value worked out by hand.
 
-    Logits (3, 4) of norm 5 become (6, 8) at temperature 0.1; as they are without.
+    Logits (3, 4) of norm 5 become (6, 8) at temperature 0.1, and do not change without it.
     """
     loss = normalised_cross_entropy(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), norm)
     assert float(loss) == pytest.approx(math.log(1 + math.exp(2.0 if norm else 1.0)), rel=1e-5)
 
 
 @pytest.mark.parametrize("init", ["zeros", "normal", "uniform"])
-def test_hgp_rows_of_a_prefix_that_starts_at_zero_never_differ(
-    make_bench, small_method, watch, init
-):
+def test_hgp_rows_of_zero_initialised_prefix_stay_equal(make_bench, small_method, watch, init):
     run = watch(make_bench(rounds=1), small_method("hgp", init=init, blocks=(0, 3)))
     for name, rows in select(run.states[2], "prefix.").items():
         largest_gap = (rows - rows[:1]).abs().max()
@@ -175,7 +171,7 @@ def test_hgp_rows_of_a_prefix_that_starts_at_zero_never_differ(
 
 
 @pytest.mark.parametrize(("init", "bound"), [("uniform", DIM**-0.5), ("zeros", 0.0)])
-def test_hgp_bounds_of_the_start(backbone, tasks, rng, init, bound):
+def test_hgp_initial_prefix_bounds(backbone, tasks, rng, init, bound):
     prefixes = select(
         create_method("hgp", init=init).begin_task({}, tasks[0], backbone, rng), "prefix."
     )
@@ -184,9 +180,7 @@ def test_hgp_bounds_of_the_start(backbone, tasks, rng, init, bound):
 
 
 @pytest.mark.parametrize(("draw", "times"), [("epoch", 4), ("round", 1)])
-def test_hgp_draws_its_features_once_an_epoch_or_once_a_round(
-    record, rng, tasks, monkeypatch, draw, times
-):
+def test_hgp_draws_features_per_epoch_or_per_round(record, rng, tasks, monkeypatch, draw, times):
     run, calls = record("hgp"), []
 
     def count_draws(*arguments):

@@ -9,7 +9,7 @@ from fczoo.core.tree import select
 from helpers_methods import CLOSE
 
 
-def test_joint_sees_all_images_so_far(make_bench, small_method, watch):
+def test_joint_trains_on_all_images_so_far(make_bench, small_method, watch):
     central = watch(make_bench(), small_method("joint"))
     spread = watch(make_bench(), small_method("joint", setting="federated"))
     for run, clients in ((central, 1), (spread, 3)):
@@ -23,7 +23,7 @@ def test_joint_sees_all_images_so_far(make_bench, small_method, watch):
             assert sum(map(len, client_indices)) == len(set().union(*client_indices))
 
 
-def test_joint_starts_afresh_in_every_task(small_method, backbone, tasks, rng):
+def test_joint_resets_state_in_every_task(small_method, backbone, tasks, rng):
     method = small_method("joint")
     first = method.begin_task({}, tasks[0], backbone, torch.Generator().manual_seed(1))
     end_state = {k: v + 1 for k, v in first.items()}
@@ -45,10 +45,8 @@ def test_joint_softmax_covers_all_seen_classes(record, batch_of):
 
 
 @pytest.mark.parametrize("setting", ["central", "federated"])
-def test_a_head_from_class_means_has_those_of_all_classes_so_far(
-    make_bench, watch, batch_of, setting
-):
-    """The head takes means of untrained features, over all classes so far, in every task."""
+def test_head_from_class_means_covers_all_seen_classes(make_bench, watch, batch_of, setting):
+    """Set rows to means of untrained features in every task."""
     run = watch(
         make_bench(rounds=1, epochs=1), create_method("joint", head_init="means", setting=setting)
     )

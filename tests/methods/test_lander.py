@@ -80,7 +80,7 @@ def test_generator_and_its_gradients() -> None:
     compare("lander_generator", images, g["out.images"], F32)
     images.square().mean().backward()
     for name, gradient in generator_of(g, "out.grad").items():
-        # biases of the input layers and of the linear layer pass a norm: rounding remains
+        # a norm removes biases of input and linear layers: their gradients are rounding errors
         compare("lander_generator", tree[name].grad, gradient, 1e-4, name, least=1e-3)
     labels = balanced_labels(10, 4, torch.Generator().manual_seed(0))
     assert labels[:8].tolist() == g["out.targets"][:8].tolist()
@@ -88,8 +88,11 @@ def test_generator_and_its_gradients() -> None:
     assert int(labels.max()) < 4
 
 
-def test_losses_and_one_step_of_a_client() -> None:
-    """In the recorded network the head sits on a; the losses do not depend on that."""
+def test_client_losses_and_one_step() -> None:
+    """Compare losses, and weights after one step.
+
+    The recorded head reads the attached features; the losses do not depend on that.
+    """
     g = golden("lander_loss")
     known, total = int(g["in.known"]), int(g["in.total"])
     task, method = Task(1, known, total, total, 2), create_method("lander")
@@ -166,7 +169,7 @@ def test_three_rounds_of_synthesis() -> None:
                 )
 
 
-def test_one_step_of_the_student() -> None:
+def test_one_student_step() -> None:
     g = golden("lander_student")
     student = {k: v.clone().requires_grad_() for k, v in strip_prefix(g, "in.student.").items()}
     optimizer = torch.optim.SGD(student.values(), 0.1, 0.9, weight_decay=STUDENT_DECAY)
@@ -178,15 +181,18 @@ def test_one_step_of_the_student() -> None:
 
 
 def test_weights_of_new_and_synthetic_images() -> None:
-    """Compare with the numbers of old and seen classes 10 and 20, 40 and 50, 90 and 100."""
+    """Compare weights for 10, 40 and 90 old classes in tasks of ten classes."""
     method, expected = create_method("lander"), {10: (0.3646, 0.9785), 40: (0.2712, 1.6817)}
     for old, weights in {**expected, 90: (0.2480, 2.1525)}.items():
         task = Task(1, old, old + 10, 100, 10)
         assert method.weights(task) == pytest.approx(weights, abs=5e-5)
 
 
-def test_hinge_on_the_distance_to_the_anchors_by_hand() -> None:
-    """Squared distances 1 and 3 of two images, radius 1.5: mean 2, or 0 and 1.5 above."""
+def test_anchor_hinge_loss_by_hand() -> None:
+    """Compute the hinge of squared distances 1 and 3 at radius 1.5.
+
+    The excess of their mean 2 is 0.5; the mean of the excesses 0 and 1.5 is 0.75.
+    """
     anchors, attached = torch.zeros(2, 2), torch.tensor([[1.0, 1.0], [3**0.5, 3**0.5]])
     batch = Batch(attached, torch.tensor([0, 1]), torch.ones(2), attached)
     radius, leaf = torch.tensor(1.5), attached.requires_grad_()
@@ -200,7 +206,7 @@ def test_hinge_on_the_distance_to_the_anchors_by_hand() -> None:
 
 
 def test_anchors_by_hand(tmp_path: Path) -> None:
-    """Rows of a file follow the class order; two drawn kinds have the size of the released one."""
+    """Order rows of a file by class order; give both kinds of drawn anchors the released scale."""
     table = torch.arange(12.0).view(4, 3)
     save_file({"text": table.half()}, tmp_path / "anchors.safetensors")
     task = Task(0, 0, 2, 4, 2, class_order=(2, 0, 3, 1))
@@ -224,14 +230,14 @@ def test_anchors_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("anchors", ["random", "etf"])
-def test_drawn_anchors_of_some_of_the_classes(anchors: str) -> None:
-    """Take the first tasks of a search; their classes may have any number in the data set."""
+def test_drawn_anchors_of_class_subset(anchors: str) -> None:
+    """Draw anchors for the first tasks of a search, which may have any class numbers."""
     task = Task(0, 0, 2, 3, 2, class_order=(9, 1, 4))
     method = create_method("lander", anchors=anchors, anchor_width=4)
     assert method.start_anchors(task, 5, torch.Generator())["anchors"].shape == (3, 4)
 
 
-def test_anchors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_invalid_anchors_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no table")
     save_file({"a": torch.zeros(2)}, tmp_path / "flat")
     for file in ("text", "flat", "missing"):
@@ -259,15 +265,15 @@ def test_input_layers_and_crops() -> None:
     ramp = torch.arange(64.0).view(1, 1, 8, 8).expand(20, 3, 8, 8) + 1
     crops = crop_and_flip(ramp, torch.Generator().manual_seed(0))
     assert crops.shape == ramp.shape
-    inner = crops[:, 0, 4, 4]  # never from the padding where a corner is in the middle
+    inner = crops[:, 0, 4, 4]  # the centre never comes from the padding
     assert len(inner.unique()) > 5
-    for crop in crops[:, 0]:  # neighbours are neighbours of the image, or padding
+    for crop in crops[:, 0]:  # adjacent pixels are adjacent in the image, or padding
         steps = (crop[:, 1:] - crop[:, :-1])[(crop[:, 1:] > 0) & (crop[:, :-1] > 0)]
         assert set(steps.tolist()) in ({1.0}, {-1.0})
 
 
-def test_distance_of_layers_by_hand() -> None:
-    """A later round compares 0.1 of the batch's moments and 0.9 of the earlier ones."""
+def test_layer_distance_by_hand() -> None:
+    """Mix 0.1 of the batch's moments with 0.9 of the earlier ones in later rounds."""
     batch, prior = (
         Moments(torch.tensor([3.0]), torch.tensor([5.0])),
         Moments(torch.tensor([0.0]), torch.tensor([1.0])),
@@ -279,8 +285,11 @@ def test_distance_of_layers_by_hand() -> None:
     assert mix_moments([batch], []) == [batch]
 
 
-def test_released_choice_keeps_the_model_before_the_cheapest_round() -> None:
-    """Losses are lowest in round 3, which started from the average of round 2; equal: the first."""
+def test_lowest_loss_option_keeps_start_of_cheapest_round() -> None:
+    """Keep the model that the round of lowest loss started from, the first one on ties.
+
+    Round 3 has the lowest loss; it started from the average of round 2.
+    """
     method = create_method("lander", keep="lowest_loss", tune="head")
     task = Task(0, 0, 2, 2, 1)  # no task follows: nothing is synthesised
     state: Tree = {
@@ -305,8 +314,8 @@ def test_released_choice_keeps_the_model_before_the_cheapest_round() -> None:
     assert last.server_update({}, merged, ctx)["head.weight"].tolist() == [[4.0], [4.0]]
 
 
-def test_losses_of_the_first_epoch_are_sent_by_the_released_choice() -> None:
-    """With two epochs the sum sent is that of the first one, and declared as a loss."""
+def test_lowest_loss_option_uploads_first_epoch_loss() -> None:
+    """Send the sum of the first of two epochs, declared as a loss."""
     bench = toy_bench(rounds=1, epochs=2, batch_size=8)
     record = record_run(bench, small_method("lander", keep="lowest_loss", lr=0.0, lr_backbone=0.0))
     losses = [float(p["first_epoch_loss"]) for p in record.rounds[0].payloads]
@@ -322,7 +331,7 @@ def test_losses_of_the_first_epoch_are_sent_by_the_released_choice() -> None:
     assert "losses" in record.result.uploaded
 
 
-def test_pool_of_images_and_state_between_tasks() -> None:
+def test_image_pool_and_frozen_mean_anchors() -> None:
     record = record_run(toy_bench(rounds=1, epochs=1), small_method("lander", images=50))
     pool = record.rounds[1].state["synthetic"]
     assert pool.shape == (50, 3, 5, 5)  # of 5 kept rounds of 16
@@ -335,7 +344,7 @@ def test_pool_of_images_and_state_between_tasks() -> None:
     table = means.rounds[1].state["anchors"]
     assert table.shape == (7, 32)
     assert table[:5].any(1).all()
-    assert not table[5:].any()  # classes to come
+    assert not table[5:].any()  # future classes
     assert math.isclose(
         float(means.rounds[1].state["radius"]), 0.186 * float(mean_square_difference(table[:5]))
     )

@@ -1,6 +1,4 @@
-"""LGA: weights within groups against recorded outputs, the radius, and models judged on noisy
-features.
-"""
+"""LGA: group weights against recorded outputs, the radius, and noisy features for evaluation."""
 
 from dataclasses import replace
 
@@ -16,7 +14,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 @pytest.mark.parametrize("cumulative", [False, True])
 @pytest.mark.parametrize("scenario", ["t1", "t1_nolearned", "t2_noold", "t3"])
-def test_recorded_losses(monkeypatch, scenario, cumulative):
+def test_losses_match_recorded_outputs(monkeypatch, scenario, cumulative):
     g = {
         k.split(f".{scenario}.")[1]: v
         for k, v in golden("lga_loss").items()
@@ -45,10 +43,10 @@ def test_recorded_losses(monkeypatch, scenario, cumulative):
         torch.testing.assert_close(gradient, g["grad_total"], **CLOSE)
 
 
-def test_the_radius_by_hand():
-    """Compare the radius with a value worked out by hand.
+def test_radius_by_hand():
+    """Compute the radius from features 0 and 2 of one class and 5 of another.
 
-    Classes with features 0, 2 and 5: variance 2, and none; two dimensions alike: the root of 2.
+    The variance is 2 in both dimensions, so the radius is the root of 2.
     """
     method, state = create_method("lga"), {"monitor.radius": torch.zeros(())}
     sums = {
@@ -61,7 +59,7 @@ def test_the_radius_by_hand():
     assert method.update_from("task_end", first, sums, server_context(Task(1, 2, 4, 4, 2))) is first
 
 
-def test_models_are_judged_on_noisy_copies(rng):
+def test_features_are_augmented_with_noise(rng):
     method, ctx = (
         create_method("lga", augmentations=3),
         server_context(Task(0, 0, 2, 2, 1), rng=rng),
@@ -74,7 +72,7 @@ def test_models_are_judged_on_noisy_copies(rng):
     assert 0.4 < float(noisy.std()) < 0.6
 
 
-def test_the_last_model_is_the_best_in_the_first_rounds(monkeypatch):
+def test_monitor_accuracy_is_zero_in_warmup_rounds(monkeypatch):
     from fczoo.baselines.glfc import GLFC
 
     monkeypatch.setattr(GLFC, "monitor_accuracy", lambda self, state, ctx: torch.tensor(0.7))

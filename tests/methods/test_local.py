@@ -30,8 +30,11 @@ def bench_of_two_clients():
     return replace(bench, partition=replace(bench.partition, tasks=tasks))
 
 
-def test_accuracies_are_means_over_models_by_hand():
-    """Let client 0 always answer class 0, and client 1 class 2, the only class that it has had."""
+def test_accuracy_is_mean_over_client_models():
+    """Compare accuracies with values worked out by hand.
+
+    Client 0 always predicts class 0, and client 1 class 2, the only class that it has had.
+    """
     method = small_method("local", tune="head")
     weight = torch.zeros(7, 32)
     models = {
@@ -49,8 +52,8 @@ def test_accuracies_are_means_over_models_by_hand():
     assert evaluation.client_accuracy == [pytest.approx(80.0), 100.0, None]
 
 
-def test_a_client_trains_on_from_its_own_model(watch):
-    """The first round is FedAvg's without its average; the next one starts where it ended."""
+def test_client_resumes_from_own_model(watch):
+    """Match FedAvg's first round without its average, and start the next round where it ended."""
     ours, fedavg = (
         watch(toy_bench(epochs=1), small_method(name, tune="head")) for name in ("local", "fedavg")
     )
@@ -65,7 +68,7 @@ def test_a_client_trains_on_from_its_own_model(watch):
     assert ours.result.metrics["client_mean"] == pytest.approx(np.mean(ours.result.client_accuracy))
 
 
-def test_a_head_starts_at_the_means_of_the_clients_own_images(watch):
+def test_head_starts_at_class_means_of_client(watch):
     run = watch(toy_bench(rounds=1), small_method("local", tune="head", head_init="means"))
     call, bench = run.rounds[0], run.bench
     client = call.clients[0]
@@ -82,8 +85,8 @@ def test_a_head_starts_at_the_means_of_the_clients_own_images(watch):
     assert torch.equal(kept["head.weight"], again.memory["head.weight"])
 
 
-def test_personal_models_are_the_clients_own_trained_further():
-    """With a rate of zero they are the clients' own models: the figures are the same."""
+def test_personal_models_start_from_client_models():
+    """Give personal models the accuracy of the clients' models at rate zero."""
     bench = toy_bench(torch.float32, epochs=1, rounds=1, personal_epochs=2)
     result = bench.run(small_method("local", tune="head", lr=0.0, head_init="means"))
     assert result.personal_accuracy == result.client_accuracy
@@ -105,12 +108,12 @@ def test_personal_models_are_the_clients_own_trained_further():
         {"min_class_count": 2},
     ],
 )
-def test_settings_about_uploads_are_refused(settings):
+def test_upload_settings_are_rejected(settings):
     with pytest.raises(FczooError, match="clients of local send nothing; leave one of the two out"):
         toy_bench(**settings).check(small_method("local"))
 
 
-def test_diagnostics_are_refused_before_any_run_starts(tmp_path):
+def test_diagnostics_are_rejected_before_any_run_starts(tmp_path):
     settings = Settings.for_dataset("digits", train_per_class=8, test_per_class=1)
     sweep = make_sweep(Path(), settings, ["fedncm", "local"], [0], {})
     with pytest.raises(FczooError, match=r"--diagnostics is about uploads .* local has neither"):
@@ -118,7 +121,7 @@ def test_diagnostics_are_refused_before_any_run_starts(tmp_path):
     assert not list(tmp_path.rglob("result.json"))
 
 
-def test_there_is_no_global_model(tmp_path):
+def test_global_model_access_is_rejected(tmp_path):
     run = toy_bench(rounds=1, epochs=1).start(small_method("local", tune="head"))
     next(iter(run))
     assert not select(run.state, "client") and len(run.own_models) == 3

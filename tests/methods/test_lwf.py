@@ -7,7 +7,7 @@ from fczoo.core.tree import select
 from helpers_methods import batch
 
 
-def test_lwf_teacher_is_the_model_at_the_end_of_the_last_task(record):
+def test_lwf_teacher_is_final_model_of_previous_task(record):
     run = record("lwf")
     for call in run.rounds:
         t = call.ctx.task.index
@@ -17,7 +17,7 @@ def test_lwf_teacher_is_the_model_at_the_end_of_the_last_task(record):
             assert torch.equal(value, run.states[t - 1][name.removeprefix("teacher.")])
 
 
-def test_lwf_distillation_leaves_new_rows_alone(record, batch_of, noise):
+def test_lwf_distillation_has_no_gradient_on_new_logits(record, batch_of, noise):
     run, task = record("lwf"), Task(1, 3, 5, 7, 3)
     logits = noise(4, 7).requires_grad_()
     kd = run.method.distillation(logits, batch(noise(4, 2), [3, 4, 3, 4], noise(4, 7)), task)
@@ -25,8 +25,8 @@ def test_lwf_distillation_leaves_new_rows_alone(record, batch_of, noise):
     assert gradient[:, :3].any() and not gradient[:, 3:].any()
 
 
-def test_teacher_outputs_are_kept_where_the_view_is_fixed(make_bench, small_method, watch):
-    """One teacher pass per task instead of one per epoch gives the same result."""
+def test_teacher_outputs_are_cached_for_fixed_view(make_bench, small_method, watch):
+    """Compute one teacher pass per task instead of one per epoch."""
     calls: list[int] = []
     method = small_method("lwf")
     original = type(method).teacher_outputs

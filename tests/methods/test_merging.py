@@ -30,7 +30,7 @@ TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def pack_gram(gram: Tensor) -> Tensor:
-    """Return a symmetric matrix as clients send it: its diagonal where all else is zero."""
+    """Pack a symmetric matrix as clients send it: only the diagonal if the rest is zero."""
     if not (gram - torch.diag(gram.diagonal())).any():
         return gram.diagonal()
     i, j = torch.triu_indices(*gram.shape)
@@ -44,8 +44,8 @@ def test_fisher_weights_by_hand():
     """Compare Fisher weights with values worked out by hand.
 
     In the first coordinate the sums are 27 and 1, and their means over 9 images and 1 image weigh
-    3 : 1, so (3 * 2 + 6) / 4 = 3; sums give (27 * 2 + 6) / 28. No one's images depend on the
-    second: the mean is 4.
+    3 : 1, so (3 * 2 + 6) / 4 = 3; sums give (27 * 2 + 6) / 28. The second has no Fisher
+    information: the mean is 4.
     """
     payloads = [
         Payload(
@@ -85,7 +85,7 @@ def test_fisher_information_of_all_classes_by_hand():
         assert sums["fisher.head.weight"].flatten().tolist() == pytest.approx([4 * value] * 2)
 
 
-def test_fisher_doubles_the_upload(record):
+def test_fisher_doubles_upload_size(record):
     upload = record("fisheravg").rounds[0].payloads[0]
     assert nbytes(select(upload.tensors, "fisher.")) == nbytes(upload.drop("fisher.").tensors)
     rows = upload["fisher.head.weight"]
@@ -110,7 +110,7 @@ def test_gram_matrices_of_tokens(rng):
     assert [len(g) for g in (full, half, only_diagonal)] == [15, 15, 5]
 
 
-def test_recorded_outputs_of_regmean():
+def test_regmean_matches_recorded_outputs():
     g = golden("regmean_singular")
     weights = [g[f"in.W{k}"] for k in range(3)]
     solution = regression_mean(weights, [pack_gram(g[f"in.gram{k}"]) for k in range(3)])
@@ -130,10 +130,10 @@ def test_regmean_by_hand():
     torch.testing.assert_close(solution, torch.tensor([[3.8, 0.0]]))
 
 
-def test_the_regression_mean_is_the_least_squares_solution(rng):
-    """The regression mean solves one least-squares problem over all clients' inputs.
+def test_regression_mean_is_least_squares_solution(rng):
+    """Solve one least-squares problem over all clients' inputs.
 
-    Each has its own weight's outputs; so is B's.
+    The targets of a client are the outputs of its own weight. The mean of B solves it likewise.
     """
     inputs = [torch.randn(9, 4, generator=rng).double() for _ in range(3)]
     weights = [torch.randn(2, 4, generator=rng).double() for _ in range(3)]
@@ -153,12 +153,12 @@ def test_the_regression_mean_is_the_least_squares_solution(rng):
     torch.testing.assert_close(regression_mean_of_b(ups, down, torch.stack(grams)), best, **TIGHT)
 
 
-def test_without_what_lies_beside_the_diagonal_each_input_has_its_own_mean(rng):
+def test_diagonal_gram_is_divided_per_input(rng):
     gram, w = torch.tensor([2.0, 0.5, 1.0]), torch.randn(2, 3, generator=rng)
     torch.testing.assert_close(divide_by_gram(w * gram, gram), w.double(), rtol=1e-6, atol=1e-6)
 
 
-def test_regmean_and_lorm_keep_the_rows_of_old_classes(record):
+def test_regmean_and_lorm_keep_head_rows_of_old_classes(record):
     for name in ("regmean", "lorm"):
         states = record(name).states
         assert torch.equal(states[0]["head.weight"][:3], states[2]["head.weight"][:3])
@@ -169,7 +169,7 @@ def test_regmean_and_lorm_keep_the_rows_of_old_classes(record):
 @pytest.mark.parametrize(
     "refused", [{"min_class_count": 2}, {"outliers": 3.0}], ids=["rare", "outliers"]
 )
-def test_second_moments_are_declared(make_bench, name, refused):
+def test_second_moments_reject_min_class_count_and_outliers(make_bench, name, refused):
     with pytest.raises(FczooError, match=f"cannot look into the second moments .* {name} uploads"):
         make_bench(**refused).check(create_method(name))
 
@@ -177,7 +177,7 @@ def test_second_moments_are_declared(make_bench, name, refused):
 # --- LoRM
 
 
-def test_b_and_a_are_trained_by_turns(make_bench, watch):
+def test_lorm_trains_b_and_a_alternately(make_bench, watch):
     run = watch(make_bench(rounds=3, epochs=1), create_method("lorm", rank=2))
     factors = [
         sorted({n.split(".")[0] for n in c.payloads[0]} - {"gram", "head"}) for c in run.rounds
@@ -185,11 +185,10 @@ def test_b_and_a_are_trained_by_turns(make_bench, watch):
     assert factors == 3 * [["lora_b"], ["lora_a"], ["lora_b"]]
 
 
-def test_what_lorm_sends(backbone):
-    """LoRM sends as much as its widths give.
+def test_lorm_upload_size(backbone):
+    """Compare upload sizes with formulas for width D, MLP width m and rank r.
 
-    Width D, MLP m, rank r: a block has B (5 D + m) r, A (3 D + m) r, diagonals 3 D + m; head: a
-    Gram.
+    A block has B (5 D + m) r, A (3 D + m) r and diagonals 3 D + m; the head has a Gram matrix.
     """
     method, task = create_method("lorm", rank=2), Task(0, 0, 3, 7, 3)
     state = method.begin_task({}, task, backbone, torch.Generator())
@@ -203,11 +202,8 @@ def test_what_lorm_sends(backbone):
     assert sum(v.numel() for v in sums.values()) == blocks * (3 * d + m) + d * (d + 1) // 2
 
 
-def test_recorded_outputs_of_lorm():
-    """Reproduce the recorded outputs with LoRM.
-
-    Each of two tasks has a round of B and a round of A, then the merge of tasks.
-    """
+def test_lorm_matches_recorded_outputs():
+    """Reproduce two tasks, each with a round of B, a round of A and the merge of tasks."""
     g = golden("lorm_fed_diag")
     method, state = create_method("lorm", rank=2), {}
     weights = {f"blocks.0.{layer}.weight": g[f"in.W0.{layer}.weight"] for layer in LAYERS}

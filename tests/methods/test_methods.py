@@ -11,7 +11,7 @@ from fczoo.core.tree import drop, select
 from fczoo.federation.server import broadcast
 from fczoo.federation.settings_checks import normalisation_of
 
-# --- what crosses the wire
+# --- messages
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from fczoo.federation.settings_checks import normalisation_of
         ),
     ],
 )
-def test_the_methods_send_what_their_papers_say(record, name, down, up):
+def test_messages_match_papers(record, name, down, up):
     run = record(name)
     for message, names in (
         (broadcast(run.method, run.states[2]), down),
@@ -41,7 +41,7 @@ def test_the_methods_send_what_their_papers_say(record, name, down, up):
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_options_read_from_source_are_those_of_the_class(name):
+def test_options_from_source_match_class(name):
     options = METHODS.options(name)
     assert options == dataclass_options(METHODS.get(name))
     assert list(options) == list(dataclass_options(METHODS.get(name)))
@@ -65,7 +65,7 @@ def test_quirks_are_off_by_default():
         assert option in page
 
 
-def test_normalisation_by_data_set_is_the_released_one():
+def test_normalisation_by_dataset_matches_released_code():
     from fczoo import Settings
 
     assert normalisation_of(Settings.for_dataset("cifar100")) == (None, None)

@@ -36,7 +36,7 @@ LAYERS = {
     "norm3": "conv_blocks2.5",
 }
 PARTS = {"mean": "running_mean", "var": "running_var"}
-STEPS = 1e-3  # tolerance after steps of Adam, which are as large where a gradient is nearly 0
+STEPS = 1e-3  # tolerance after Adam, which takes full steps for tiny gradients
 
 
 def generator_of(g: Tree, prefix: str) -> Tree:
@@ -71,7 +71,7 @@ def teacher_of(g: Tree) -> object:
     return reply
 
 
-def test_three_steps_of_the_generator() -> None:
+def test_three_generator_steps() -> None:
     """Compare images, the first gradients, weights and running statistics of the official code."""
     g = golden("mfcl_generator_nobn")
     content, temperature, entropy, prior, smooth = g[
@@ -89,7 +89,7 @@ def test_three_steps_of_the_generator() -> None:
         if step == 0:
             compare("mfcl_generator_nobn", images, g["out.images"][0], F32)
             recorded = generator_of(g, "out.grad0")
-            assert len(recorded) == 12  # no gradient of a bias in front of a norm is recorded
+            assert len(recorded) == 12  # gradients of biases before a norm are not recorded
             for name, gradient in recorded.items():
                 compare("mfcl_generator_nobn", weights[name].grad, gradient, 1e-4, name)
             compare(
@@ -100,13 +100,13 @@ def test_three_steps_of_the_generator() -> None:
             )
             compare("mfcl_generator_nobn", blur(images), g["check.smooth_images0"], F32)
     for name, value in generator_of(g, "out.generator").items():
-        # Running means have the biases in front of their norms, whose gradients are rounding.
+        # Running means include biases before their norms, whose gradients are rounding errors.
         drifts = name in ("norm1.mean", "norm2.mean")
         tolerance = 5 * STEPS if drifts else STEPS
         compare("mfcl_generator_nobn, after Adam", generator[name], value, tolerance, name)
 
 
-def test_the_server_averages_with_equal_weights() -> None:
+def test_server_averages_with_equal_weights() -> None:
     g = golden("mfcl_server")
     uploads = [
         Payload({k: v.float() for k, v in strip_prefix(g, f"in.local{i}.").items()}, i, 10**i)
@@ -117,8 +117,8 @@ def test_the_server_averages_with_equal_weights() -> None:
     assert create_method("mfcl").training().averaging == "uniform"
 
 
-def test_generator_has_the_size_of_the_paper_and_clients_its_running_statistics() -> None:
-    """At 32 pixels 8,423,939 weights; in eval mode an image does not depend on its batch."""
+def test_generator_size_and_running_statistics() -> None:
+    """Count 8,423,939 weights at 32 pixels; in eval mode an image does not depend on its batch."""
     tree = mfcl_generator(1000, 64, 32, torch.Generator().manual_seed(0))
     weights = [v.numel() for k, v in tree.items() if not k.endswith((".mean", ".var"))]
     assert sum(weights) == 8_423_939
@@ -132,7 +132,7 @@ def test_generator_has_the_size_of_the_paper_and_clients_its_running_statistics(
 
 
 def test_client_loss_by_hand() -> None:
-    """One new class after two old ones; one image of it and one generated image."""
+    """Compute the loss of an image of a new class and a generated image, after two old classes."""
     method, task = create_method("mfcl", weight_head=2.0, weight_feature=3.0), Task(1, 2, 3, 3, 2)
     rows = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     train = {"head.weight": rows.clone().requires_grad_(), "head.bias": torch.zeros(3)}
@@ -157,11 +157,11 @@ def test_client_loss_by_hand() -> None:
     assert float(loss.detach()) == pytest.approx(2.0 * first + 3.0 * 2)
 
 
-def test_terms_of_the_generator_by_hand() -> None:
+def test_generator_loss_terms_by_hand() -> None:
     even, certain = torch.zeros(2, 4), torch.tensor([[50.0, 0.0], [50.0, 0.0]])
     assert float(imbalance(even)) == pytest.approx(0, abs=1e-6)
     assert float(imbalance(certain)) == pytest.approx(1)
-    assert float(imbalance(torch.zeros(3, 1))) == 0  # a single class: log 1 does not divide
+    assert float(imbalance(torch.zeros(3, 1))) == 0  # a single class: no division by log 1
     prior = Moments(torch.tensor([1.0]), torch.tensor([4.0]))
     batch = Moments(torch.tensor([3.0]), torch.tensor([2.0]))
     # log(s / s_prior) = -log(2) / 2; -1/2 (1 - (4 + 4) / 2) = 3/2
@@ -175,21 +175,21 @@ def test_terms_of_the_generator_by_hand() -> None:
     assert enlarge(point, 18).shape[-1] == 18
 
 
-def test_noise_of_clients_is_standard_normal() -> None:
-    """Quantiles 0.5 and 0.84 of the normal distribution are 0 and 1; 0 is not minus infinity."""
+def test_client_noise_is_standard_normal() -> None:
+    """Map quantiles 0.5 and 0.84 to 0 and 1, and 0 to a finite value."""
     normal = standard_normal(torch.tensor([0.5, 0.8413447, 0.0]))
     assert normal[:2].tolist() == pytest.approx([0, 1], abs=1e-5)
     assert -6 < float(normal[2]) < -5
 
 
-def test_one_generator_for_the_run_and_moments_of_activations() -> None:
-    """One generator serves all tasks; with a survey clients send moments of two blocks."""
+def test_generator_is_reused_and_survey_uploads_moments() -> None:
+    """Use one generator in all tasks; with ``prior=survey`` clients send moments of a block."""
     record = record_run(toy_bench(rounds=1, epochs=1), small_method("mfcl"))
     generators = [strip_prefix(call.state, "generator.") for call in record.rounds]
     assert not generators[0]
     assert generators[1].keys() == generators[2].keys()
     change = generators[2]["conv2.weight"] - generators[1]["conv2.weight"]
-    # three steps of Adam at 1e-3 change nothing by more; a new start would
+    # three steps of Adam at 1e-3 are at most this large; a new generator differs by more
     assert 0 < float(change.abs().max()) < 4e-3
     assert not [call for call in record.calls if call.phase == "task_end"]
     survey = small_method("mfcl", prior="survey", prior_blocks=(1,), generator_steps=1)
@@ -203,8 +203,8 @@ def test_one_generator_for_the_run_and_moments_of_activations() -> None:
     assert strip_prefix(record.rounds[1].state, "generator.")
 
 
-def test_without_replay_there_is_no_generator() -> None:
-    """The server makes none, clients get none, and the loss has the terms of real images only."""
+def test_zero_replay_ratio_creates_no_generator() -> None:
+    """Create no generator at the server or clients; use only the loss terms of real images."""
     record = record_run(toy_bench(rounds=1, epochs=1), small_method("mfcl", ratio=0))
     assert not any(strip_prefix(call.state, "generator.") for call in record.rounds)
     assert [len(row) for row in record.result.accuracy] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Features of length 1 where a method's ``normalise`` asks for them, by hand."""
+"""Unit-norm features with a method's ``normalise`` option, by hand."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from helpers_analytic import Wide, query_batch, states_after_tasks
 TASKS = [Task(0, 0, 2, 2, 1)]
 IMAGES = torch.tensor(
     [[3.0, 4.0], [0.0, 10.0], [5.0, 0.0]], dtype=torch.float64
-)  # of lengths 5, 10 and 5
+)  # norms 5, 10 and 5
 LABELS = torch.tensor([0, 0, 1])
 
 
@@ -50,7 +50,7 @@ def test_ridge_regression(rng):
 
 
 @pytest.mark.parametrize("name", ["fedridge", "fedlda", "fedcof", "stsa", "stsae", "ranpac"])
-def test_how_long_features_are_does_not_matter_any_more(name, rng):
+def test_normalised_state_does_not_depend_on_feature_norm(name, rng):
     method = create_method(name, normalise=True)
     start = method.begin_task({}, TASKS[0], Wide(2), rng)
     longer = IMAGES * torch.tensor([1.0, 0.5, 3.0])[:, None]

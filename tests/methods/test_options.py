@@ -24,7 +24,7 @@ from fczoo.testing.world import small_method, toy_bench
 TWO_ROUNDS = {"rounds": 2}
 TWO_STEPS = {"rounds": 2, "epochs": 2}
 NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
-    # (method, option) -> other options, settings: without these it changes nothing in the toy world
+    # (method, option) -> options and settings without which it changes nothing in a toy run
     ("pilora", "schedule"): ({}, TWO_ROUNDS),  # the first round has the full rate
     ("fedproto", "strength"): ({}, TWO_ROUNDS),  # prototypes come with the first uploads of a task
     ("fedproto", "per_sample"): ({}, TWO_ROUNDS),
@@ -34,56 +34,56 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("uopp", "squared_variance"): ({}, TWO_ROUNDS),
     ("uopp", "reset_prompt"): ({}, TWO_ROUNDS),
     ("fppl", "temperature"): ({}, TWO_ROUNDS),
-    ("powder", "distil"): ({}, TWO_STEPS),  # the first step starts from the model that teaches
+    ("powder", "distil"): ({}, TWO_STEPS),  # the first step starts from the teacher
     ("powder", "temperature"): ({}, TWO_STEPS),
     ("powder", "tasks_10_14"): (
         {},
         {"clients": 5, "partition": "iid"},
     ),  # else fewer than ten tasks
-    ("fppl", "view"): ({}, {"augment": "flip"}),  # without it training and test view are one
+    ("fppl", "view"): ({}, {"augment": "flip"}),  # else training and test view are equal
     ("regmean", "view"): ({}, {"augment": "flip"}),
     ("lorm", "view"): ({}, {"augment": "flip"}),
     ("lorm", "passes"): ({"view": "train"}, {"augment": "flip"}),
     ("lorm", "lr_a"): ({}, TWO_ROUNDS),  # the first round trains B
     ("ccvr", "gaussian"): ({"calibrate": "each_round"}, {}),  # else they are pooled
-    ("hgp", "class_weights"): ({"keep_single": False}, {}),  # else all classes have as many images
+    ("hgp", "class_weights"): ({"keep_single": False}, {}),  # else classes have equal counts
     ("ewc", "strength"): (
         {},
         TWO_ROUNDS,
-    ),  # new rows of the head start at 0: one step moves nothing of old
+    ),  # new head rows start at 0: one step moves no old ones
     ("ewc", "amp_vanish"): ({}, TWO_ROUNDS),
-    ("ewc", "asked"): ({}, {"participation": 0.34}),  # else everybody trains
+    ("ewc", "asked"): ({}, {"participation": 0.34}),  # else all clients train
     ("pilora", "unheld"): (
         {},
         {"rounds": 6, "participation": 0.34},
-    ),  # else someone holds each class
+    ),  # else a client holds each class
     ("glfc", "best_perf_no_reset"): (
         {"lr": 0.0, "lr_backbone": 0.0},
         {},
-    ),  # no better in a later task
+    ),  # later models are not better
     ("fedridge", "width"): ({"lift": "random"}, {}),
-    ("fedridge", "gram_rank"): ({"bias": "none"}, {}),  # a free bias refuses it
-    ("fedridge", "score"): ({"bias": "none"}, {}),  # a cosine has no use for a free bias
+    ("fedridge", "gram_rank"): ({"bias": "none"}, {}),  # a free bias does not allow it
+    ("fedridge", "score"): ({"bias": "none"}, {}),  # the cosine score does not allow a bias
     (
         "glfc",
         "augmentations",
-    ): (  # of LGA: later tasks have the noise, and answers must be close to a change
+    ): (  # LGA: later tasks add noise, and predictions must be close to a change
         {"detector": "oracle", "lr": 1.0, "lr_backbone": 0.01},
         {},
     ),
     ("dytox", "choice"): (
         {"memory": 30, "lr": 0.05},
         {},
-    ),  # else features are alike, and few are chosen
-    ("target", "student_steps"): ({"warmup": 0}, {}),  # else it learns when all images are made
+    ),  # else features are similar, and few are selected
+    ("target", "student_steps"): ({"warmup": 0}, {}),  # else it trains after synthesis
     ("target", "student_lr"): ({"warmup": 0}, {}),
-    ("lander", "bound"): ({"radius": 0.4}, {}),  # among the distances of the images
+    ("lander", "bound"): ({"radius": 0.4}, {}),  # a radius within the range of distances
     ("lander", "prior_blocks"): ({"prior": "survey"}, {}),
     ("lander", "prior_weight"): ({"prior": "survey"}, {}),
     ("mfcl", "prior_blocks"): ({"prior": "survey"}, {}),
     ("mfcl", "prior_weight"): ({"prior": "survey"}, {}),
     ("mfcl", "weight_feature"): ({}, TWO_ROUNDS),  # the first step starts from the old features
-    ("glfc", "detector"): ({"threshold": 1e6}, {}),  # else the entropy tells as much as the oracle
+    ("glfc", "detector"): ({"threshold": 1e6}, {}),  # else entropy and oracle give the same signals
 }
 PROXY = {  # options of GLFC and LGA about their reconstructions
     *("proxy", "reconstructions", "best_perf_no_reset"),
@@ -101,14 +101,14 @@ ADAPTER = (
 
 def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return options and settings that an option needs to change something in a short run."""
-    noisy, name = name == "lga", "glfc" if name == "lga" else name  # whose options it shares
+    noisy, name = name == "lga", "glfc" if name == "lga" else name  # LGA shares GLFC's options
     options, settings = NEEDS.get((name, option), ({}, {}))
     if "adapt" in METHODS.get(name).__dataclass_fields__ and option in ADAPTER:
         return {**options, "adapt": "adapter"}, settings
     if option == "momentum":
         options = {**options, "optimizer": "sgd"}
     if option == "optimizer":
-        options = {**options, "weight_decay": 0.1}  # without it Adam and AdamW are one
+        options = {**options, "weight_decay": 0.1}  # without it Adam equals AdamW
     if option in ("rank", "blocks") and "tune" in METHODS.get(name).__dataclass_fields__:
         options = {**options, "tune": "lora"}
     if name == "affcl" and option in ("lr_backbone", "k_feature"):
@@ -127,30 +127,30 @@ def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, 
 
 
 ANCHORS = str(Path(__file__).with_name("anchors.safetensors"))  # seven classes, three entries
-OTHER = {  # where neither half, double, one more nor one less makes a difference
+OTHER = {  # values for options that a small change of the number does not affect
     ("lander", "anchor_file"): ANCHORS,
     ("lander", "images"): 50,  # fewer than are made
     **{(name, "gram_rank"): 2 for name in ("fedridge", "afcl", "ranpac")},
-    ("codap", "components"): 12,  # three tasks share them: 10 and 11 are three for each
+    ("codap", "components"): 12,  # 10 and 11 give each of three tasks three components
     ("fedcprompt", "components"): 12,
     ("bic", "validation"): 0.5,  # of four exemplars per class at least one is held out
     ("fedcprompt", "margin"): 0.0,  # closes the hinge
-    ("ssil", "ratio"): 0.25,  # as many exemplars as a fourth of the new images are at hand
+    ("ssil", "ratio"): 0.25,  # there are as many exemplars as a fourth of the new images
     ("glfc", "threshold"): 1e6,  # never reached
     ("fot", "growth"): 0.1,  # enough for another direction
     ("fedprotip", "growth"): 0.1,
     ("lga", "reconstructions"): 1,
     ("lga", "warmup"): 0,
-    ("lga", "augmentations"): 50,  # of few images: an accuracy of other noise is often the same
-    ("lga", "lowest"): 0.99,  # near 1, where weights are in the first steps
+    ("lga", "augmentations"): 50,  # there are few images: accuracy often does not change with noise
+    ("lga", "lowest"): 0.99,  # near 1, as weights are in the first steps
     ("lga", "highest"): 1.01,
     ("lga", "threshold"): 1e6,
-    ("glfc", "reconstructions"): 1,  # more than the steps are no more
+    ("glfc", "reconstructions"): 1,  # more than the steps have no effect
 }
 
 
 def named_values(hint: Any) -> Iterator[Any]:
-    """Each choice that the type of an option lists: literals, true and false, none."""
+    """Yield each choice that the type of an option lists: literals, true and false, none."""
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     for part in typing.get_args(hint) if union else (hint,):
         if typing.get_origin(part) is typing.Literal:
@@ -162,7 +162,7 @@ def named_values(hint: Any) -> Iterator[Any]:
 
 
 def other_values(name: str) -> Iterator[tuple[str, Any]]:
-    """Option and value: all named values but the default, and another number for each number."""
+    """Yield option and value: all choices but the default, and another number for each number."""
     cls, small = METHODS.get(name), small_method(name)
     hints = typing.get_type_hints(cls)
     for field in fields(cls):
@@ -182,7 +182,7 @@ def other_values(name: str) -> Iterator[tuple[str, Any]]:
         elif value is None and float in typing.get_args(hints[field.name]):
             yield field.name, 0.05
         elif value is None and tuple[int, ...] in typing.get_args(hints[field.name]):
-            yield field.name, (0, 2)  # some blocks in place of all
+            yield field.name, (0, 2)  # some blocks instead of all
 
 
 class Difference(Exception):
@@ -193,7 +193,7 @@ class LaterTask(Exception):
     """End a run after its first task."""
 
 
-@lru_cache(4)  # what is compared with what; all of it would take gigabytes
+@lru_cache(4)  # recent reference runs; all would take gigabytes
 def plain_run(name: str, options: tuple, settings: tuple) -> Record:
     """Record a whole run with some options and settings."""
     record = record_run(bench_with(settings), small_method(name, **dict(options)))
@@ -229,7 +229,7 @@ def differs_in_first_task(method: Method, settings: tuple, plain: Sequence[Call]
         expected = next(expected_calls, None)
         if expected is None:
             raise LaterTask
-        if changes(exchanged(call), exchanged(expected)):
+        if changes(exchanged_tensors(call), exchanged_tensors(expected)):
             raise Difference
 
     try:
@@ -250,7 +250,9 @@ def differs(method: Method, settings: tuple, plain: Record, tasks: int = 0) -> b
 
     def compare(call: Call) -> None:
         expected = next(expected_calls, None)
-        differences.update(changes(exchanged(call), exchanged(expected) if expected else {}))
+        differences.update(
+            changes(exchanged_tensors(call), exchanged_tensors(expected) if expected else {})
+        )
         if differences and call.ctx.task.index >= tasks:
             raise Difference
 
@@ -263,7 +265,7 @@ def differs(method: Method, settings: tuple, plain: Record, tasks: int = 0) -> b
     return bool(differences) or next(expected_calls, None) is not None
 
 
-def exchanged(call: Call) -> Tree:
+def exchanged_tensors(call: Call) -> Tree:
     """Return the broadcast state and the uploads of a round or survey."""
     uploads = {
         f"upload of {payload.client}: {key}": value
@@ -294,9 +296,7 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
-SAME = {
-    ("choice", "raw")
-}  # features in the toy world are of nearly one length; see test_golden_memory.py
+SAME = {("choice", "raw")}  # toy features have nearly equal norms; see test_golden_memory.py
 
 CASES = [
     (name, option, value)
@@ -307,13 +307,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "option", "value"), CASES)
-def test_every_option_changes_something(name: str, option: str, value: Any) -> None:
-    """Compare runs; a choice, which may take other code in a later task, learns two tasks."""
+def test_every_option_changes_run(name: str, option: str, value: Any) -> None:
+    """Compare runs; a choice may run other code in later tasks, so its runs learn two tasks."""
     options, settings = required_options(name, option)
     plain = (name, tuple(options.items()), tuple(settings.items()))
     method = small_method(name, **{**options, option: value})
     assert getattr(method, option) == value
-    one_task = type(value) in (int, float) or option == "optimizer"  # whose code is one for all
+    one_task = type(value) in (int, float) or option == "optimizer"  # the same code in all tasks
     if (
         one_task
         and options
@@ -324,8 +324,8 @@ def test_every_option_changes_something(name: str, option: str, value: Any) -> N
     assert differs(method, plain[2], plain_run(*plain), tasks=0 if one_task else 2)
 
 
-def test_a_run_with_the_same_options_does_not_differ() -> None:
-    """So that the test above does not hold for any two runs."""
+def test_run_with_same_options_does_not_differ() -> None:
+    """Check that the comparison above reports no difference between equal runs."""
     for name in ("hgp", "fcilpt"):
         assert not differs(small_method(name), (), plain_run(name, (), ()))
         calls = calls_of_first_task(name, (), ())
@@ -333,10 +333,8 @@ def test_a_run_with_the_same_options_does_not_differ() -> None:
         assert not differs_in_first_task(small_method(name), (), calls)
 
 
-def test_every_option_is_tried() -> None:
-    """So that the test above cannot become empty unnoticed; words that are not a choice are left
-    out by name.
-    """
+def test_every_option_is_covered() -> None:
+    """Check that the cases above include every option."""
     tried = {(name, option) for name, option, _ in CASES}
     every = {(name, f.name) for name in METHODS.names() for f in fields(METHODS.get(name))}
     assert every == tried
@@ -346,5 +344,5 @@ def test_every_option_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.names()))
-def test_two_to_four_options_are_searched(name):
+def test_search_space_has_two_to_four_options(name):
     assert 2 <= len(spaces(METHODS.get(name))) <= 4

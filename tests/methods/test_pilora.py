@@ -56,7 +56,7 @@ def rms(features: Tensor, prototypes: Tensor) -> Tensor:
     )
 
 
-def test_pilora_with_zero_b_is_the_frozen_backbone(backbone, images_batch, noise, tasks):
+def test_pilora_with_zero_b_equals_frozen_backbone(backbone, images_batch, noise, tasks):
     state = pilora_state(noise, past=2)
     state |= {k: torch.zeros_like(v) for k, v in state.items() if k.endswith(".b")}
     logits = create_method("pilora").predict(backbone, state, images_batch, tasks[1])
@@ -82,10 +82,8 @@ def test_pilora_trains_lora_or_all_weights_in_every_task(make_bench, small_metho
 
 
 @pytest.mark.parametrize("options", [{"merge": "first"}, {"local": "current"}])
-def test_pilora_can_train_with_the_current_lora_alone(
-    backbone, images_batch, noise, tasks, options
-):
-    """Earlier pairs take part in evaluation, but not in a client's loss and class means."""
+def test_pilora_local_loss_ignores_earlier_lora(backbone, images_batch, noise, tasks, options):
+    """Use earlier pairs in evaluation, but not in a client's loss and class means."""
     method, state = create_method("pilora", ortho=0.0, **options), pilora_state(noise, 2)
     changes = {k: v + 1 if k.startswith("past.") else v for k, v in state.items()}
     train, batch = (
@@ -111,9 +109,9 @@ def test_pilora_can_train_with_the_current_lora_alone(
 @pytest.mark.parametrize("past", [0, 1, 2])
 @pytest.mark.parametrize("merge", ["sum", "factor_sum", "first"])
 def test_pilora_merges_lora_of_all_tasks(backbone, images_batch, noise, tasks, merge, past):
-    """Merges follow their formulas.
+    """Compare merges with their formulas.
 
-    With one task every merge is that task; later: sum of B_i A_i, (sum B)(sum A), or only B_1 A_1.
+    With one task every merge is that task. Later: sum of B_i A_i, (sum B)(sum A), or only B_1 A_1.
     """
     state, change = pilora_state(noise, past), {}
     for part in "qv":
@@ -133,10 +131,7 @@ def test_pilora_merges_lora_of_all_tasks(backbone, images_batch, noise, tasks, m
 
 
 def test_pilora_overlap_with_earlier_lora():
-    """The overlap is zero exactly when all rows are orthogonal.
-
-    It is the sum of |A_i A_t'| over earlier tasks and over q and v.
-    """
+    """Sum |A_i A_t'| over earlier tasks and over q and v; orthogonal rows give zero."""
     method = create_method("pilora", ortho=1.0, sparse=0.0)
     current = {
         "lora.0.q.a": torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]),
@@ -163,7 +158,7 @@ def test_pilora_overlap_with_earlier_lora():
     assert float(method.lora_penalty(current, {})) == 0  # no earlier task
 
 
-def test_pilora_size_of_a():
+def test_pilora_sparsity_penalty_of_a():
     current = {
         "lora.0.q.a": torch.tensor([[1.0, -2.0]]),
         "lora.0.v.a": torch.tensor([[0.5, 0.0]]),
@@ -177,7 +172,7 @@ def test_pilora_size_of_a():
 def test_pilora_prototype_loss_by_hand():
     """Compare the prototype loss with a value worked out by hand.
 
-    One feature is at distance 1 of its prototype and 3 of the other (root mean square, D = 2).
+    The feature is at distance 1 from its prototype and 3 from the other (root mean square, D = 2).
     """
     method = create_method("pilora", pull=0.1, support="task", sharpness=2.0)
     task = Task(0, 0, 2, 2, 1)
@@ -188,14 +183,14 @@ def test_pilora_prototype_loss_by_hand():
     assert float(loss) == pytest.approx(math.log(1 + math.exp(-2.0 * (3 - 1))) + 0.1 * 1)
 
 
-def test_pilora_has_a_finite_gradient_on_its_prototype():
+def test_pilora_distance_gradient_is_finite_at_prototype():
     method = create_method("pilora")
     features = torch.ones(1, 4, requires_grad=True)
     method.distances(features, torch.ones(1, 4)).sum().backward()
     assert torch.equal(features.grad, torch.zeros(1, 4))
 
 
-def test_pilora_keeps_what_it_froze(record, tasks):
+def test_pilora_keeps_frozen_prototypes_and_lora(record, tasks):
     run = record("pilora")
     first, second, last = (run.states[t] for t in range(3))
     begin = run.rounds[0].state
@@ -211,7 +206,7 @@ def test_pilora_keeps_what_it_froze(record, tasks):
         assert torch.equal(last[past], torch.stack([value, second[name]]))
 
 
-def test_pilora_keeps_the_prototype_of_a_class_that_nobody_holds_in_head_tune(tasks, noise):
+def test_pilora_head_tune_keeps_prototype_of_unheld_class(tasks, noise):
     method = create_method("pilora", head_tune=True)
     old = noise(3, DIM)
     sums = {"class.count": torch.tensor([2.0, 0.0, 1.0]), "class.sum": noise(3, DIM)}
@@ -225,9 +220,7 @@ def test_pilora_keeps_the_prototype_of_a_class_that_nobody_holds_in_head_tune(ta
 
 @pytest.mark.parametrize("unheld", ["average", "server"])
 @pytest.mark.parametrize("reweight", ["distance", "average"])
-def test_pilora_prototype_of_a_class_that_nobody_holds(
-    record, tasks, backbone, rng, unheld, reweight
-):
+def test_pilora_prototype_of_unheld_class(record, tasks, backbone, rng, unheld, reweight):
     run = record("pilora")
     call = run.rounds[0]
     method = create_method("pilora", unheld=unheld, reweight=reweight)
@@ -243,24 +236,24 @@ def test_pilora_prototype_of_a_class_that_nobody_holds(
     assert is_old == [False, unheld == "server", False]
 
 
-def test_without_reweighting_every_clients_prototype_counts_equally(record):
-    """LoRA is averaged by image counts, prototypes by the number of clients (section 4.2)."""
+def test_equal_reweighting_averages_prototypes_uniformly(record):
+    """Average LoRA by image counts and prototypes by the number of clients (section 4.2)."""
     method = create_method("pilora", reweight="equal")
     payloads = [
         Payload({**p.tensors, "prototype": torch.full_like(p["prototype"], 4.0 * k)}, k, 1 + 2 * k)
         for k, p in enumerate(record("pilora").rounds[0].payloads[:2])
     ]
     merged = method.aggregate(payloads, fedavg)
-    assert (merged["prototype"] == 2.0).all()  # (0 + 4) / 2; by image counts 1 and 3 it were 3
+    assert (merged["prototype"] == 2.0).all()  # (0 + 4) / 2; by image counts 1 and 3 it would be 3
     name = next(iter(select(merged, "lora.")))
     expected = 0.25 * payloads[0][name] + 0.75 * payloads[1][name]
     torch.testing.assert_close(merged[name], expected)
 
 
-def test_running_means_are_over_all_views_and_counts_of_images(make_bench, watch):
-    """Running means cover all views, and counts those of images.
+def test_running_means_cover_all_views(make_bench, watch):
+    """Average over all views, but count each image once.
 
-    Two epochs see each image twice; the server, which rejects larger counts, takes these.
+    Two epochs see each image twice; the server rejects larger counts.
     """
     run = watch(
         make_bench(epochs=2, rounds=1, augment="none"), small_method("pilora", means="running")

@@ -31,7 +31,7 @@ TASK = Task(0, 0, 2, 3, 2)
 
 
 class Tokens:
-    """A backbone that returns the prompt tokens of its block, flat."""
+    """Replace a backbone: return the prompt tokens of its block, flat."""
 
     depth = 12
 
@@ -47,11 +47,11 @@ def context(*senders: int) -> ServerContext:
 
 
 @pytest.mark.parametrize("case", ["few", "many"])
-def test_prompts_of_a_client(case: str) -> None:
+def test_client_prompts_match_recorded_outputs(case: str) -> None:
     """Compare the prompts that enter a block, their mean weights and the gradients.
 
-    Rows here are of tasks that have begun only. The recorded gradient is that of the prompts' sum
-    of squares, and reaches only the client's task.
+    Rows are those of begun tasks. The recorded gradient is that of the prompts' sum of squares, and
+    reaches only the client's task.
     """
     g, method = golden("powder_prompt"), create_method("powder", blocks=(4,))
     begun, own = g[f"in.{case}.trained"], int(g[f"in.{case}.own"])
@@ -63,7 +63,7 @@ def test_prompts_of_a_client(case: str) -> None:
     tree = {
         **pool,
         **leaves,
-        "client": begun,  # a client for each task
+        "client": begun,  # one client per task
         "weight": g["in.weight"][begun][:, begun],
         "head.weight": torch.eye(width),
         "head.bias": torch.zeros(width),
@@ -84,7 +84,7 @@ def test_prompts_of_a_client(case: str) -> None:
     compare("powder_prompt", alpha.mean(0), g[f"out.{case}.mean_alpha"], F32)
 
 
-def test_prompts_of_the_server_mix_all_tasks() -> None:
+def test_server_prompts_mix_all_tasks() -> None:
     g, method = golden("powder_prompt"), create_method("powder", blocks=(4,))
     begun = g["in.few.trained"]
     state = {f"pool.{k}": g[f"in.{name}"][begun][:, None] for k, name in NAMES.items()}
@@ -95,7 +95,7 @@ def test_prompts_of_the_server_mix_all_tasks() -> None:
     compare("powder_prompt", tokens[:, 2:], g["out.server.value_prefix"], F32)
 
 
-def test_distillation_without_the_true_class() -> None:
+def test_not_true_distillation_matches_recorded_output() -> None:
     """Compare the term, times 9, and its gradient; classes 4 to 7 are the task's."""
     g, method = golden("powder_ntd"), create_method("powder")
     logits = g["in.logits"].clone().requires_grad_()
@@ -109,7 +109,7 @@ def test_distillation_without_the_true_class() -> None:
     compare("powder_ntd", method.distil * term, g["out.ntd"], F32)
     (gradient,) = torch.autograd.grad(method.distil * term, logits)
     compare("powder_ntd", gradient, g["out.ntd_grad"], F32)
-    # The slice of released code, of the classes without the true one, is all others of the task.
+    # The released slice without the true class contains all other classes of the task.
     assert torch.equal(g["quirk.ntd_task_incremental"], g["out.ntd"])
     everything = not_true_divergence(
         logits / tau, g["in.logits_last_round"] / tau, share, mask | True, batch
@@ -117,15 +117,15 @@ def test_distillation_without_the_true_class() -> None:
     assert error(method.distil * everything, g["out.ntd"]) > 0.1
 
 
-def test_distillation_of_two_classes_is_nothing() -> None:
-    """Without the true class one is left, whose probability is 1; so is padding's part."""
+def test_not_true_distillation_of_two_classes_is_zero() -> None:
+    """Remove the true class, so that the other has probability 1; ignore padding."""
     z, r = torch.tensor([[0.0, 3.0, 9.0]]), torch.tensor([[1.0, -2.0, 5.0]])
     mask = torch.tensor([True, True, False])
     batch = whole_batch(z, torch.tensor([1]))
     assert float(not_true_divergence(z, r, torch.zeros(1), mask, batch)) == 0.0
 
 
-def test_current_tasks_and_the_row_of_a_client() -> None:
+def test_current_tasks_and_row_of_client() -> None:
     client = torch.tensor([0, 1, 0, 2])
     assert is_current(client).tolist() == [False, True, True, True]
     batch = Batch(*4 * [torch.ones(2)], client=torch.tensor([0, 0]))
@@ -133,7 +133,7 @@ def test_current_tasks_and_the_row_of_a_client() -> None:
 
 
 def test_similarities_by_hand() -> None:
-    """Profiles are compared over the tasks of the shorter one: (3, 4) and (3, 4, 12), cosine 1."""
+    """Compare profiles over the tasks of the shorter one: (3, 4) and (3, 4, 12) have cosine 1."""
     a = torch.tensor([[3.0, 4.0, 0.0], [0.0, 5.0, 0.0]]).view(2, 1, 3, 1)
     b = torch.tensor([3.0, 4.0, 12.0]).view(1, 1, 3, 1)
     values = similarities(a, b, torch.tensor([2, 3]), torch.tensor([3]))
@@ -153,8 +153,8 @@ def tasks_of_two_clients() -> Tree:
     return begin_client_tasks(state, sums, context(1, 0))
 
 
-def test_tasks_begin_with_the_same_prompts() -> None:
-    """Clients 1 and 0 begin; all columns of their profiles are of the prompts at the start."""
+def test_tasks_start_from_same_prompts() -> None:
+    """Start tasks of clients 1 and 0 with profiles of the initial prompts."""
     state = tasks_of_two_clients()
     assert state["client"].tolist() == [1, 0]
     assert torch.equal(state["pool.key"], state["start.key"].expand(2, -1, -1, -1))
@@ -168,10 +168,11 @@ def test_tasks_begin_with_the_same_prompts() -> None:
 
 
 def test_correlations_by_hand() -> None:
-    """Task means are (0.5, 0.5) and (0, 0): W has 1 on its diagonal, and no weight of the second.
+    """Compare weights and shares with values worked out by hand.
 
-    Class 0 of both tasks and class 1 of the second have cosines of 1. Class 0 counts two of them.
-    Class 1 has three, and the one with its own task does not count.
+    Task means are (0.5, 0.5) and (0, 0), so W has no weight of the second task. Class 0 of both
+    tasks and class 1 of the second have cosines of 1. Class 0 counts two of them. Class 1 has
+    three, and the one with its own task does not count.
     """
     state = correlate(tasks_of_two_clients(), 2)
     assert state["weight"].tolist() == [[1.0, 0.0], [0.0, 0.0]]
@@ -188,7 +189,7 @@ def test_identical_profiles_have_equal_weights() -> None:
 
 
 def test_server_moves_prompts_and_averages_rows_over_holders() -> None:
-    """Both clients have class 0, client 0 has class 1, and no client has class 2."""
+    """Give both clients class 0 and client 0 class 1; no client has class 2."""
     method, state = create_method("powder", blocks=(4,), components=1), tasks_of_two_clients()
     state |= {"head.weight": torch.full((3, 2), 9.0), "head.bias": torch.full((3,), 9.0)}
     queries = torch.tensor([[1.0], [2.0]]).view(2, 1, 1, 1)
@@ -209,8 +210,8 @@ def test_server_moves_prompts_and_averages_rows_over_holders() -> None:
     assert after["head.weight"][:, 0].tolist() == [3.0, 2.0, 9.0]
 
 
-def test_uniform_shares_of_a_batch() -> None:
-    """With equal V the divergences are averaged: KL of (1/2, 1/2) and (3/4, 1/4) is log(2/3^.5)."""
+def test_equal_shares_average_divergences() -> None:
+    """Compute KL of (1/2, 1/2) and (3/4, 1/4), which is log(2/3^.5), with equal V."""
     received = torch.zeros(2, 3)
     logits = torch.tensor([[0.0, math.log(3), 0.0], [0.0, math.log(3), 0.0]])
     batch = whole_batch(logits, torch.tensor([0, 0]))
@@ -219,10 +220,11 @@ def test_uniform_shares_of_a_batch() -> None:
     assert float(term) == pytest.approx(math.log(2 / 3**0.5))
 
 
-def test_last_entries_of_hard_coded_tasks_by_hand() -> None:
-    """Of two clients, tasks 10 to 14 are the sixth and seventh of both and the eighth of client 0.
+def test_last_similarities_of_hard_coded_tasks_by_hand() -> None:
+    """Compare similarities of the last five entries with values worked out by hand.
 
-    The last five of six entries (9, 1, 0, 0, 0, 0) and of five (1, 0, 0, 0, 0) are equal; over the
+    With two clients, tasks 10 to 14 are the sixth and seventh of both and the eighth of client 0.
+    The last five of six entries (9, 1, 0, 0, 0, 0) and of five (1, 0, 0, 0, 0) are equal. Over the
     five tasks that both know the cosine is 9 / 82^0.5.
     """
     client = torch.tensor([0, 1] * 8)
@@ -234,17 +236,17 @@ def test_last_entries_of_hard_coded_tasks_by_hand() -> None:
     assert known.tolist() == pytest.approx([1.0, 9 / 82**0.5])
 
 
-def test_only_hard_coded_pairs_are_compared_by_their_last_entries() -> None:
-    """Client 10 of 11 begins task 10; with client 0's task, which is 0, all entries count."""
+def test_last_entries_are_compared_for_hard_coded_pairs_only() -> None:
+    """Keep the weights of profiles with two entries; tasks 0, 9 and 15 are not hard-coded."""
     state = tasks_of_two_clients()
     state["client"] = torch.tensor([10, 11])
     plain, late = correlate(state, 2), correlate(state, 2, 12)
-    assert torch.equal(plain["weight"], late["weight"])  # two entries: the last are all
+    assert torch.equal(plain["weight"], late["weight"])  # the last five are all entries
     assert not is_hard_coded(torch.tensor([0, 9, 15]), 16).any()
 
 
-def test_rows_of_a_task_by_hand() -> None:
-    """Rows begin at those of the head; a client's change counts for its task only."""
+def test_task_rows_by_hand() -> None:
+    """Add a client's change to the rows of its task only."""
     rows = torch.arange(6.0).view(2, 3, 1)
     tree = {
         **{"task.weight": rows, "task.bias": rows[..., 0]},
@@ -255,8 +257,8 @@ def test_rows_of_a_task_by_hand() -> None:
     assert head["head.bias"].tolist() == [3.0, 4.0, 5.0]
 
 
-def test_the_first_task_of_the_true_class_answers() -> None:
-    """Task 0 has classes 0 and 1, task 1 has 1 and 2: images of class 1 are task 0's."""
+def test_first_task_of_true_class_gives_logits() -> None:
+    """Give images of class 1 to task 0: it has classes 0 and 1, task 1 has 1 and 2."""
     state = {
         "holds": torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]),
         "task.weight": torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])[..., None],
@@ -266,8 +268,8 @@ def test_the_first_task_of_the_true_class_answers() -> None:
     assert logits.tolist() == [[1.0, 2.0, -1e4], [1.0, 2.0, -1e4], [-1e4, 5.0, 6.0]]
 
 
-def test_server_moves_the_rows_of_each_clients_task() -> None:
-    """Without a shared head: rows of a client's task move by its change, others not at all."""
+def test_server_moves_rows_of_client_tasks() -> None:
+    """Move rows of a client's task by its change, and no others, without a shared head."""
     method = create_method("powder", blocks=(4,), components=1, length=1, task_rows=True)
     assert list(method.training().optims) == ["own.", "rows."]
 

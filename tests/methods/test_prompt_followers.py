@@ -15,8 +15,8 @@ from helpers_payload import server_context
 
 
 @pytest.mark.parametrize("tag", ["active", "zero", "first"])
-def test_fedcprompt_contrast_is_the_released_one(tag) -> None:
-    """The contrast is the released one: with an open hinge, a closed one, and in the first task."""
+def test_fedcprompt_contrast_matches_released_code(tag) -> None:
+    """Compare with an open hinge, with a closed one, and in the first task."""
     g, method = golden("fedcprompt_c2"), create_method("fedcprompt")
     features = g[f"in.{tag}.f"].clone().requires_grad_()
     last = None if tag == "first" else g[f"in.{tag}.f_previous"]
@@ -31,8 +31,8 @@ def test_fedcprompt_contrast_is_the_released_one(tag) -> None:
 def test_fedcprompt_contrast_by_hand(noise):
     """Compare the contrast with a value worked out by hand.
 
-    Moved by e from features that global and last model share: 1 + 990 |e|^2; padding does not
-    count.
+    Features moved by e from those of both global and last model give 1 + 990 |e|^2. Padding does
+    not count.
     """
     method, start = create_method("fedcprompt"), noise(3, 4)
     end = start + torch.tensor([[0.3, 0, 0.4, 0], [0, 0, 0, 0], [9, 9, 9, 9]]).double()
@@ -40,14 +40,13 @@ def test_fedcprompt_contrast_by_hand(noise):
     assert float(method.contrast_loss(end, start, start, weight)) == pytest.approx(1 + 990 * 0.25)
     assert float(method.contrast_loss(start, start, start, weight)) == 1
     assert float(method.contrast_loss(start, start, None, weight)) == 0
-    assert float(method.contrast_loss(start, start, start + 1, weight)) == 0  # far enough
+    assert (
+        float(method.contrast_loss(start, start, start + 1, weight)) == 0
+    )  # the last model is far
 
 
-def test_fedcprompt_weights_ignore_constants_of_the_attention(noise):
-    """Constants of the attention leave the weights as they are.
-
-    They are a softmax over the D entries; CODA-Prompt's weights do change.
-    """
+def test_fedcprompt_weights_ignore_constant_attention_shift(noise):
+    """Keep the weights, which use a softmax over the D entries; CODA-Prompt's weights change."""
     tree = {f"component.0.{part}": noise(3, 6) for part in ("key", "attention")}
     shift = {**tree, "component.0.attention": tree["component.0.attention"] + 5}
     query = noise(2, 6)
@@ -63,8 +62,8 @@ def test_fedcprompt_weights_ignore_constants_of_the_attention(noise):
     assert float(weight) == pytest.approx(float(by_hand))
 
 
-def test_fedcprompts_last_model_is_that_of_the_finished_components(record, batch_of):
-    """Without the current components, features are those after the task before."""
+def test_fedcprompt_last_model_uses_finished_components(record, batch_of):
+    """Match features after the previous task without the current components."""
     run = record("fedcprompt")
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
     data = batch_of(run.method, run.bench.train, call.clients[0].index[:4])
@@ -77,9 +76,9 @@ def test_fedcprompts_last_model_is_that_of_the_finished_components(record, batch
 
 
 def test_pip_pools_variances_over_clients():
-    """Pool variances over clients.
+    """Pool features 0 and 2 of one client and 4 of another.
 
-    Features 0 and 2 at one client, 4 at another: mean 2, variance (0 + 4 + 16) / 3 - 4.
+    The mean is 2, the variance (0 + 4 + 16) / 3 - 4.
     """
     method, task = create_method("pip"), Task(0, 0, 2, 2, 1)
 
@@ -110,7 +109,7 @@ def test_pip_pools_variances_over_clients():
         assert not any(k.startswith("proto.") for k in state)
 
 
-def test_pip_injects_three_prototypes_of_each_held_class(noise):
+def test_pip_injects_three_prototypes_per_held_class(noise):
     """Inject three prototypes of each held class.
 
     Draws of 0 only in the first dimension give u = 0; without spread all three are the mean.
@@ -130,7 +129,7 @@ def test_pip_injects_three_prototypes_of_each_held_class(noise):
     assert not torch.allclose(wide, loss)
 
 
-def test_pip_begins_to_inject_in_the_second_round(record):
+def test_pip_injects_from_second_round(record):
     run = record("pip")
     for call in run.rounds:
         assert bool(call.state["held"].any()) == (call.ctx.round > 0)

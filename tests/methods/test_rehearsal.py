@@ -18,11 +18,11 @@ from helpers_methods import CLOSE, batch
 # --- exemplars
 
 
-def test_herding_by_the_residual_by_hand():
-    """Herding by the residual chooses as by hand.
+def test_residual_herding_by_hand():
+    """Compare the selection with one worked out by hand.
 
-    Unit features at 0, 60 and 90 degrees: mean (.5, .622); first the middle one, and with w = (.5,
-    .378) once more; then w = (.5, .134) points most to the one at 0 degrees.
+    Unit features at 0, 60 and 90 degrees have the mean (.5, .622). The middle one comes first, and
+    with w = (.5, .378) once more; then w = (.5, .134) points most to the one at 0 degrees.
     """
     angles = torch.tensor([0.0, math.pi / 3, math.pi / 2], dtype=torch.float64)
     features = 3 * torch.stack([angles.cos(), angles.sin()], 1)
@@ -31,8 +31,8 @@ def test_herding_by_the_residual_by_hand():
     assert sorted(residual_herding(features, 9).tolist()) == [0, 1, 2]
 
 
-def test_two_images_are_equally_near_to_their_mean():
-    """Rounding does not choose between two images equally near to their mean."""
+def test_herding_keeps_order_of_ties():
+    """Keep the order of two images that are equally near to their mean up to rounding."""
     for scale in (1.0, 1 + 1e-9):
         features = torch.tensor([[1.0, 0.0], [0.0, scale]], dtype=torch.float64)
         assert herding(features, 2, normalise=False).tolist() == [0, 1]
@@ -55,10 +55,7 @@ def test_margin_ranking_by_hand():
 
 
 def test_imprinting_by_hand():
-    """Imprinted rows are means of unit features, as long as the rows were.
-
-    A class that no one holds stays.
-    """
+    """Set rows to means of unit features at their old norm; keep a class without images."""
     state = {"head.new": torch.tensor([[0.0, 2.0], [0.0, 2.0]])}
     sums = {
         "class.count": torch.tensor([3.0, 0.0]),
@@ -68,11 +65,11 @@ def test_imprinting_by_hand():
 
 
 @torch.no_grad()
-def test_lucir_by_hand(noise):
+def test_lucir_distillation_by_hand(noise):
     """Compare LUCIR's distillation with a value worked out by hand.
 
-    Two old and two new classes: weight 5 sqrt(2 / 2); features equal to the teacher's: no
-    distillation.
+    Two old and two new classes give the weight 5 sqrt(2 / 2). Features equal to the teacher's give
+    no distillation.
     """
     method, task = create_method("lucir"), Task(1, 2, 4, 4, 2)
     features, old = noise(3, 5), noise(2, 5)
@@ -93,7 +90,7 @@ def test_lucir_by_hand(noise):
 
 
 @pytest.mark.parametrize("name", ["lucir", "geodl"])
-def test_new_rows_start_at_the_mean_of_all_clients_features(record, name):
+def test_new_rows_start_at_mean_feature_of_all_clients(record, name):
     run = record(name)
     for call in run.rounds:
         if call.ctx.round == 0 and call.phase == "train":
@@ -123,8 +120,8 @@ class LabelStore:
         return self.all[index]
 
 
-def test_bic_holds_out_as_many_images_of_every_class():
-    """Hold out as many images of every class.
+def test_bic_holds_out_equal_images_per_class():
+    """Hold out the same number of images of every class.
 
     Four exemplars of class 0 and two of class 1: one each at a quarter, and one of each new class.
     """
@@ -141,11 +138,8 @@ def test_bic_holds_out_as_many_images_of_every_class():
     assert not len(validation) and sorted(training.tolist()) == [6, 7, 8, 9]
 
 
-def test_bias_is_fitted_to_the_scale_of_old_classes():
-    """The bias fit makes all answers right.
-
-    Logits of new classes are three too high; alpha and beta take it away.
-    """
+def test_bias_fit_corrects_new_class_logits():
+    """Correct logits of new classes, which are too high, by alpha and beta."""
     y = torch.tensor([0, 1, 2, 3] * 5)
     logits = 4 * torch.nn.functional.one_hot(y, 4).double()
     too_high = logits + torch.tensor([0.0, 0, 5, 5])
@@ -159,7 +153,7 @@ def test_bias_is_fitted_to_the_scale_of_old_classes():
     ]
 
 
-def test_bic_corrects_the_last_task_alone_and_teaches_with_the_correction(record):
+def test_bic_corrects_last_task_only_and_teacher_uses_correction(record):
     run = record("bic")
     for t in (1, 2):
         scale, task = run.states[t]["correction.scale"], run.bench.stream.tasks[t]
@@ -197,7 +191,7 @@ def test_bic_loss_by_hand(noise):
 # --- SS-IL
 
 
-def test_ssil_repeats_exemplars_to_one_in_four_new_images():
+def test_ssil_repeats_exemplars_to_quarter_of_new_images():
     data, chosen = (
         LabelStore([0] * 8 + [1, 1], list(range(8))),
         create_method("ssil").training().trains_on,
@@ -209,11 +203,11 @@ def test_ssil_repeats_exemplars_to_one_in_four_new_images():
         8,
         9,
         9,
-    ]  # none is left out
+    ]  # none is omitted
     assert chosen(data, torch.tensor([], dtype=torch.int64)).tolist() == list(range(8))
 
 
-def test_ssil_touches_only_the_side_of_the_image(noise):
+def test_ssil_separates_old_and_new_logits(noise):
     method, logits = create_method("ssil"), noise(2, 5).requires_grad_()
     (gradient,) = torch.autograd.grad(
         method.separated_loss(logits, torch.tensor([1, 4]), 3).sum(), logits
@@ -234,16 +228,15 @@ def test_ssil_touches_only_the_side_of_the_image(noise):
 # --- GeoDL
 
 
-def columns(rows: int, number: int, seed: int) -> torch.Tensor:
+def orthonormal_columns(rows: int, number: int, seed: int) -> torch.Tensor:
     rng = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(rows, number, generator=rng, dtype=torch.float64)).Q
 
 
-def test_the_kernel_between_two_axes_by_hand():
+def test_flow_kernel_of_two_axes_by_hand():
     """Compare the kernel between two axes with a value worked out by hand.
 
-    G = [[1/2, 1/pi], [1/pi, 1/2]]; the loss of the two axes is 1 - 2 / pi, their distance 1 - 2 /
-    pi.
+    G = [[1/2, 1/pi], [1/pi, 1/2]]. The loss of the two axes and their distance are 1 - 2 / pi.
     """
     axes = torch.eye(2, dtype=torch.float64)
     kernel = flow_kernel(axes[:, :1], axes[:, 1:])
@@ -256,8 +249,8 @@ def test_the_kernel_between_two_axes_by_hand():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(4, 9), st.integers(1, 4), st.integers(0, 10**6))
-def test_the_kernel_is_symmetric_in_its_ends(rows, size, seed):
-    old, new = columns(rows, size, seed), columns(rows, size, seed + 1)
+def test_flow_kernel_is_symmetric_in_its_arguments(rows, size, seed):
+    old, new = orthonormal_columns(rows, size, seed), orthonormal_columns(rows, size, seed + 1)
     kernel = flow_kernel(old, new)
     torch.testing.assert_close(kernel, kernel.mT)
     torch.testing.assert_close(flow_kernel(new, old), kernel, rtol=1e-7, atol=1e-7)
@@ -267,7 +260,7 @@ def test_the_kernel_is_symmetric_in_its_ends(rows, size, seed):
     torch.testing.assert_close(flow_kernel(old, old), old @ old.mT)
 
 
-def test_geodl_ignores_padding_and_batches_that_span_nothing(noise):
+def test_geodl_ignores_padding_and_degenerate_batches(noise):
     method, features, teacher = create_method("geodl"), noise(5, 8), noise(5, 8)
     whole_loss = method.geodesic(features, batch(features, [0] * 5, teacher))
     longer = torch.cat([features, 9 * noise(2, 8)]), torch.cat([teacher, 9 * noise(2, 8)])
@@ -309,7 +302,8 @@ def test_neighbours_by_hand():
 def test_colliding_effect_by_hand():
     """Compare the colliding effect with a value worked out by hand.
 
-    Own probability a half, neighbours sure of the class: -log .75; without neighbours: log 2.
+    An own probability of 1/2 and neighbours certain of the class give -log .75; no neighbours give
+    log 2.
     """
     logits, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
     sure = torch.tensor([[[1.0, 0.0]] * 3], dtype=torch.float64)
@@ -320,7 +314,7 @@ def test_colliding_effect_by_hand():
     )
 
 
-def test_the_direction_of_momentum_is_taken_out(noise):
+def test_momentum_direction_is_removed(noise):
     features, rows, sigma = noise(4, 6), noise(3, 6), torch.tensor(2.0, dtype=torch.float64)
     plain, h = sigma * cosines(features, rows), noise(6)
     torch.testing.assert_close(
@@ -338,10 +332,10 @@ def test_the_direction_of_momentum_is_taken_out(noise):
     assert remove_momentum_effect(h[None], rows, h, sigma, 1.0).abs().max() < 1e-9
 
 
-def test_dde_keeps_the_mean_feature_of_the_last_round(record):
-    """Keep the mean feature of the last round.
+def test_dde_keeps_mean_feature_of_last_round(record):
+    """Average the clients' features of the last round.
 
-    Clients send none in the first task, in which nothing would use it.
+    Clients send none in the first task, which does not use them.
     """
     run = record("dde")
     for call in (c for c in run.calls if c.phase == "train" and c.ctx.round == c.ctx.rounds - 1):

@@ -15,12 +15,11 @@ from fczoo.functional.prompts import gather_prompts
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
-def test_l2p_adds_position_rows_in_order_after_the_prompts_have_entered(
-    backbone, tasks, images_batch
-):
-    """One table has rows r1..rn of n prompts and p0, p1.. of class token and patches.
+def test_l2p_adds_shifted_position_rows(backbone, tasks, images_batch):
+    """Add position rows in order after inserting the prompts.
 
-    The class token comes first and takes r1, the prompts take r2..rn and p0, patches their own.
+    One table has rows r1..rn of n prompts and p0, p1.. of class token and patches. The class token
+    comes first and takes r1, the prompts take r2..rn and p0, patches their own.
     """
     method = create_method("l2p", size=4, chosen=2, length=2, shifted_positions=True)
     state = method.begin_task({}, tasks[0], backbone, torch.Generator().manual_seed(0))
@@ -39,7 +38,7 @@ def test_l2p_adds_position_rows_in_order_after_the_prompts_have_entered(
     assert not torch.allclose(plain, expected)
 
 
-def test_l2p_refuses_shifted_positions_of_a_network_without_the_class_tokens(backbone, tasks):
+def test_l2p_rejects_shifted_positions_without_class_position(backbone, tasks):
     weights = {**backbone.weights, "pos_embed": backbone.weights["pos_embed"][:, 1:]}
     patches_only = Backbone(replace(backbone.config, position="patches"), weights)
     method = create_method("l2p", shifted_positions=True)
@@ -47,7 +46,7 @@ def test_l2p_refuses_shifted_positions_of_a_network_without_the_class_tokens(bac
         method.begin_task({}, tasks[0], patches_only, torch.Generator())
 
 
-def test_ewc_needs_no_network_in_its_idle_round(record, batch_of):
+def test_ewc_idle_round_does_not_call_backbone(record, batch_of):
     run = record("ewc")
     call = run.rounds[1]
     assert call.ctx.round == call.ctx.rounds - 1
@@ -61,10 +60,8 @@ def test_ewc_needs_no_network_in_its_idle_round(record, batch_of):
 
 
 @pytest.mark.parametrize(("view", "passes"), [("test", 1), ("train", 1), ("train", 2)])
-def test_lorm_computes_gram_matrices_of_one_view_after_rounds_and_tasks(
-    make_bench, monkeypatch, view, passes
-):
-    """One epoch trains; statistics follow after the round and as the task ends."""
+def test_lorm_computes_gram_matrices_of_selected_view(make_bench, monkeypatch, view, passes):
+    """Train for one epoch; collect statistics after the round and at the end of the task."""
     bench, seen = make_bench(epochs=1, rounds=1, augment="flip"), Counter[str]()
     for name, function in (("test", "view"), ("train", "training_view")):
         original = getattr(ImageStore, function)
@@ -78,12 +75,12 @@ def test_lorm_computes_gram_matrices_of_one_view_after_rounds_and_tasks(
     task = next(run)
     images = sum(len(client.index) for client in bench.clients(task))
     assert seen["train"] == images * (1 + 2 * passes if view == "train" else 1)
-    form = 1  # the server computes the form of an upload from one image
+    form = 1  # the server computes upload shapes from one image
     assert seen["test"] == form + images * (0 if view == "train" else 2)
 
 
 @pytest.mark.parametrize("name", ["hgp", "fedproto", "ccvr", "fisheravg"])
-def test_unnormalised_statistics_are_of_whole_images(make_bench, small_method, monkeypatch, name):
+def test_unnormalised_statistics_use_uncropped_images(make_bench, small_method, monkeypatch, name):
     crops = []
     original = ImageStore.view
     bench = make_bench(epochs=1, rounds=1)
@@ -103,7 +100,7 @@ def test_unnormalised_statistics_are_of_whole_images(make_bench, small_method, m
         assert expected in crops
 
 
-def test_uncropped_images_are_whole(make_bench):
+def test_without_test_crop_gives_whole_images(make_bench):
     bench, index = make_bench(), torch.arange(3)
     cropped = ImageStore(bench.stream.train, bench.backbone, test_crop=0.5)
     whole = bench.train.view(index)
@@ -112,6 +109,6 @@ def test_uncropped_images_are_whole(make_bench):
 
 
 @pytest.mark.parametrize("size", [8, 64])
-def test_the_released_server_of_fppl_has_the_clients_batch_size(size):
+def test_released_fppl_server_uses_client_batch_size(size):
     settings = Settings.for_dataset("cifar100", as_released="fppl", batch_size=size)
     assert settings.method_options("fppl")["server_batch"] == size

@@ -1,6 +1,4 @@
-"""Options that are there for rows of papers' tables: FedNCM+FT by FedAvg, L2P with LoRA, parts of
-FCILPT.
-"""
+"""Options for rows of papers' tables: FedNCM+FT by FedAvg, L2P with LoRA, parts of FCILPT."""
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +12,8 @@ def watch_small_run(name, **options):
     return record_run(toy_bench(rounds=1, epochs=1), small_method(name, **options), 0)
 
 
-def test_fedavg_from_class_means_is_fedncm_with_fine_tuning():
-    """Rows start at FedNCM's means, of length 1.
-
-    Rate 0 keeps them; else training moves them.
-    """
+def test_fedavg_from_class_means_equals_fedncm_with_fine_tuning():
+    """Start rows at FedNCM's unit-norm means, which rate 0 keeps and training moves."""
     means = watch_small_run("fedncm").states[2]["mean"]
     still, training = (
         watch_small_run("fedavg", tune="lora", head_init="means", lr=rate, lr_backbone=rate).states[
@@ -33,8 +28,8 @@ def test_fedavg_from_class_means_is_fedncm_with_fine_tuning():
     assert any(v.any() for k, v in training.items() if k.endswith(".b"))
 
 
-def test_l2p_with_lora_trains_pairs_beside_the_same_pool():
-    """Pool and head start as without LoRA, since pairs are drawn last and start as nothing."""
+def test_l2p_with_lora_starts_from_same_pool():
+    """Start pool and head as without LoRA: pairs are drawn last and start at zero."""
     plain, with_lora = (
         watch_small_run("l2p", lr=0.0, head_init="default", **options)
         for options in ({}, {"lora": True, "lr_lora": 0.1})
@@ -45,7 +40,7 @@ def test_l2p_with_lora_trains_pairs_beside_the_same_pool():
         assert torch.equal(with_lora.states[2][name], value), name
 
 
-def test_fcilpt_without_a_pool_has_its_common_prompt_alone():
+def test_fcilpt_without_pool_uses_common_prompt_only():
     run = watch_small_run("fcilpt", chosen=0)
     assert all(not payload["usage"].any() for call in run.rounds for payload in call.payloads)
     assert torch.isfinite(run.states[2]["common"]).all()

@@ -1,7 +1,4 @@
-"""SLCA: exact moments, aged means, logits normed by task.
-
-The aligned head answers; the other learns on.
-"""
+"""SLCA: exact moments, decayed means, logits normalised by task, and the aligned head."""
 
 from dataclasses import replace
 
@@ -15,10 +12,11 @@ from fczoo.functional.losses import cross_entropy_by_task_norm
 from helpers_payload import server_context
 
 
-def test_the_loss_by_hand():
+def test_loss_by_hand():
     """Compare the loss with a value worked out by hand.
 
-    Logits (3, 4 | 12) of tasks of two and one class: norms 5 and 12, mean 8.5; over 8.5 and 0.5.
+    Logits (3, 4 | 12) of tasks of two and one class have norms 5 and 12, with mean 8.5. They are
+    divided by 8.5 and 0.5.
     """
     logits, label = torch.tensor([[3.0, 4.0, 12.0]]), torch.tensor([2])
     logits_by_norm = logits / 8.5 / 0.5
@@ -27,7 +25,7 @@ def test_the_loss_by_hand():
     assert float(loss) == pytest.approx(float(by_hand), abs=1e-6)
 
 
-def test_as_many_features_are_drawn_of_each_class(rng):
+def test_draws_same_number_of_features_per_class(rng):
     cov = torch.tensor([[[4.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]], dtype=torch.float64)
     mean = torch.tensor([[1.0, -1.0], [5.0, 5.0]], dtype=torch.float64)
     gauss = {"gauss.label": torch.tensor([3, 7]), "gauss.mean": mean, "gauss.cov": cov}
@@ -39,12 +37,8 @@ def test_as_many_features_are_drawn_of_each_class(rng):
     torch.testing.assert_close(features[labels == 3].mT.cov(), cov[0], atol=0.4, rtol=0)
 
 
-def test_means_of_old_tasks_are_drawn_shorter(rng, monkeypatch):
-    """Means of old tasks are shorter.
-
-    In the second of two tasks the first one's means are times 0.9 + 0.1 / 2, the second one's as
-    they are.
-    """
+def test_means_of_old_tasks_are_scaled_down(rng, monkeypatch):
+    """Scale the means of the first of two tasks by 0.9 + 0.1 / 2, and keep those of the second."""
     from fczoo.baselines import slca
 
     gaussians = {}
@@ -65,16 +59,16 @@ def test_means_of_old_tasks_are_drawn_shorter(rng, monkeypatch):
     assert torch.equal(gaussians["gauss.cov"], 0.5 * torch.eye(2).double().expand(3, 2, 2))
 
 
-def test_the_aligned_head_answers_and_the_other_one_learns_on(record):
+def test_aligned_head_differs_from_trained_head(record):
     run = record("slca")
     first, last = run.states[0], run.states[2]
     assert torch.equal(first["aligned.head.weight"], first["head.weight"])  # nothing to align
     assert not torch.allclose(last["aligned.head.weight"], last["head.weight"])
-    assert torch.equal(last["head.weight"][:3], first["head.weight"][:3])  # of the old classes
+    assert torch.equal(last["head.weight"][:3], first["head.weight"][:3])  # rows of old classes
     assert last["sizes"].tolist() == [3, 2, 2] and len(last["gauss.label"]) == 7
 
 
-def test_moments_are_those_of_all_images_in_one_place(record, batch_of):
+def test_moments_equal_centralised_moments(record, batch_of):
     run = record("slca")
     bench, state = run.bench, run.states[2]
     (index,) = torch.where(bench.train.labels == 5)

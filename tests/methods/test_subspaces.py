@@ -19,12 +19,12 @@ def projector(basis: Tensor) -> Tensor:
     return basis @ basis.mT
 
 
-def nothing(size: int) -> Tensor:
+def empty_basis(size: int) -> Tensor:
     return torch.zeros(size, 0, dtype=torch.float64)
 
 
-def test_recorded_bases_of_three_tasks():
-    g, basis = golden("gpm_basis"), nothing(9)
+def test_bases_match_recorded_outputs():
+    g, basis = golden("gpm_basis"), empty_basis(9)
     for t in range(3):
         x, old_size = g[f"in.X_t{t}"].double(), basis.shape[1]
         basis = extend_basis(basis, x @ x.mT, float(g["in.threshold"]))
@@ -36,10 +36,10 @@ def test_recorded_bases_of_three_tasks():
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), threshold=st.floats(0.05, 1.0), parts=st.integers(1, 4))
-def test_a_basis_holds_the_energy_whoever_has_the_inputs(seed, threshold, parts):
+def test_basis_holds_energy_for_every_partition(seed, threshold, parts):
     rng = torch.Generator().manual_seed(seed)
     first, x = (torch.randn(6, 15, generator=rng, dtype=torch.float64) for _ in range(2))
-    old = extend_basis(nothing(6), first @ first.mT, 0.4)
+    old = extend_basis(empty_basis(6), first @ first.mT, 0.4)
     basis = extend_basis(
         old, sum(x[:, k::parts] @ x[:, k::parts].mT for k in range(parts)), threshold
     )
@@ -52,25 +52,25 @@ def test_a_basis_holds_the_energy_whoever_has_the_inputs(seed, threshold, parts)
     assert (remove_subspace(change, basis) @ basis).abs().max() < 1e-10
 
 
-def test_a_basis_by_hand():
+def test_basis_by_hand():
     """Compare the directions of a basis with values worked out by hand.
 
     Energies 9 and 1 along two axes: 0.9 takes the first, 0.91 both; ``least`` takes one even for 0.
     """
     gram = torch.diag(torch.tensor([9.0, 1.0]))
-    assert [extend_basis(nothing(2), gram, e).shape[1] for e in (0.0, 0.9, 0.91, 1.0)] == [
+    assert [extend_basis(empty_basis(2), gram, e).shape[1] for e in (0.0, 0.9, 0.91, 1.0)] == [
         0,
         1,
         2,
         2,
     ]
-    assert extend_basis(nothing(2), gram, 0.0, least=1).abs().tolist() == [[1.0], [0.0]]
+    assert extend_basis(empty_basis(2), gram, 0.0, least=1).abs().tolist() == [[1.0], [0.0]]
     full = torch.eye(2, dtype=torch.float64)
     assert extend_basis(full, gram, 1.0, least=1).shape[1] == 2  # there is nothing to add
-    assert not extend_basis(nothing(2), torch.zeros(2, 2), 0.9, least=1).numel()
+    assert not extend_basis(empty_basis(2), torch.zeros(2, 2), 0.9, least=1).numel()
 
 
-def test_recorded_sketches_projections_and_bases_of_fot():
+def test_fot_matches_recorded_outputs():
     """Reproduce the recorded sketches, projections and bases with FOT.
 
     The paper's rule is ``extend_basis`` on the Gram matrix of the residuals, which a sketch Y
@@ -96,15 +96,17 @@ def test_recorded_sketches_projections_and_bases_of_fot():
             ratios = [float(g[f"out.ratio_t{t}k{k}.{name}"]) for k in range(2)]
             ratio = sum(n * r for n, r in zip(images, ratios, strict=True)) / sum(images)
             threshold = (ratio - (1 - epsilon)) / ratio
-            residual = extend_basis(nothing(len(sketch)), sketch @ sketch.mT, threshold, least=1)
-            old = bases.get(name, nothing(len(sketch)))
+            residual = extend_basis(
+                empty_basis(len(sketch)), sketch @ sketch.mT, threshold, least=1
+            )
+            old = bases.get(name, empty_basis(len(sketch)))
             bases[name] = torch.linalg.qr(torch.cat([old, residual], 1)).Q
             official = g[f"out.projector_t{t}.{name}"].double()
             torch.testing.assert_close(projector(bases[name]), official, rtol=1e-4, atol=1e-5)
         epsilon += float(g["in.eps_inc"])
 
 
-def test_the_first_task_of_fot_is_uniform_fedavg(make_bench, watch):
+def test_fot_first_task_equals_uniform_fedavg(make_bench, watch):
     options = {"rounds": 1, "epochs": 1}
     fot = watch(make_bench(**options), create_method("fot")).rounds[1].state
     plain = (
@@ -114,7 +116,7 @@ def test_the_first_task_of_fot_is_uniform_fedavg(make_bench, watch):
         assert torch.equal(fot[name], value)
 
 
-def test_later_tasks_of_fot_leave_old_inputs_alone(record):
+def test_fot_changes_are_orthogonal_to_old_inputs(record):
     run = record("fot")
     old, new = run.states[0], run.states[1]
     largest_change = 0.0
@@ -127,7 +129,7 @@ def test_later_tasks_of_fot_leave_old_inputs_alone(record):
     assert largest_change > 1e-6
 
 
-def test_a_threshold_of_one_stops_the_layers(rng):
+def test_fot_threshold_of_one_freezes_layers(rng):
     method = create_method("fot", threshold=1.0)
 
     task, weight = Task(1, 2, 4, 4, 2), torch.randn(3, 2, generator=rng)

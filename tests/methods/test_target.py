@@ -19,7 +19,7 @@ from fczoo.testing.world import small_method, toy_backbone, toy_bench
 from helpers_golden import golden
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
-MAKING = SynthesisConfig(1, 2, 0, 3, 4, 2, 0.01, 0.1, 0.5, 1.0, 0, 0.0)
+CONFIG = SynthesisConfig(1, 2, 0, 3, 4, 2, 0.01, 0.1, 0.5, 1.0, 0, 0.0)
 OFFICIAL = {
     "linear": "l1.0",
     "norm0": "conv_blocks.0",
@@ -31,7 +31,7 @@ OFFICIAL = {
 }
 
 
-def test_generator_is_the_released_one() -> None:
+def test_generator_matches_released_code() -> None:
     g = golden("target_pieces")
     names = image_generator(5, 4, 8, torch.Generator())
     tree = {}
@@ -43,7 +43,7 @@ def test_generator_is_the_released_one() -> None:
     torch.testing.assert_close(images, g["out.images_train_mode"], **EXACT)
 
 
-def test_losses_are_the_released_ones() -> None:
+def test_losses_match_released_code() -> None:
     g = golden("target_pieces")
     student, teacher = g["in.student"], g["in.teacher"]
     loss = distillation(student, teacher, 2.0).mean()
@@ -59,8 +59,8 @@ def test_losses_are_the_released_ones() -> None:
     torch.testing.assert_close(disagreement(teacher, student), sum_of_agreements, **EXACT)
 
 
-def test_images_have_the_size_of_the_backbone(noise) -> None:
-    """Images have the backbone's size, multiple of four or not, and values inside (0, 1)."""
+def test_images_have_backbone_size(noise) -> None:
+    """Generate images of a size that is not a multiple of four, with values in (0, 1)."""
     tree = image_generator(5, 3, 10, torch.Generator().manual_seed(0))
     images = generate_images(tree, noise(4, 5).float(), 10)
     assert images.shape == (4, 3, 10, 10)
@@ -68,17 +68,14 @@ def test_images_have_the_size_of_the_backbone(noise) -> None:
     assert images.max() < 1
 
 
-def test_a_round_of_synthesis_by_hand(noise) -> None:
-    """The generator takes one step of Adam along summed gradients.
-
-    These are of a copy that took three.
-    """
+def test_synthesis_round_by_hand(noise) -> None:
+    """Take one step of Adam along the summed gradients of a copy that took three steps."""
     start = image_generator(4, 2, 8, torch.Generator().manual_seed(0))
     start = {k: v.double() for k, v in start.items()}
     z = noise(2, 4)
     base = {k: v.clone().requires_grad_() for k, v in start.items()}
     outer = torch.optim.Adam(base.values(), 0.03, betas=BETAS)
-    best_images = synthesis_round(base, outer, z, lambda images: images.square().mean(), MAKING, 8)
+    best_images = synthesis_round(base, outer, z, lambda images: images.square().mean(), CONFIG, 8)
 
     fast = {k: v.clone().requires_grad_() for k, v in start.items()}
     noisy, total, losses_and_images = z.clone().requires_grad_(), dict.fromkeys(start, 0.0), []
@@ -99,18 +96,17 @@ def test_a_round_of_synthesis_by_hand(noise) -> None:
     )
     large = {
         k for k, v in total.items() if v.abs().min() > 1e-6
-    }  # the first step of Adam is the rate
+    }  # the first step of Adam has the size of the rate
     assert len(large) >= 4
     for name in large:
         one_step = start[name] - 0.03 * total[name].sign()
         torch.testing.assert_close(base[name].detach(), one_step, rtol=1e-3, atol=1e-4)
 
 
-def test_clients_distil_the_images_that_they_draw(noise, backbone) -> None:
-    """Clients distil the images that they draw.
+def test_clients_distil_drawn_images(noise, backbone) -> None:
+    """Distil the first and the third of four images, which draws of 0 and .5 select.
 
-    Draws of 0 and .5 take the first and the third of four images; 25 times the cross-entropy at T =
-    2.
+    The loss has 25 times their cross-entropy at T = 2.
     """
     method, task = create_method("target", tune="lora"), Task(1, 3, 5, 7, 3)
     pool = torch.randint(256, (4, 3, 16, 16), generator=torch.Generator().manual_seed(0)).to(
@@ -140,7 +136,7 @@ def test_clients_distil_the_images_that_they_draw(noise, backbone) -> None:
     torch.testing.assert_close(loss, plain + 25 * distillation, **EXACT)
 
 
-def test_images_are_made_after_each_task_but_the_last(record) -> None:
+def test_images_are_synthesised_after_all_but_last_task(record) -> None:
     run = record("target")
     broadcasts = [call.state.get("synthetic") for call in run.rounds]
     by_task = {
@@ -152,14 +148,14 @@ def test_images_are_made_after_each_task_but_the_last(record) -> None:
     assert torch.equal(run.states[2]["synthetic"], by_task[2])
     assert torch.equal(
         run.states[0]["synthetic"], by_task[1]
-    )  # made from the model of task 1's end
+    )  # made from the final model of the first task
     teacher = select(run.rounds[-1].state, "teacher.head.")
     assert torch.equal(teacher["teacher.head.weight"], run.states[1]["head.weight"])
     assert run.result.client_storage > by_task[2].numel()  # bytes
 
 
-def test_the_teacher_knows_the_classes_of_its_images() -> None:
-    """A trained model gives its synthetic images different labels, more surely than a grey one."""
+def test_teacher_classifies_synthetic_images() -> None:
+    """Give synthetic images different labels, with more confidence than a grey image."""
     method = small_method("target", synthesis_rounds=3, synthesis_batch=12, steps=40, warmup=3)
     run = record_run(toy_bench(rounds=1, epochs=1), small_method("fedavg", lr=0.1), 0)
     backbone, rng = toy_backbone(), torch.Generator().manual_seed(0)
@@ -170,7 +166,7 @@ def test_the_teacher_knows_the_classes_of_its_images() -> None:
     assert float(logits.softmax(1).amax(1).mean()) > float(grey.softmax(1).amax())
 
 
-def test_without_distillation_it_is_fedavg_with_equal_weights() -> None:
+def test_without_distillation_equals_uniform_fedavg() -> None:
     bench = toy_bench(rounds=1, epochs=1, aggregator="uniform")
     ours, plain = (
         record_run(bench, small_method(name, **options), 0)
@@ -182,11 +178,8 @@ def test_without_distillation_it_is_fedavg_with_equal_weights() -> None:
 
 
 @pytest.mark.parametrize(("exclude", "labels"), [(False, {0, 1, 2}), (True, {0, 1})])
-def test_labels_of_the_images_are_seen_classes(monkeypatch, exclude, labels) -> None:
-    """Labels are those of seen classes.
-
-    As released by fed-mammoth, the newest class has none.
-    """
+def test_synthetic_labels_are_seen_classes(monkeypatch, exclude, labels) -> None:
+    """Draw labels from seen classes, or from all but the newest as in fed-mammoth."""
     method = small_method("target", exclude_last_label=exclude)
     class_counts = []
 

@@ -69,8 +69,8 @@ def test_base_step() -> None:
 
 
 @pytest.mark.parametrize("released", [False, True])
-def test_squared_variance_takes_the_spread_to_the_fourth_power(released: bool) -> None:
-    """Copies of a mean 0 with deviation 2: u V is 2 u, or 16 u where V is the variance squared."""
+def test_squared_variance_uses_fourth_power_of_deviation(released: bool) -> None:
+    """Copy a mean 0 with deviation 2: u V is 2 u, or 16 u where V is the variance squared."""
     method = create_method("uopp", squared_variance=released, reach=1.0)
     shared = {"mean": torch.zeros(1, 1), "spread": torch.full((1, 1), 2.0), "held": torch.ones(1)}
     head = {"head.weight": torch.tensor([[1.0], [0.0]]), "head.bias": torch.zeros(2)}
@@ -92,7 +92,7 @@ def test_squared_variance_takes_the_spread_to_the_fourth_power(released: bool) -
     assert float(method.prototype_loss(head, batch, two)) == pytest.approx(expected, rel=1e-5)
 
 
-def sums_of(g: Tree, client: int) -> Tree:
+def client_sums(g: Tree, client: int) -> Tree:
     """Return the sums of a client of the recorded prototypes, whose prompt is a matrix."""
     x = torch.cat([g[f"in.x_k{client}b{part}"] for part in (0, 1)])
     y = torch.cat([g[f"in.y_k{client}b{part}"] for part in (0, 1)])
@@ -100,10 +100,10 @@ def sums_of(g: Tree, client: int) -> Tree:
     return {k.replace("class.", "proto."): v for k, v in sums.items()}
 
 
-def test_prototypes_weighted_by_participations() -> None:
+def test_prototypes_are_weighted_by_participations() -> None:
     """Compare means of clients and their merge; the variance is the pooled one of all images."""
     g = golden("uopp_prototypes")
-    clients = [sums_of(g, k) for k in range(3)]
+    clients = [client_sums(g, k) for k in range(3)]
     for k, sums in enumerate(clients):
         for c in g[f"in.available_k{k}"].tolist():
             mean = sums["proto.sum"][c] / sums["proto.count"][c]
@@ -117,7 +117,7 @@ def test_prototypes_weighted_by_participations() -> None:
     after = method.update_from("task_start", state, dict(merged), server_context(BASE))
     for c in range(6):
         compare("uopp_prototypes", after["mean"][c], g[f"out.global_mean_c{c}"], F32)
-    held_by_one = after["spread"][5].square()  # class 5: all its images at client 1
+    held_by_one = after["spread"][5].square()  # client 1 has all images of class 5
     x = torch.cat([g["in.x_k1b0"], g["in.x_k1b1"]])[
         torch.cat([g["in.y_k1b0"], g["in.y_k1b1"]]) == 5
     ]
@@ -128,8 +128,8 @@ def test_prototypes_weighted_by_participations() -> None:
     )
 
 
-def test_server_counts_participations_of_a_task() -> None:
-    """Client 2 takes part twice and client 0 once: weights 2/3 and 1/3 in the second round."""
+def test_server_counts_participations_of_task() -> None:
+    """Weigh client 2, which takes part twice, by 2/3 and client 0 by 1/3 in the second round."""
     method = create_method("uopp", weights="participations")
     none = torch.zeros(2, 1)
     state = {"mean": none, "spread": none, "held": none[:, 0], "taken_part": torch.empty(0)}
@@ -155,7 +155,7 @@ def few_shot_state() -> Tree:
 
 
 def test_few_shot_loss_by_hand() -> None:
-    """Cosines of (0, 5) with the prototypes: 0, 1 and 0; the class without one does not count."""
+    """Use cosines 0, 1 and 0 of (0, 5) with the prototypes; ignore the class without one."""
     method = create_method("uopp")
     features = torch.tensor([[0.0, 5.0], [1.0, 1.0]])
     batch = whole_batch(features, torch.tensor([2, 3]))
@@ -165,10 +165,10 @@ def test_few_shot_loss_by_hand() -> None:
     assert float(longer) == pytest.approx(float(loss))  # the length of f is irrelevant
 
 
-def test_answers_of_both_readings() -> None:
-    """By default the nearest prototype of all classes seen; released code votes and knows the task.
+def test_predictions_with_and_without_batch_vote() -> None:
+    """Predict the nearest prototype by default; the released code votes and knows the task.
 
-    Two of three queries are nearest to the key of the first task: the head answers for all.
+    Two of three queries are nearest to the key of the first task, so the head predicts all.
     """
     head = {"head.weight": torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 1.0]])}
     keys = {"past.key": torch.tensor([[1.0, 0.0]]), "expert.key": torch.tensor([0.0, 1.0])}
@@ -192,15 +192,15 @@ def test_answers_of_both_readings() -> None:
     assert answers(voting, second, 1)[1] < 2  # images of the first task: its two classes
 
 
-def test_later_tasks_freeze_the_head_and_have_their_own_rate() -> None:
+def test_later_tasks_freeze_head_and_use_own_rate() -> None:
     training = create_method("uopp", lr=0.1, lr_few=0.3).training()
     base, few = training.active_optims(BASE, 0), training.active_optims(LATER, 0)
     assert {k: v.lr for k, v in base.items()} == {"general.": 0.1, "expert.": 0.1, "head.": 0.1}
     assert {k: v.lr for k, v in few.items()} == {"general.": 0.3, "expert.": 0.3}
 
 
-def test_prompts_of_a_later_task_start_as_the_last_ones() -> None:
-    """Released code starts them so in every round; by default only the task does."""
+def test_reset_prompt_restores_previous_prompts() -> None:
+    """Restore them in every round, as the released code does; the default keeps the average."""
     method = create_method("uopp", reset_prompt=True)
     state = {
         **few_shot_state(),
@@ -242,8 +242,8 @@ def test_rectifier_ignores_padding_and_absent_classes() -> None:
     assert not torch.allclose(plain[:3], means[:3])
 
 
-def test_solver_is_of_fourth_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With D = -p the solution is p0 exp(-integral of lambda), lambda = 0.1 * 0.1^(t / 40)."""
+def test_solver_has_fourth_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with p0 exp(-integral of lambda) for D = -p and lambda = 0.1 * 0.1^(t / 40)."""
     name = "fczoo.baselines._uopp_prototypes._derivative"
     monkeypatch.setattr(name, lambda tree, p, *rest: -p)
     _, means, samples = random_rectifier(1)
@@ -257,19 +257,19 @@ def test_solver_is_of_fourth_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_query_loss_and_moved_sums_by_hand() -> None:
-    """Two of three classes are there and have a prototype; equal cosines give log 2."""
+    """Give log 2 for equal cosines with the two present classes of three."""
     shared = {"mean": torch.tensor([[1.0, 0.0]] * 3), "held": torch.ones(3)}
     rectified = torch.tensor([[2.0, 0.0], [3.0, 0.0], [0.0, 1.0]])
     loss = query_loss(rectified, torch.tensor([1.0, 1.0, 0.0]), shared, 10.0)
     assert float(loss) == pytest.approx(math.log(2))
-    # two features 1 and 3 about a mean of 2, moved to 5: squares 2 + 2 * 25
+    # features 1 and 3 with mean 2 move to mean 5: squares 2 + 2 * 25
     sums = {"proto.count": torch.tensor([2.0]), "proto.sum": torch.tensor([[4.0]])}
     sums["proto.squares"] = torch.tensor([[10.0]])
     moved = moved_sums(sums, torch.tensor([[5.0]]))
     assert {k: float(v) for k, v in moved.items()} == {"proto.sum": 10.0, "proto.squares": 52.0}
 
 
-def test_only_later_tasks_train_the_rectifier() -> None:
+def test_rectifier_trains_in_later_tasks_only() -> None:
     record = record_run(toy_bench(rounds=1), small_method("uopp", rectify="ode"))
     for call in record.calls:
         if call.phase == "train":
@@ -279,8 +279,8 @@ def test_only_later_tasks_train_the_rectifier() -> None:
             assert all(same) == (call.ctx.task.index == 0)
 
 
-def test_a_rectifier_that_has_learned_nothing_draws_prototypes_together() -> None:
-    """With weights of 0 all samples count alike: dp/dt = lambda(t) (mean of the samples - p).
+def test_zero_rectifier_contracts_prototypes_to_mean() -> None:
+    """Weigh all samples equally with weights of 0: dp/dt = lambda(t) (mean of the samples - p).
 
     The integral of lambda from 0 to 39 is 4 / ln 10 (1 - 0.1^0.975) = 1.553, so prototypes keep
     exp(-1.553) = 0.2116 of their distance to the mean.
@@ -295,8 +295,8 @@ def test_a_rectifier_that_has_learned_nothing_draws_prototypes_together() -> Non
     torch.testing.assert_close(moved - x.mean(0), kept * (x - x.mean(0)), rtol=1e-4, atol=1e-6)
 
 
-def test_a_rectifier_at_its_start_draws_prototypes_together_as_well() -> None:
-    """Random weights change little of it: two means keep about a fifth of their distance."""
+def test_initial_rectifier_contracts_prototypes() -> None:
+    """Keep about a fifth of the distance of two means with random weights."""
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         tree = start_rectifier(64, 2, 4, generator)

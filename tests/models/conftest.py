@@ -1,4 +1,4 @@
-"""Kept models that the tests of exports share."""
+"""Saved models that the export tests share."""
 
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ SMALL = {"train_per_class": 4, "test_per_class": 2, "rounds": 1, "epochs": 1, "t
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """Return a function that trains a method on digits and loads the model that it keeps."""
+    """Return a function that trains a method on digits and loads its saved model."""
     bench = Benchmark.open(Settings.for_dataset("digits", **SMALL, clients=2))
 
     @lru_cache

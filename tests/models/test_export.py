@@ -1,4 +1,4 @@
-"""Exports of kept models: same logits as the model, or one sentence with the reason."""
+"""Exports of saved models: same logits as the model, or an error with the reason."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_timm_loads_merged_weights(method, models, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"pool": "mean"}, {"image_size": 48}, {"precision": "bf16"}])
-def test_timm_gets_the_settings_of_the_backbone(settings, tmp_path):
+def test_timm_uses_backbone_settings(settings, tmp_path):
     bench = Benchmark.open(Settings.for_dataset("digits", **SMALL, **settings))
     run = bench.start("fedridge")
     run.run()
@@ -51,7 +51,7 @@ def test_timm_gets_the_settings_of_the_backbone(settings, tmp_path):
     )
 
 
-def test_timm_has_no_pooling_of_class_token_and_mean(tmp_path):
+def test_timm_rejects_cls_mean_pooling(tmp_path):
     bench = Benchmark.open(Settings.for_dataset("digits", **SMALL, pool="cls+mean"))
     run = bench.start("fedridge")
     run.run()
@@ -60,7 +60,7 @@ def test_timm_has_no_pooling_of_class_token_and_mean(tmp_path):
         export_model(model, "timm", tmp_path / "out.safetensors")
 
 
-def test_a_class_without_images_stays_without_in_timm(models, tmp_path):
+def test_timm_never_predicts_class_without_images(models, tmp_path):
     trained = models("fedavg")
     record = replace(trained.record, has_images=[number != 3 for number in range(10)])
     model = Classifier(record, trained.method, trained.backbone, trained.state)
@@ -81,14 +81,14 @@ def test_a_class_without_images_stays_without_in_timm(models, tmp_path):
         ("lucir", "not linear in the features"),
     ],
 )
-def test_timm_refuses_what_it_cannot_express(method, reason, models, tmp_path):
+def test_timm_rejects_unsupported_methods(method, reason, models, tmp_path):
     path = tmp_path / "out.safetensors"
     with pytest.raises(FczooError, match=f"^{method} cannot be exported to timm: .*{reason}"):
         export_model(models(method), "timm", path)
     assert not path.exists()
 
 
-def test_an_export_that_differs_is_not_written(models, tmp_path, monkeypatch):
+def test_export_with_different_logits_is_not_written(models, tmp_path, monkeypatch):
     monkeypatch.setattr("fczoo.models.export_timm.LinearForm.lora_pairs", lambda form: {})
     path = tmp_path / "out.safetensors"
     with pytest.raises(FczooError, match="its logits would differ by up to"):
@@ -96,7 +96,7 @@ def test_an_export_that_differs_is_not_written(models, tmp_path, monkeypatch):
     assert not path.exists()
 
 
-def test_files_are_not_overwritten(models, tmp_path):
+def test_invalid_output_paths_are_rejected(models, tmp_path):
     model, path = models("fedridge"), tmp_path / "out.safetensors"
     path.write_text("mine")
     with pytest.raises(FczooError, match=r"out.safetensors exists; remove it, or give another"):
@@ -109,14 +109,14 @@ def test_files_are_not_overwritten(models, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_names_of_every_family_return_to_those_of_timm(family):
+def test_timm_names_round_trip_for_every_family(family):
     state = timm_family(family).state_dict()
     names = timm_names(common_names(state), state)
     assert names.keys() == state.keys()
     assert all(torch.equal(names[name], value) for name, value in state.items())
 
 
-def test_a_trained_bias_of_keys_has_no_place_in_eva():
+def test_eva_rejects_trained_key_bias():
     state = timm_family("eva02_tiny_patch14_224").state_dict()
     weights = common_names(state)
     weights["blocks.1.attn.qkv.bias"] = weights["blocks.1.attn.qkv.bias"] + 1
@@ -133,7 +133,7 @@ def test_a_trained_bias_of_keys_has_no_place_in_eva():
         ("eva02_tiny_patch14_224", 28, "cls"),
     ],
 )
-def test_timm_gets_the_input_size_and_the_pooling(name, size, pool):
+def test_timm_uses_input_size_and_pooling(name, size, pool):
     from fczoo.backbones.load import configuration
 
     config = configuration(name, size, pool)

@@ -25,7 +25,7 @@ def base_model(code: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("method", LORA)
-def test_the_layout_is_that_of_peft(method, models, tmp_path):
+def test_files_match_peft_layout(method, models, tmp_path):
     model, folder = models(method), tmp_path / "adapter"
     network = base_model(export_model(model, "peft", folder))
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -45,7 +45,7 @@ def test_the_layout_is_that_of_peft(method, models, tmp_path):
 
 
 @pytest.mark.parametrize("method", LORA)
-def test_peft_loads_the_adapter(method, models, tmp_path):
+def test_peft_loads_adapter(method, models, tmp_path):
     peft = pytest.importorskip("peft")
     model = models(method)
     code = export_model(model, "peft", tmp_path / "adapter")
@@ -64,20 +64,20 @@ def test_peft_loads_the_adapter(method, models, tmp_path):
         ("hgp", "trained prefixes"),
     ],
 )
-def test_methods_without_an_adapter_are_refused(method, reason, models, tmp_path):
+def test_methods_without_adapter_are_rejected(method, reason, models, tmp_path):
     folder = tmp_path / "adapter"
     with pytest.raises(FczooError, match=f"^{method} cannot be exported to peft: .*{reason}"):
         export_model(models(method), "peft", folder)
     assert not folder.exists()
 
 
-def test_a_folder_is_not_overwritten(models, tmp_path):
+def test_existing_folder_is_not_overwritten(models, tmp_path):
     with pytest.raises(FczooError, match=r"exists; remove it, or give another --out"):
         export_model(models("ffalora"), "peft", tmp_path)
     assert not list(Path(tmp_path).iterdir())
 
 
-def test_weights_of_the_hub_are_loaded_by_name(models, monkeypatch):
+def test_hub_weights_are_loaded_by_name(models, monkeypatch):
     from fczoo.models import export_peft
     from fczoo.models.export_timm import TimmArguments
 

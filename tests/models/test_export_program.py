@@ -1,4 +1,4 @@
-"""Exports of kept models as programs, which give the logits of the model."""
+"""Exports of saved models as programs with the same logits."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ METHODS = ["fedavg", "hgp", "l2p", "fedncm", "pilora", pytest.param("dytox", mar
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_torch_runs_the_program_of_every_kind_of_method(method, models, tmp_path):
+def test_torch_program_gives_model_logits(method, models, tmp_path):
     model = models(method)
     path = tmp_path / "out.pt2"
     network = eval(export_model(model, "torch", path), {"torch": torch})
@@ -32,7 +32,7 @@ def test_torch_runs_the_program_of_every_kind_of_method(method, models, tmp_path
 
 @NO_ONNX
 @pytest.mark.parametrize("method", ["fedavg", "hgp", "fedncm"])
-def test_onnx_runtime_gives_the_logits(method, models, tmp_path):
+def test_onnx_program_gives_model_logits(method, models, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model = models(method)
@@ -47,7 +47,7 @@ def test_onnx_runtime_gives_the_logits(method, models, tmp_path):
     assert json.loads(facts["classes"]) == list("0123456789")
 
 
-def test_an_operator_that_onnx_lacks_is_named(models, tmp_path):
+def test_unsupported_onnx_operator_is_reported(models, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     path = tmp_path / "out.onnx"
@@ -58,7 +58,7 @@ def test_an_operator_that_onnx_lacks_is_named(models, tmp_path):
     assert not path.exists()
 
 
-def test_onnx_without_its_packages_is_one_line(models, tmp_path, monkeypatch):
+def test_missing_onnx_package_is_reported(models, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     path = tmp_path / "out.onnx"
     with pytest.raises(FczooError, match=r"onnxruntime; run pip install 'fczoo\[onnx\]'$"):
@@ -66,7 +66,7 @@ def test_onnx_without_its_packages_is_one_line(models, tmp_path, monkeypatch):
     assert not path.exists()
 
 
-def test_a_method_that_torch_cannot_trace_is_one_line(models, tmp_path, monkeypatch):
+def test_tracing_failure_is_reported(models, tmp_path, monkeypatch):
     def fail(*arguments, **more):
         raise RuntimeError("a branch depends on the images\nand more lines")
 

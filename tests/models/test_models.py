@@ -1,4 +1,4 @@
-"""Models that runs keep: what is saved, what is loaded, and what is refused."""
+"""Saved models: saving, loading, and rejected files."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def folder(run: FederatedRun, tmp_path: Path) -> Path:
     return fczoo.save_model(tmp_path / "model", run)
 
 
-def test_a_model_answers_as_the_last_evaluation(run, folder):
+def test_model_accuracy_matches_last_evaluation(run, folder):
     model = fczoo.load_model(folder)
     store = run.world.test
     logits = torch.cat(
@@ -57,7 +57,7 @@ def test_a_model_answers_as_the_last_evaluation(run, folder):
 
 
 @pytest.mark.parametrize("pool", ["mean", "cls+mean"])
-def test_a_model_pools_tokens_as_its_run(pool, tmp_path):
+def test_model_uses_pooling_of_run(pool, tmp_path):
     run = finished_run("fedncm", pool=pool)
     model = fczoo.load_model(fczoo.save_model(tmp_path, run))
     assert f"vit_nano_32, pool {pool}, SHA-256" in (tmp_path / "README.md").read_text("utf-8")
@@ -67,7 +67,7 @@ def test_a_model_pools_tokens_as_its_run(pool, tmp_path):
 
 
 @pytest.mark.parametrize("test_crop", [1.0, 0.875])
-def test_the_transform_gives_the_pixels_of_the_evaluation(test_crop):
+def test_transform_gives_evaluation_pixels(test_crop):
     run = finished_run("fedncm", test_crop=test_crop)
     store = run.world.test
     config = run.backbone.config
@@ -81,8 +81,8 @@ def test_the_transform_gives_the_pixels_of_the_evaluation(test_crop):
     )
 
 
-def test_a_model_of_squashed_images_squashes_what_it_predicts(tmp_path, monkeypatch):
-    """A class is the colour of both ends of an image, whose centre is black in every class."""
+def test_model_resizes_images_as_run(tmp_path, monkeypatch):
+    """Use images whose class is the colour of both ends; the centre is black in every class."""
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
     for label, colour in enumerate([(255, 0, 0), (0, 0, 255)]):
         pixels = np.zeros((32, 96, 3), np.uint8)
@@ -111,7 +111,7 @@ def test_a_model_of_squashed_images_squashes_what_it_predicts(tmp_path, monkeypa
     assert scores == {"crop": 50, "squash": 100}
 
 
-def test_images_of_other_sizes_and_modes_are_cut_and_resized(folder):
+def test_transform_converts_other_sizes_and_modes(folder):
     model = fczoo.load_model(folder)
     grey = Image.new("L", (50, 40), 128)
     assert model.transform(grey).shape == (3, 32, 32)
@@ -120,13 +120,13 @@ def test_images_of_other_sizes_and_modes_are_cut_and_resized(folder):
 
 
 @pytest.mark.parametrize("method", ["hgp", "slca", "ccvr", "fedridge", "pilora"])
-def test_the_file_holds_what_prediction_reads_and_little_more(method, tmp_path):
+def test_model_file_holds_prediction_tensors_only(method, tmp_path):
     run = finished_run(method)
     folder = fczoo.save_model(tmp_path, run)
     read = prediction_tensors(run.method, run.backbone, run.state, run.stream.tasks[-1])
     assert load_file(folder / "model.safetensors").keys() == read.keys()
     size = (folder / "model.safetensors").stat().st_size
-    header = 8 + 120 * len(read)  # names, shapes and places of the tensors
+    header = 8 + 120 * len(read)  # names, shapes and offsets of the tensors
     assert nbytes(read) <= size <= 1.1 * nbytes(read) + header
     rest = run.state.keys() - read.keys()
     if rest:
@@ -137,14 +137,14 @@ def test_the_file_holds_what_prediction_reads_and_little_more(method, tmp_path):
     assert bool(rest) == (method in ("hgp", "slca", "ccvr", "fedridge"))
 
 
-def test_server_state_can_be_left_out(run, tmp_path):
+def test_server_state_can_be_omitted(run, tmp_path):
     fczoo.save_model(tmp_path, run)
     fczoo.save_model(tmp_path, run, server_state=False)
     assert not (tmp_path / "server_state.safetensors").exists()
     assert fczoo.load_model(tmp_path).method == run.method
 
 
-def test_a_model_after_an_early_task_knows_its_classes_only(tmp_path):
+def test_model_after_early_task_has_seen_classes_only(tmp_path):
     bench = Benchmark.open(Settings.for_dataset("digits", **SMALL, tasks=5))
     run = bench.start("fedncm")
     next(iter(run))
@@ -153,7 +153,7 @@ def test_a_model_after_an_early_task_knows_its_classes_only(tmp_path):
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 2)
 
 
-def test_a_class_without_images_is_never_predicted(run, folder):
+def test_class_without_images_is_never_predicted(run, folder):
     path = folder / "model.json"
     content = json.loads(path.read_text())
     content["has_images"] = [False] * 9 + [True]
@@ -165,7 +165,7 @@ def test_a_class_without_images_is_never_predicted(run, folder):
     assert logits[:, :9].isinf().all()
 
 
-def test_a_model_follows_its_type_and_cannot_be_trained(folder):
+def test_model_converts_dtype_and_rejects_training(folder):
     model = fczoo.load_model(folder)
     images = torch.zeros(1, 3, 32, 32)
     assert model.double()(images).dtype == torch.float64
@@ -177,13 +177,13 @@ def test_a_model_follows_its_type_and_cannot_be_trained(folder):
             model(wrong)
 
 
-def test_the_state_dict_has_all_tensors(run, folder):
+def test_state_dict_has_all_tensors(run, folder):
     tensors = load_file(folder / "model.safetensors")
     values = fczoo.load_model(folder).state_dict()
     assert len(values) == len(tensors) + len(run.backbone.weights)
 
 
-def test_a_run_folder_is_enough_where_it_has_one_model(run, tmp_path):
+def test_run_folder_with_one_model_is_loaded(run, tmp_path):
     with pytest.raises(FczooError, match="no model in"):
         fczoo.load_model(tmp_path)
     fczoo.save_model(tmp_path / "hgp" / "seed0", run)
@@ -196,62 +196,62 @@ def test_a_run_folder_is_enough_where_it_has_one_model(run, tmp_path):
         fczoo.load_model(tmp_path / "elsewhere")
 
 
-def change(folder: Path, **values: object) -> None:
+def change_description(folder: Path, **values: object) -> None:
     path = folder / "model.json"
     content = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({**content, "sha256": content_sha256(content)}))
 
 
-def refusal(folder: Path, **arguments: str) -> str:
+def load_error(folder: Path, **arguments: str) -> str:
     with pytest.raises(FczooError) as caught:
         fczoo.load_model(folder, **arguments)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_a_damaged_model_is_refused(folder):
+def test_damaged_model_is_rejected(folder):
     path = folder / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
-    assert "does not match the SHA-256 in model.json" in refusal(folder)
+    assert "does not match the SHA-256 in model.json" in load_error(folder)
     path.unlink()
-    assert "cannot read" in refusal(folder)
+    assert "cannot read" in load_error(folder)
 
 
-def test_a_changed_or_broken_description_is_refused(folder):
+def test_changed_or_broken_description_is_rejected(folder):
     path = folder / "model.json"
     text = path.read_text()
     path.write_text(text.replace('"seed": 0', '"seed": 1'))
-    assert "does not match its sha256" in refusal(folder)
+    assert "does not match its sha256" in load_error(folder)
     path.write_text(text[:-20])
-    assert "is not a valid model description" in refusal(folder)
+    assert "is not a valid model description" in load_error(folder)
     path.write_text(text)
-    change(folder, has_images=[True])
-    assert "10 classes do not go with 1" in refusal(folder)
+    change_description(folder, has_images=[True])
+    assert "10 classes do not go with 1" in load_error(folder)
 
 
-def test_a_newer_format_is_refused(folder):
-    change(folder, format="fczoo-model-9", versions={"fczoo": "9.0"})
-    assert "install the fczoo that wrote it, version 9.0" in refusal(folder)
+def test_newer_format_is_rejected(folder):
+    change_description(folder, format="fczoo-model-9", versions={"fczoo": "9.0"})
+    assert "install the fczoo that wrote it, version 9.0" in load_error(folder)
 
 
-def test_another_backbone_is_refused(run, folder):
-    change(folder, backbone={**run.result.backbone, "sha256": "00"})
-    assert "give the same weights with backbone NAME:FILE" in refusal(folder)
+def test_different_backbone_is_rejected(run, folder):
+    change_description(folder, backbone={**run.result.backbone, "sha256": "00"})
+    assert "give the same weights with backbone NAME:FILE" in load_error(folder)
 
 
-def test_a_method_that_is_not_installed_is_refused(folder):
-    change(folder, method="wonder")
-    assert "'wonder', which is not installed" in refusal(folder)
+def test_missing_method_is_rejected(folder):
+    change_description(folder, method="wonder")
+    assert "'wonder', which is not installed" in load_error(folder)
 
 
-def test_an_unknown_option_is_named_with_its_file(folder):
-    change(folder, options={"nosuch": 1})
-    assert re.search(r"model/model\.json: hgp has no option 'nosuch'", refusal(folder))
+def test_unknown_option_error_names_file(folder):
+    change_description(folder, options={"nosuch": 1})
+    assert re.search(r"model/model\.json: hgp has no option 'nosuch'", load_error(folder))
 
 
-def test_a_backbone_from_a_file_is_found_again_by_its_hash(tmp_path, monkeypatch):
+def test_backbone_file_is_located_by_hash(tmp_path, monkeypatch):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
     weights = tmp_path / "elsewhere" / "nano.safetensors"
     weights.parent.mkdir()
@@ -261,5 +261,5 @@ def test_a_backbone_from_a_file_is_found_again_by_its_hash(tmp_path, monkeypatch
     assert str(tmp_path) not in (folder / "model.json").read_text()
     assert fczoo.load_model(folder).classes
     weights_note(run.backbone.sha256).unlink()
-    assert "no weight file at" in refusal(folder)
+    assert "no weight file at" in load_error(folder)
     assert fczoo.load_model(folder, backbone=str(weights)).classes

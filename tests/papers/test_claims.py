@@ -1,4 +1,4 @@
-"""Claims: data that agree with the print, and verdicts worked out by hand."""
+"""Claims: agreement with the printed numbers, and verdicts computed by hand."""
 
 import tomllib
 from dataclasses import asdict, fields, replace
@@ -30,7 +30,7 @@ def claims_output(*arguments: str, code: int = 0) -> str:
     return result.output
 
 
-def test_the_file_has_no_key_that_no_claim_has() -> None:
+def test_claims_file_has_only_known_keys() -> None:
     text = (files("fczoo.assets") / "claims.toml").read_text(encoding="utf-8")
     kinds = ("printed", PrintedClaim), ("across", AcrossClaim), ("plain", PlainClaim)
     for kind, cls in kinds:
@@ -45,7 +45,7 @@ PRINTED_CLAIMS = {
 
 
 @pytest.mark.parametrize("name", [name for name, claim in PRINTED_CLAIMS.items() if claim.runnable])
-def test_every_claim_is_what_the_paper_prints(name):
+def test_claim_agrees_with_printed_numbers(name):
     claim = PRINTED_CLAIMS[name]
     assert claim.gain > 0, "the row that is called better is not printed as better"
     rows_with_runs = [number for number in claim.numbers if not claim.source.row(number).why]
@@ -56,7 +56,7 @@ def test_every_claim_is_what_the_paper_prints(name):
 
 
 @pytest.mark.parametrize("name", [name for name, claim in PRINTED_CLAIMS.items() if claim.runnable])
-def test_a_claim_knows_the_runs_of_its_commands_at_the_papers_scale(name, tmp_path):
+def test_claim_side_matches_runs_of_its_readings(name, tmp_path):
     claim = PRINTED_CLAIMS[name]
     for number, side in zip(claim.numbers, claim.sides, strict=True):
         for i, reading in enumerate(
@@ -81,7 +81,7 @@ def test_a_claim_knows_the_runs_of_its_commands_at_the_papers_scale(name, tmp_pa
         if claim.runnable and not isinstance(claim, AcrossClaim)
     ],
 )
-def test_every_claim_has_commands_at_the_scale_of_a_paper_that_run_its_sides(name):
+def test_paper_scale_commands_run_claim_sides(name):
     claim = get_claim(name)
     title, *commands = claim.at_scale
     assert title.startswith("At the ") and title.endswith(":")
@@ -102,7 +102,7 @@ def test_every_claim_has_commands_at_the_scale_of_a_paper_that_run_its_sides(nam
         )
 
 
-def test_there_are_enough_claims_over_all_papers():
+def test_printed_claims_cover_all_papers():
     assert sum(claim.runnable for claim in PRINTED_CLAIMS.values()) >= 40
     assert {claim.paper for claim in PRINTED_CLAIMS.values()} == {"pilora", "hgp", "fcilpt", "fppl"}
 
@@ -110,7 +110,7 @@ def test_there_are_enough_claims_over_all_papers():
 @pytest.mark.parametrize(
     "name", [name for name, claim in claims().items() if isinstance(claim, PlainClaim)]
 )
-def test_every_plain_claim_sets_two_methods_apart(name, tmp_path):
+def test_plain_claim_compares_two_methods(name, tmp_path):
     empty = "--results", str(tmp_path)
     claim = get_claim(name)
     assert isinstance(claim, PlainClaim)
@@ -133,11 +133,11 @@ def test_every_plain_claim_sets_two_methods_apart(name, tmp_path):
         ("overlap:0.6", "any"),
     ],
 )
-def test_splits_are_told_apart_by_their_kind(spec, kind):
+def test_regime_classifies_partitions(spec, kind):
     assert regime(spec) == kind
 
 
-def test_the_command_lists_and_explains(tmp_path):
+def test_claims_command_lists_and_explains(tmp_path):
     text = claims_output("--results", str(tmp_path))
     assert "pilora-reweight" in text
     assert "not run here" in text
@@ -152,7 +152,7 @@ def test_the_command_lists_and_explains(tmp_path):
     )
 
 
-def test_what_the_command_is_given_is_not_ignored(tmp_path):
+def test_claims_command_filters_papers_and_rejects_unused_options(tmp_path):
     lists = [
         claims_output("--paper", name, "--results", str(tmp_path)) for name in ("PILoRA", "pilora")
     ]
@@ -172,12 +172,12 @@ def test_what_the_command_is_given_is_not_ignored(tmp_path):
         assert says in text and text.count("\n") == 1
 
 
-def test_without_a_folder_of_results_every_claim_was_never_run(tmp_path, monkeypatch):
+def test_claims_without_results_folder_are_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert f"In all runs: of {ALL} claims {ALL} were not run here." in claims_output()
 
 
-def test_runs_of_which_both_sides_were_tuned_are_counted_apart(tmp_path):
+def test_claims_with_tuned_sides_are_counted_separately(tmp_path):
     low, high = {0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}
     write_one(tmp_path / "a", "pilora", high, reweight="distance")
     write_one(tmp_path / "b", "pilora", low, reweight="equal")
@@ -196,7 +196,7 @@ def test_runs_of_which_both_sides_were_tuned_are_counted_apart(tmp_path):
     )
 
 
-def test_a_claim_that_holds_here_and_not_there_counts_as_such(tmp_path):
+def test_claim_with_mixed_verdicts_is_counted_separately(tmp_path):
     low, high = {0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}
     for name, better, worse, epochs in [("a", high, low, 1), ("b", low, high, 2)]:
         write_one(tmp_path / f"{name}-better", "pilora", better, epochs, reweight="distance")
@@ -217,11 +217,11 @@ def test_a_claim_that_holds_here_and_not_there_counts_as_such(tmp_path):
         ("hgp-l2p", None),
     ],
 )
-def test_a_claim_runs_on_a_split_like_the_papers(name, split):
+def test_small_run_uses_partition_like_paper(name, split):
     assert get_claim(name).small == split
 
 
-def test_run_has_both_sides(tmp_path, monkeypatch):
+def test_run_option_runs_both_sides(tmp_path, monkeypatch):
     runs = {}
 
     def record_sweep(sweep, out, execution):
@@ -238,8 +238,8 @@ def test_run_has_both_sides(tmp_path, monkeypatch):
     assert "hgp-l2p-skew: HGP beats L2P under strong skew." in text
 
 
-def test_claims_read_suites_where_there_are_any(tmp_path):
-    """Judge claims by the suites' rows; what no suite has is not run here."""
+def test_claims_read_only_suites_if_present(tmp_path):
+    """Judge claims only by rows of suites if the results have suites."""
     low, high = {0: 40.0, 1: 50.0, 2: 60.0}, {0: 52.0, 1: 60.0, 2: 68.0}
     write_one(tmp_path / "a", "pilora", high, reweight="distance")
     write_one(tmp_path / "b", "pilora", low, reweight="equal")

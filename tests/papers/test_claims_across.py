@@ -1,4 +1,4 @@
-"""Claims over two settings: the print behind them, and verdicts on rows written by hand."""
+"""Claims over two settings: the printed numbers, and verdicts on rows written by hand."""
 
 import shlex
 from dataclasses import asdict
@@ -18,7 +18,7 @@ ACROSS = [claim for claim in claims().values() if isinstance(claim, AcrossClaim)
 
 
 @pytest.mark.parametrize("claim", ACROSS, ids=lambda claim: claim.name)
-def test_the_better_side_is_printed_to_lose_less(claim):
+def test_claim_across_has_positive_printed_gain(claim):
     assert claim.gain > 0
     assert len(claim.drops) == len(claim.sides)
     assert (claim.worse is None) != (claim.most is None)
@@ -40,7 +40,7 @@ def test_the_better_side_is_printed_to_lose_less(claim):
         ("hgp-participation-tenth", "AppE", "100%", "10%", "FAA", ("HGP",)),
     ],
 )
-def test_losses_are_those_of_the_printed_table(name, key, start, end, metric, place):
+def test_drops_equal_printed_table(name, key, start, end, metric, place):
     claim = get_claim(name)
     values = {
         (n.partition.split("participation ")[-1].split(" beta")[0], n.method): n.value
@@ -57,8 +57,8 @@ def write_side(folder, by_seed, settings, **options):
     write_run(folder, {"fppl": by_seed}, asdict(create_method("fppl", **options)), **values)
 
 
-def test_verdicts_over_two_splits(tmp_path):
-    """FPPL loses 2, 3 and 4 points, its form without a pool 12, 14 and 13; the pool gains 10."""
+def test_verdict_over_two_partitions(tmp_path):
+    """Compare losses of 2, 3 and 4 points with a pool to 12, 14 and 13 without; the gain is 10."""
     high = {0: 80.0, 1: 82.0, 2: 84.0}
     claim = get_claim("fppl-pool-skew")
     page = "claims", claim.name, "--results", str(tmp_path)
@@ -76,8 +76,8 @@ def test_verdicts_over_two_splits(tmp_path):
     assert "holds: +5.0 [" in output_of(*page)
 
 
-def test_verdict_without_a_competitor(tmp_path):
-    """Subtract half of the 8, 9 and 10 points that are lost from the 3 that may be lost."""
+def test_verdict_without_competitor(tmp_path):
+    """Subtract half of the lost 8, 9 and 10 points from the allowed 3 points."""
     for name, clients, by_seed in (
         ("a", 10, {0: 80.0, 1: 80.0, 2: 80.0}),
         ("b", 40, {0: 72.0, 1: 71.0, 2: 70.0}),
@@ -88,7 +88,7 @@ def test_verdict_without_a_competitor(tmp_path):
     assert verdict[1].startswith("-1.5 [-2.7, -0.3] over 3 seeds")
 
 
-def test_every_table_has_a_claim():
+def test_every_table_has_claim():
     tables = {(p.key, n.table) for p in papers().values() for n in p.numbers}
     of_claims = {
         (claim.paper, word)

@@ -1,12 +1,12 @@
-"""Printed costs: counts worked out by hand, and when they agree with the print."""
+"""Printed costs: counts computed by hand, and their agreement with the printed values."""
 
 from fczoo.papers.costs import Count
 from fczoo.papers.tables import get_paper
 from helpers_papers import output_of
 
 
-def test_fppl_counts_what_the_paper_counts():
-    """Prompts 5 x 20 x 768, keys 20 x 768, head 200 x 769, ten means, and the scale of the code."""
+def test_fppl_costs_match_printed_table():
+    """Count prompts 5 x 20 x 768, keys 20 x 768, head 200 x 769, ten means and a scale."""
     text = output_of("reproduce", "fppl/T2", "--row", "FPPL")
     rows = {line.split()[3]: line.split()[4:] for line in text.splitlines()[2:]}
     sent = 76_800 + 15_360 + 7_680 + 1
@@ -16,13 +16,13 @@ def test_fppl_counts_what_the_paper_counts():
     assert "GLFC" not in text
 
 
-def test_a_table_without_runs_takes_no_option_of_runs():
+def test_cost_table_rejects_run_options():
     assert "so --seeds has no effect" in output_of(
         "reproduce", "fppl/T2", "--row", "FPPL", "--seeds", "0", code=1
     )
 
 
-def test_a_count_agrees_where_it_rounds_to_the_print():
+def test_count_agrees_if_it_rounds_to_printed_value():
     (number,) = (
         n for n in get_paper("fppl").numbers if (n.method, n.value) == ("FedSLCA", 91_860_000)
     )

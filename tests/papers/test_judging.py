@@ -1,7 +1,4 @@
-"""Evidence of runs on a claim: the rows that are its sides.
-
-The verdict is worked out by hand.
-"""
+"""Verdicts on claims: the rows that are compared, and expected verdicts computed by hand."""
 
 import json
 
@@ -13,7 +10,7 @@ from fczoo.reports.runs import read_experiments
 from helpers_runs import tune, write_one, write_run
 
 
-def test_an_ablation_does_not_pass_for_the_method_in_a_plain_claim(tmp_path):
+def test_plain_claim_ignores_ablation(tmp_path):
     write_one(tmp_path / "a", "fedncm", {0: 40.0, 1: 50.0, 2: 60.0})
     write_one(tmp_path / "b", "fecam", {0: 52.0, 1: 60.0, 2: 68.0}, covariance="diagonal")
     assert get_claim("fecam-ncm").verdicts(read_experiments([tmp_path])) == []
@@ -23,14 +20,14 @@ def test_an_ablation_does_not_pass_for_the_method_in_a_plain_claim(tmp_path):
     ] == ["holds"]
 
 
-def test_an_option_that_came_later_keeps_no_run_from_a_plain_claim(tmp_path):
+def test_plain_claim_accepts_runs_without_newer_options(tmp_path):
     write_one(tmp_path / "a", "fedncm", {0: 40.0, 1: 50.0, 2: 60.0})
     old_options = {
         "ridge": 1.0,
         "scaled": False,
         "normalise": False,
         "features": "plain",
-    }  # now lift
+    }  # without the newer option lift
     write_run(
         tmp_path / "b",
         {"fedridge": {0: 52.0, 1: 60.0, 2: 68.0}},
@@ -41,7 +38,7 @@ def test_an_option_that_came_later_keeps_no_run_from_a_plain_claim(tmp_path):
     assert verdict == "holds"
 
 
-def test_a_plain_claim_is_judged_like_a_printed_one(tmp_path):
+def test_plain_claim_has_paired_test(tmp_path):
     write_one(tmp_path / "a", "fedavg", {0: 52.0, 1: 60.0, 2: 68.0}, tune="head", head_init="means")
     write_one(
         tmp_path / "b", "fedavg", {0: 40.0, 1: 50.0, 2: 60.0}, tune="head", head_init="default"
@@ -58,7 +55,7 @@ def test_a_plain_claim_is_judged_like_a_printed_one(tmp_path):
     assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
 
 
-def test_a_difference_is_paired_over_seeds_and_has_an_interval(tmp_path):
+def test_verdict_has_paired_difference_and_interval(tmp_path):
     # A_N is (last + 80) / 2: gains of 6, 5 and 4 points, mean 5, standard deviation 1, t(2) = 4.303
     write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, reweight="distance")
     write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, reweight="equal")
@@ -78,7 +75,7 @@ def test_a_difference_is_paired_over_seeds_and_has_an_interval(tmp_path):
             {0: 52.0, 1: 62.0, 2: 42.0},
             {0: 40.0, 1: 50.0, 2: 30.0},
             "not tested",
-        ),  # 6 points with each
+        ),  # 6 points with each seed
     ],
 )
 def test_verdicts(tmp_path, better, worse, verdict):
@@ -88,18 +85,21 @@ def test_verdicts(tmp_path, better, worse, verdict):
     assert ours == verdict
 
 
-def test_runs_that_differ_in_more_than_the_claim_say_nothing(tmp_path):
+def test_runs_with_extra_differences_are_ignored(tmp_path):
     write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, reweight="distance", rank=8)
     write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="equal")
     assert get_claim("pilora-reweight").verdicts(read_experiments([tmp_path])) == []
 
 
-def test_a_claim_about_a_rate_of_0_takes_any_other_rate_for_its_better_side(tmp_path):
+def test_zero_rate_claim_accepts_any_nonzero_rate(tmp_path):
     write_one(
         tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, lr_prototype=0.03, lr_lora=0.002
     )
     write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0, 2: 60.0}, lr_prototype=0.03, lr_lora=0.0)
-    rates = {"lr_prototype": 0.3, "lr_lora": 0.0}  # in two rates, so no pair with the first
+    rates = {
+        "lr_prototype": 0.3,
+        "lr_lora": 0.0,
+    }  # differs from the first in two rates, so it is no pair
     write_one(tmp_path / "c", "pilora", {0: 10.0, 1: 20.0, 2: 30.0}, **rates)
     ((verdict, text),) = get_claim("pilora-lora").verdicts(read_experiments([tmp_path]))
     assert verdict == "holds" and text.startswith("+5.0 [+2.5, +7.5] over 3 seeds")
@@ -107,7 +107,7 @@ def test_a_claim_about_a_rate_of_0_takes_any_other_rate_for_its_better_side(tmp_
     assert "lr_lora" not in better.options and worse.options["lr_lora"] == 0
 
 
-def test_a_method_of_which_a_rate_of_0_switches_a_part_off_does_not_pass_for_it(tmp_path):
+def test_claim_ignores_method_with_zero_rate(tmp_path):
     write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, lr_lora=0.0)
     write_one(tmp_path / "b", "ewc", {0: 40.0, 1: 50.0}, lr_backbone=0.0)
     write_one(tmp_path / "c", "fedavg", {0: 40.0, 1: 50.0})
@@ -123,16 +123,16 @@ def test_a_method_of_which_a_rate_of_0_switches_a_part_off_does_not_pass_for_it(
     assert len(get_claim("ewc-plain-forgetting").verdicts(experiments)) == 1
 
 
-def test_a_probe_of_the_head_does_not_pass_for_a_method_that_trains_the_network(tmp_path):
+def test_claim_ignores_head_only_training(tmp_path):
     write_one(tmp_path / "a", "pilora", {0: 40.0, 1: 50.0})
     write_one(tmp_path / "b", "joint", {0: 52.0, 1: 60.0}, tune="head")
     assert get_claim("pilora-joint").verdicts(read_experiments([tmp_path])) == []
     write_one(tmp_path / "c", "joint", {0: 52.0, 1: 60.0}, tune="full")
-    write_one(tmp_path / "d", "joint", {0: 62.0, 1: 70.0}, tune="lora")  # as PILoRA's print has it
+    write_one(tmp_path / "d", "joint", {0: 62.0, 1: 70.0}, tune="lora")  # as printed for PILoRA
     assert len(get_claim("pilora-joint").verdicts(read_experiments([tmp_path]))) == 2
 
 
-def test_of_a_method_and_a_variant_the_method_is_judged(tmp_path):
+def test_claim_prefers_method_over_variant(tmp_path):
     write_one(tmp_path / "a", "dualprompt", {0: 52.0, 1: 60.0})
     write_one(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
     write_one(tmp_path / "c", "l2p", {0: 62.0, 1: 80.0}, pooled="cls")
@@ -140,11 +140,8 @@ def test_of_a_method_and_a_variant_the_method_is_judged(tmp_path):
     assert verdict == "no significant difference" and text.startswith("+5.5 [")
 
 
-def test_the_method_s_own_values_for_a_data_set_are_no_ablation(tmp_path):
-    """A method's values for a data set are not an ablation.
-
-    FCILPT comes with another number of prompts and a shorter common one on Tiny-ImageNet.
-    """
+def test_dataset_options_are_not_ablation(tmp_path):
+    """Accept FCILPT with its options for Tiny-ImageNet, which differ from its defaults."""
     method = create_method("fcilpt", "tinyimagenet")
     assert method.common_length != create_method("fcilpt").common_length
     for name, instance in (("fcilpt", method), ("bic", create_method("bic"))):
@@ -153,19 +150,19 @@ def test_the_method_s_own_values_for_a_data_set_are_no_ablation(tmp_path):
     assert len(get_claim("fcilpt-bic").verdicts(read_experiments([tmp_path]))) == 1
 
 
-def test_an_ablation_does_not_pass_for_the_method(tmp_path):
+def test_printed_claim_ignores_ablation(tmp_path):
     write_one(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0}, rebalance="none")
     write_one(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
     assert get_claim("hgp-l2p").verdicts(read_experiments([tmp_path])) == []
 
 
-def test_an_ablation_of_another_paper_does_not_pass_for_its_method(tmp_path):
+def test_claim_ignores_ablation_of_competitor(tmp_path):
     write_one(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0})
     write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="equal")
     assert get_claim("hgp-pilora").verdicts(read_experiments([tmp_path])) == []
 
 
-def test_clients_that_are_told_of_a_new_task_do_not_pass_for_those_that_notice_it(tmp_path):
+def test_claim_ignores_glfc_with_oracle_detector(tmp_path):
     write_one(tmp_path / "a", "fppl", {0: 52.0, 1: 60.0})
     write_one(tmp_path / "b", "glfc", {0: 40.0, 1: 50.0}, detector="oracle")
     assert get_claim("fppl-glfc").verdicts(read_experiments([tmp_path])) == []
@@ -173,7 +170,7 @@ def test_clients_that_are_told_of_a_new_task_do_not_pass_for_those_that_notice_i
     assert len(get_claim("fppl-glfc").verdicts(read_experiments([tmp_path]))) == 1
 
 
-def test_rows_as_printed_and_as_released_are_not_compared_with_each_other(tmp_path):
+def test_printed_and_released_rows_are_not_compared(tmp_path):
     write_one(tmp_path / "a", "pilora", {0: 52.0, 1: 60.0}, reweight="squared")
     write_one(tmp_path / "b", "pilora", {0: 40.0, 1: 50.0}, reweight="distance", ortho=0.0)
     assert get_claim("pilora-orthogonal").verdicts(read_experiments([tmp_path])) == []
@@ -181,7 +178,7 @@ def test_rows_as_printed_and_as_released_are_not_compared_with_each_other(tmp_pa
     assert len(get_claim("pilora-orthogonal").verdicts(read_experiments([tmp_path]))) == 1
 
 
-def test_less_forgetting_is_better(tmp_path):
+def test_lower_forgetting_is_better(tmp_path):
     # forgetting is 90 - last
     write_one(tmp_path / "a", "fppl", {0: 80.0, 1: 81.0})
     write_one(tmp_path / "b", "ewc", {0: 60.0, 1: 60.0})
@@ -189,7 +186,7 @@ def test_less_forgetting_is_better(tmp_path):
     assert verdict == "holds" and text.startswith("+20.5 ")
 
 
-def test_a_claim_of_strong_skew_is_not_judged_by_a_mild_split(tmp_path):
+def test_strong_skew_claim_ignores_mild_partition(tmp_path):
     write_one(tmp_path / "a", "hgp", {0: 52.0, 1: 60.0})
     write_one(tmp_path / "b", "l2p", {0: 40.0, 1: 50.0})
     experiments = read_experiments([tmp_path])
@@ -197,7 +194,7 @@ def test_a_claim_of_strong_skew_is_not_judged_by_a_mild_split(tmp_path):
     assert get_claim("hgp-l2p-skew").verdicts(experiments) == []
 
 
-def test_rates_of_one_method_may_differ_where_either_side_was_searched(tmp_path):
+def test_tuned_sides_may_have_different_rates(tmp_path):
     write_one(
         tmp_path / "a", "pilora", {0: 52.0, 1: 60.0, 2: 68.0}, reweight="distance", lr_prototype=0.1
     )
@@ -220,8 +217,8 @@ def test_rates_of_one_method_may_differ_where_either_side_was_searched(tmp_path)
         ([2, 2], "no significant difference"),
     ],
 )
-def test_bytes_are_counted_and_not_tested(tmp_path, sizes, verdict):
-    # two uploads a run; CODA-P sends 4 MB, so 2 MB each
+def test_byte_claim_compares_uploaded_bytes(tmp_path, sizes, verdict):
+    # two uploads per run; CODA-P sends 4 MB, so 2 MB per upload
     write_one(tmp_path / "a", "fppl", {0: 52.0, 1: 52.0})
     write_one(tmp_path / "b", "codap", {0: 52.0, 1: 52.0})
     for seed, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Figures of papers: their cells, their pictures on a tiny setting, and numbers by hand."""
+"""Figures of papers: cells, pictures of tiny runs, and numbers computed by hand."""
 
 import tomllib
 
@@ -19,7 +19,7 @@ from helpers_papers import output_of
 ON_DIGITS = ["--protocol", "quick", "--dataset", "digits", "--seeds", "0", *TINY, "--tasks", "2"]
 
 
-def test_every_figure_is_listed_and_its_cells_have_names_of_their_own():
+def test_every_figure_is_listed_and_has_cells():
     for name, figure in paper_figures().items():
         assert f"fczoo reproduce {name}" in output_of("reproduce", figure.paper)
         assert grid(figure)
@@ -27,8 +27,8 @@ def test_every_figure_is_listed_and_its_cells_have_names_of_their_own():
     assert find_figure("hgp/T1") is None
 
 
-def test_a_sweep_changes_one_value_at_a_time(monkeypatch, tmp_path):
-    """The values that the four axes start from are one cell."""
+def test_sweep_changes_one_value_at_a_time(monkeypatch, tmp_path):
+    """Use one common cell for the start values of the four axes."""
     monkeypatch.chdir(tmp_path)
     output_of("reproduce", "fcilpt/fig8", "--methods", "nosuch", "--dry-run", code=1)
     cells = tomllib.loads((tmp_path / "results/fcilpt-Fig8.toml").read_text())["cells"]
@@ -49,36 +49,36 @@ def test_a_sweep_changes_one_value_at_a_time(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "name", [name for name, figure in paper_figures().items() if figure.draw != "inference"]
 )
-def test_runs_of_a_figure_are_valid_and_differ(name, monkeypatch, tmp_path):
-    """``bench`` accepts the settings of each cell, and no two cells are the same run."""
+def test_figure_runs_are_valid_and_unique(name, monkeypatch, tmp_path):
+    """Check that ``bench`` accepts the settings of each cell and that all cells differ."""
     monkeypatch.chdir(tmp_path)
     planned = []
     monkeypatch.setattr("fczoo.runner.sweep.check_unique", planned.append)
     monkeypatch.setattr("fczoo.runner.dry_run.dry_run", lambda *_: "")
     output_of("reproduce", name, "--dry-run")
     check_unique(planned[0])
-    cells = {folder.parts[0] for folder in planned[0]}  # below them may be a level for seeds
+    cells = {folder.parts[0] for folder in planned[0]}  # seeds may be a level below
     assert len(cells) == len(grid(find_figure(name)))
 
 
-def test_a_dry_run_refuses_two_cells_of_one_run(tmp_path):
+def test_dry_run_rejects_duplicate_cells(tmp_path):
     file = tmp_path / "same.toml"
     file.write_text('[[cells]]\nname = "a"\n[[cells]]\nname = "b"\nprotocol = "quick"\n')
     message = output_of("bench", "--config", str(file), "--methods", "fedncm", "--dry-run", code=1)
     assert "fedncm with seed 0 would run in a and in b; leave one out" in message
 
 
-def test_pair_distance_by_hand():
-    """Two clients, two classes: distances 5 and 0; lengths 0, 5, 3 and 3 have the mean 2.75."""
+def test_pair_distance_matches_hand_computation():
+    """Divide the mean distance (5 + 0) / 2 by the mean length (0 + 5 + 3 + 3) / 4 = 2.75."""
     prototypes = torch.tensor([[[0.0, 0.0], [3.0, 0.0]], [[3.0, 4.0], [3.0, 0.0]]])
     assert pair_distance(prototypes) == pytest.approx(2.5 / 2.75)
 
 
-def test_operations_of_an_answer_by_hand():
-    """ViT-B/16: 197 tokens, 768 dimensions, 12 blocks; the last one answers for one token only.
+def test_inference_operations_match_hand_computation():
+    """Count operations of ViT-B/16: 197 tokens, 768 dimensions, 12 blocks.
 
-    A product of n x k and k x m has 2 n k m operations. A prefix of 100 keys and values in five
-    blocks adds to the attention only.
+    The last block has only one output token. A product of n x k and k x m has 2 n k m operations.
+    A prefix of 100 keys and values in five blocks adds operations only to the attention.
     """
     settings = Settings.for_dataset("cifar100", protocol="hgp")
     tokens, width = 197, 768
@@ -92,8 +92,8 @@ def test_operations_of_an_answer_by_hand():
     assert inference_operations(hgp, settings) == plain + prefixes
 
 
-def test_clients_before_the_first_synchronisation(monkeypatch, tmp_path):
-    """One run has the records of both figures; each client answers for all test images."""
+def test_first_round_figure_draws_client_records(monkeypatch, tmp_path):
+    """Draw two figures from one run; each client is evaluated on all test images."""
     monkeypatch.chdir(tmp_path)
     lines = output_of("reproduce", "hgp/Fig1", *ON_DIGITS).splitlines()
     out = tmp_path / "results/hgp-Fig1"
@@ -113,8 +113,8 @@ def test_clients_before_the_first_synchronisation(monkeypatch, tmp_path):
     assert 1 < mb < 5  # vit_nano_32 has 600,000 weights of 4 bytes
 
 
-def test_uploads_are_inverted(monkeypatch, tmp_path):
-    """Methods other than the paper's are attacked in the same cell."""
+def test_inversion_figure_inverts_uploads_of_each_method(monkeypatch, tmp_path):
+    """Attack other methods in the cell of the paper's method."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fczoo.runner.inversion.descend", grey_images)
     cell = ["--cells", "hgp/cifar100/dirichlet:0.5", "--methods", "hgp,fedncm"]
@@ -131,8 +131,8 @@ def grey_images(_, like: torch.Tensor, number: int, steps: int) -> torch.Tensor:
     return torch.full_like(like, 0.5).expand(number, -1, -1, -1)
 
 
-def test_a_sweep_is_a_curve_over_its_values(make_run, tmp_path):
-    """The accuracies are means over two tasks; that of the second is 80."""
+def test_sweep_figure_has_curve_over_values(make_run, tmp_path):
+    """Draw means over two tasks; the accuracy on the second task is 80."""
     figure = find_figure("pilora/AppB1")
     for name, accuracy in zip(grid(figure), (10.0, 20.0, 30.0, 40.0, 50.0), strict=True):
         make_run(tmp_path / name, {"pilora": {0: accuracy, 1: accuracy + 2}})
@@ -142,8 +142,8 @@ def test_a_sweep_is_a_curve_over_its_values(make_run, tmp_path):
     assert (curves.x, curves.y) == ("blocks", "A_N, %")
 
 
-def test_combined_axes_have_a_curve_per_value_of_the_others(make_run, tmp_path):
-    """The first axis is that of x; words stand at 1, 2, ..."""
+def test_combined_axes_give_curve_per_value(make_run, tmp_path):
+    """Use the first axis as x; text values are at 1, 2, ..."""
     figure = find_figure("fppl/Fig4")
     names = list(grid(figure))
     assert names[:2] == ["fppl-partition-dirichlet_1-pool-true", names[0][:-4] + "false"]
@@ -155,8 +155,8 @@ def test_combined_axes_have_a_curve_per_value_of_the_others(make_run, tmp_path):
     assert curves.ticks[0] == "dirichlet:1" and curves.positions["fppl (pool=true)"][0] == 1
 
 
-def test_hyper_parameter_analyses_are_listed_as_sweeps(monkeypatch):
-    """Each command makes the values of its axes; they are those of the figure's cells."""
+def test_hyperparameter_figures_are_listed_as_sweeps(monkeypatch):
+    """Check that the sweep commands cover the values of the figure's cells."""
     listing = output_of("reproduce")
     for name in ("pilora/Fig4", "pilora/AppB1", "fcilpt/Fig8", "fppl/Fig4"):
         assert f"fczoo reproduce {name}" in listing

@@ -1,4 +1,4 @@
-"""The papers' tables and comparison with them."""
+"""Tables of papers, and comparison of runs with them."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from helpers_results import QUICK, RESULTS
 TUNED_RUN = (QUICK, "cifar100-112px-tuned/pilora/seed0")
 
 
-def test_every_number_is_there_once():
+def test_printed_numbers_are_unique_and_complete():
     numbers = [n for p in papers().values() for n in p.numbers]
     assert len(numbers) == 1250
     assert (
@@ -52,7 +52,9 @@ def test_every_number_is_there_once():
         ("fppl", "T1", "ImageNet-R", "dirichlet:0.5", "FPPL", "Abar", 74.33, 0.37),
     ],
 )
-def test_numbers_keep_their_place(key, table, dataset, spec, method, metric, value, std):
+def test_printed_number_has_its_table_position(
+    key, table, dataset, spec, method, metric, value, std
+):
     position = (table, dataset, spec, method, metric)
     (number,) = [
         n
@@ -62,11 +64,8 @@ def test_numbers_keep_their_place(key, table, dataset, spec, method, metric, val
     assert (number.value, number.std) == (value, std)
 
 
-def test_what_the_protocols_name_exists():
-    """Methods take the options of a paper's reading.
-
-    Every metric and caveat has its place.
-    """
+def test_paper_tables_name_existing_parts():
+    """Check that tables name known metrics and conditions, and valid options of methods."""
     methods, datasets = METHODS.names(), DATASETS.names()
     for paper in papers().values():
         assert set(paper.caveats) - {""} <= {n.table for n in paper.numbers}
@@ -81,7 +80,7 @@ def test_what_the_protocols_name_exists():
                 create_method(row.method, row.dataset, **row.options)
 
 
-def test_missing_systems_are_named_and_implemented_ones_are_not():
+def test_missing_option_lists_only_missing_systems():
     page = output_of("papers", "--missing")
     absent, beyond = page.split("Rows that no run can follow:")
     methods = METHODS.names()
@@ -103,7 +102,7 @@ def test_missing_systems_are_named_and_implemented_ones_are_not():
     assert "leave hgp out" in output_of("papers", "hgp", "--missing", code=1)
 
 
-def test_papers_prints_lists_and_tables():
+def test_papers_command_prints_lists_and_tables():
     assert "1903" not in output_of("papers")
     assert "AppE" in output_of("papers")
     assert "T7" in output_of("papers")
@@ -118,7 +117,7 @@ def test_papers_prints_lists_and_tables():
     assert "it has T1, T2" in output_of("papers", "hgp", "T9", code=1)
 
 
-def test_a_run_of_a_suite_is_compared_and_never_called_comparable(tmp_path):
+def test_compare_lists_setting_differences_of_suite_run(tmp_path):
     page = output_of(
         "compare",
         str(write_archive(tmp_path, RESULTS / "cifar100.csv", "hgp/seed0", "fedncm/seed0")),
@@ -141,26 +140,26 @@ def test_a_run_of_a_suite_is_compared_and_never_called_comparable(tmp_path):
     assert "Without a row in HGP's tables of this data set: fedncm." in page and "16 bit" in page
 
 
-def test_a_paper_without_such_data_is_said_to_have_none(make_run, tmp_path):
+def test_compare_rejects_paper_without_matching_numbers(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"hgp": {0: 70.0}})
     assert "has no number for the methods and data sets of these runs" in output_of(
         "compare", str(folder), "--paper", "hgp", code=1
     )
 
 
-def test_fcilpts_average_is_the_mean_over_tasks():
-    """FCILPT's A_t is a mean over tasks; PILoRA's Avg is of the share of all images."""
+def test_fcilpt_average_is_mean_over_tasks():
+    """Read FCILPT's A_t as a mean over tasks and PILoRA's Avg as the share of all images."""
     for name, metric in (("fcilpt", "Abar"), ("pilora", "Avg")):
         number = next(n for n in get_paper(name).numbers if n.metric == "Avg")
         assert number.metric_here == metric
 
 
-def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
-    """Heads of all printed rows start as in released code.
+def test_printed_rows_use_head_init_of_released_code() -> None:
+    """Initialise the head of every printed row as the released code does.
 
-    A row whose head starts at zero, which may be much the better, would not be the paper's.
-    fed-mammoth, HGP's code, starts three heads as PyTorch does and the others as timm does; its
-    PIP is not public.
+    A head that starts at zero may reach a much higher accuracy than the paper's. HGP's code
+    (fed-mammoth) initialises three heads as PyTorch does and the others as timm does; its PIP is
+    not public.
     """
     as_pytorch, rows = {"hgp", "l2p", "codap", "pip"}, set()
     for paper in papers().values():
@@ -182,7 +181,7 @@ def test_heads_of_all_printed_rows_start_as_in_released_code() -> None:
     assert len(rows) > 30
 
 
-def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_nearest(tmp_path):
+def test_compare_marks_resnet_rows_not_implemented(tmp_path):
     archive = str(write_archive(tmp_path, QUICK, "cifar100-112px-tuned/bic/seed0"))
     page = output_of("compare", archive, "--paper", "fcilpt", "--table", "t1")
     (row, *others) = [line for line in page.splitlines() if "BiC+FL[ResNet-18], T1" in line]
@@ -191,14 +190,14 @@ def test_a_printed_row_that_no_run_can_follow_is_not_implemented_and_never_the_n
     assert page.count("Not implemented: BiC+FL[ResNet-18] (T1): a ResNet-18") == 1
 
 
-def test_pilora_without_lora_is_its_own_row(tmp_path):
+def test_pilora_without_lora_is_separate_row(tmp_path):
     page = output_of("compare", str(write_archive(tmp_path, *TUNED_RUN)), "--paper", "pilora")
     rows = [line for line in page.splitlines() if "w/o LoRA (fine-tune backbone), T3" in line]
     assert len(rows) == 3 and all("settings differ" in line for line in rows)
     assert "pilora.tune lora (paper: full)" in page
 
 
-def test_what_all_rows_share_is_said_once_and_the_rest_by_row(tmp_path):
+def test_compare_lists_common_differences_once(tmp_path):
     page = output_of("compare", str(write_archive(tmp_path, *TUNED_RUN)), "--paper", "pilora")
     (common_line,) = [line for line in page.splitlines() if line.startswith("All rows differ")]
     assert "rounds 2 (paper: 30)" in common_line
@@ -210,7 +209,7 @@ def test_what_all_rows_share_is_said_once_and_the_rest_by_row(tmp_path):
 
 
 @pytest.mark.parametrize("row", ["w/o l_ort", "W/O L_ORT", "l_ORT"])
-def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
+def test_table_and_row_options_ignore_case(tmp_path, row):
     archive = str(write_archive(tmp_path, *TUNED_RUN))
     page = output_of("compare", archive, "--paper", "pilora", "--table", "t3", "--row", row)
     rows = [line for line in page.splitlines() if ", 10 tasks, " in line]
@@ -220,7 +219,7 @@ def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
     )
     assert (
         "PILoRA, T1" in exact_name and "HeadTune" not in exact_name
-    )  # a whole name comes before a part
+    )  # an exact name precedes a partial match
 
 
 @pytest.mark.parametrize(
@@ -234,15 +233,15 @@ def test_a_table_and_a_row_are_chosen_without_regard_to_case(tmp_path, row):
         ),
     ],
 )
-def test_a_wrong_table_or_row_is_one_line_with_the_known_ones(tmp_path, words, says):
+def test_invalid_table_or_row_is_rejected(tmp_path, words, says):
     text = output_of(
         "compare", str(write_archive(tmp_path, *TUNED_RUN)), "--paper", "pilora", *words, code=1
     )
     assert says in text and text.count("\n") == 1
 
 
-def test_every_printed_row_is_either_followed_by_a_reading_or_not_implemented():
-    """Only FCILPT's ResNet-18 has no reading."""
+def test_every_printed_row_has_reading_or_is_not_implemented():
+    """Allow rows without a reading only for FCILPT's ResNet-18."""
     absent = set()
     for paper in papers().values():
         for number in paper.numbers:

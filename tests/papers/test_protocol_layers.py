@@ -1,4 +1,4 @@
-"""A protocol's place between data set and given values."""
+"""Precedence of given values, protocol, data set and defaults."""
 
 import logging
 from typing import Any
@@ -16,7 +16,7 @@ from fczoo.reports.archive import read_archive
 from fczoo.reports.run_config import configure_run
 from helpers_results import QUICK
 
-# trials; four more followed, and a row that they did not change names the first eight
+# trials of the first search; rows that a later search of four trials did not change name eight
 WHOLE_EFFORT = 8
 
 PAIRS = [
@@ -35,7 +35,7 @@ def tuned_values() -> dict[str, dict[str, Any]]:
     }
 
 
-def test_what_is_given_beats_the_protocol_beats_the_data_set() -> None:
+def test_given_settings_override_protocol_and_dataset() -> None:
     plain, protocol = (
         Settings.for_dataset("cifar100"),
         Settings.for_dataset("cifar100", protocol="pilora"),
@@ -60,7 +60,7 @@ def test_what_is_given_beats_the_protocol_beats_the_data_set() -> None:
 
 
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
-def test_the_data_set_has_the_classes_of_the_tasks(name: str, dataset: str) -> None:
+def test_protocol_tasks_fit_dataset_classes(name: str, dataset: str) -> None:
     settings = Settings.for_dataset(dataset, protocol=name)
     sizes = [
         task.size for task in make_tasks(dataset, DATASETS.get(dataset).classes, settings.tasks)
@@ -72,17 +72,14 @@ def test_the_data_set_has_the_classes_of_the_tasks(name: str, dataset: str) -> N
     )
 
 
-def test_a_given_class_order_replaces_the_shuffled_one() -> None:
+def test_given_class_order_replaces_shuffled_order() -> None:
     assert Settings.for_dataset("cifar100", protocol="fppl").class_order_seed == 2023
     natural = Settings.for_dataset("cifar100", protocol="fppl", class_order="natural")
     assert (natural.class_order, natural.class_order_seed) == ("natural", None)
 
 
-def test_method_values_are_layered() -> None:
-    """A method's default gives way to its value for the data set.
-
-    This gives way to the protocol's, and that to the given one.
-    """
+def test_method_options_are_layered() -> None:
+    """Override a method's default by its data set, its protocol and the given value."""
     assert (create_method("pilora").lr_lora, create_method("pilora", "tinyimagenet").lr_lora) == (
         1e-5,
         5e-6,
@@ -100,7 +97,7 @@ def test_method_values_are_layered() -> None:
     assert configure_run("pilora", Settings.for_dataset("cifar100"), {}).options["lr_lora"] == 1e-5
 
 
-def test_a_column_that_the_paper_does_not_have(caplog) -> None:
+def test_missing_beta_column_uses_first_and_warns(caplog) -> None:
     columns = ByBeta({1.0: 3, 0.5: 4})
     assert [columns.at(b) for b in (1.0, 0.5, 0.2, None)] == [3, 4, 3, 3]
     assert [columns.covers(b) for b in (1.0, 0.5, 0.2, None)] == [
@@ -121,7 +118,7 @@ def test_a_column_that_the_paper_does_not_have(caplog) -> None:
         assert not caplog.records
 
 
-def test_unknown_methods_and_data_sets_break_nothing() -> None:
+def test_unknown_dataset_or_protocol_is_rejected() -> None:
     assert PROTOCOLS.get("hgp").options("no such method", "cub200", 1.0) == {}
     with pytest.raises(FczooError, match="protocol glfc does not use digits; known"):
         PROTOCOLS.get("glfc").settings_on("digits")
@@ -132,7 +129,7 @@ def test_unknown_methods_and_data_sets_break_nothing() -> None:
 
 
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
-def test_pages_hold_every_value_with_its_source(name: str, dataset: str) -> None:
+def test_source_page_lists_every_value(name: str, dataset: str) -> None:
     cls, page = PROTOCOLS.get(name), " ".join(source_page(PROTOCOLS.get(name), dataset).split())
     for value in cls.settings_on(dataset).values():
         assert value.source.split()[-1] in page
@@ -144,7 +141,7 @@ def test_pages_hold_every_value_with_its_source(name: str, dataset: str) -> None
     assert dataset in source_page(PROTOCOLS.get(name), None)
 
 
-def test_quick_on_digits_is_bench_without_a_protocol() -> None:
+def test_quick_on_digits_equals_no_protocol() -> None:
     plain, quick = Settings.for_dataset("digits"), Settings.for_dataset("digits", protocol="quick")
     assert {k: v for k, v in vars(plain).items() if k != "protocol"} == {
         k: v for k, v in vars(quick).items() if k != "protocol"
@@ -158,11 +155,10 @@ def test_quick_on_digits_is_bench_without_a_protocol() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_quick_has_the_whole_point_that_a_search_found_and_fits_every_method(name: str) -> None:
-    """Protocol quick has whole search results.
+def test_quick_has_complete_tuned_options_per_method(name: str) -> None:
+    """Set every searched option of a tuned method, or none.
 
-    A method without rates has default options: a ridge found on thirty classes does not fit a
-    hundred.
+    A method without rates keeps its defaults: a ridge tuned on 30 classes does not fit 100.
     """
     space, settings = spaces(METHODS.get(name)), Settings.for_dataset("cifar100", protocol="quick")
     tuned_options = tuned_values().get(name, {})
@@ -173,27 +169,29 @@ def test_quick_has_the_whole_point_that_a_search_found_and_fits_every_method(nam
     assert {option: getattr(method, option) for option in tuned_options} == tuned_options
 
 
-def test_quick_starts_heads_at_class_means_but_for_two_that_ended_higher_from_zero() -> None:
+def test_quick_initialises_heads_at_class_means_except_two() -> None:
     quick = Settings.for_dataset("cifar100", protocol="quick")
     starts = {name: quick.method_options(name).get("head_init") for name in METHODS.names()}
     assert {name for name, start in starts.items() if start == "zeros"} == {"joint", "ssil"}
     assert all(starts[name] == "means" for name in ("bic", "fedavg", "fppl", "hgp"))
 
 
-def test_quick_has_the_values_of_the_runs_in_its_archive() -> None:
-    """Protocol quick has the values that searches of the whole effort found, to three digits."""
+def test_quick_values_match_archived_runs() -> None:
+    """Compare the values of protocol quick with complete searches, to three digits."""
     run_options = {}
     for runs in read_archive(QUICK):
         (record,) = runs.records
         assert record.about.tuned["trials"] >= WHOLE_EFFORT
         options = record.result.options
-        run_options[record.method] = {name: short(value) for name, value in options.items()}
+        run_options[record.method] = {
+            name: round_to_three_digits(value) for name, value in options.items()
+        }
     assert tuned_values().keys() == run_options.keys() and len(run_options) > 20
     for name, tuned_options in tuned_values().items():
         assert run_options[name].items() >= tuned_options.items(), name
 
 
-def short(value: object) -> object:
+def round_to_three_digits(value: object) -> object:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
@@ -216,17 +214,15 @@ def short(value: object) -> object:
         ("regmean", {"gamma": 0.9, "gamma_head": 0.9, "view": "test"}),
     ],
 )
-def test_baselines_follow_their_own_papers_where_no_protocol_is_named(
-    method: str, expected: dict[str, Any]
-) -> None:
+def test_baseline_defaults_follow_their_papers(method: str, expected: dict[str, Any]) -> None:
     for dataset in ("digits", "cifar100", "cub200"):
         options = vars(create_method(method, dataset))
         assert {k: options[k] for k in expected} == expected, dataset
 
 
 @pytest.mark.parametrize("source", [{"protocol": "hgp"}, {"as_released": "fed-mammoth"}])
-def test_views_of_images_are_those_of_fed_mammoths_loaders(source: dict[str, str]) -> None:
-    """Its loaders of single data sets, read at commit 09a9508: training view, test crop."""
+def test_augmentation_matches_fed_mammoth_loaders(source: dict[str, str]) -> None:
+    """Compare training view and test crop with the loaders at commit 09a9508."""
     loaders = {
         "cifar100": ("hgp", 0.875),
         "imagenet_r": ("hgp", 0.875),
@@ -240,8 +236,8 @@ def test_views_of_images_are_those_of_fed_mammoths_loaders(source: dict[str, str
         assert (settings.augment, settings.test_crop) == view, dataset
 
 
-def test_images_become_squares_as_in_each_paper() -> None:
-    """HGP resizes whole images to squares, FCILPT its only files; the others cut the centre."""
+def test_resize_mode_matches_papers() -> None:
+    """Resize whole images for HGP and for FCILPT on Mini-ImageNet; crop the centre for others."""
     squash = {
         (name, dataset)
         for name, dataset in PAIRS

@@ -1,7 +1,7 @@
 """Protocols against tables copied from the papers.
 
-The tables below were written from the papers and their released code, not from this package's own
-tables: HGP's learning rates are appendix H's, the others are in each paper's experiments.
+The tables below come from the papers and their released code, not from this package. HGP's
+learning rates are in appendix H; the others are in each paper's experiments.
 """
 
 from typing import Any
@@ -105,12 +105,12 @@ def values(protocol: str, dataset: str, **given: Any) -> dict[str, Any]:
     }
 
 
-def test_every_protocol_and_data_set_is_compared_here() -> None:
+def test_table_covers_every_protocol_and_dataset() -> None:
     assert set(PAIRS) == SETTINGS.keys()
 
 
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
-def test_settings_are_the_papers(name: str, dataset: str) -> None:
+def test_settings_match_papers(name: str, dataset: str) -> None:
     v = {"joining": 0, "transition": 1.0, "participation": 1.0, **values(name, dataset)}
     partitioner = PARTITIONERS.create(v["partition"])
     split = f"{partitioner.name} {next(iter(vars(partitioner).values())):g}"
@@ -131,7 +131,7 @@ def test_settings_are_the_papers(name: str, dataset: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
-def test_every_value_is_a_setting_and_has_a_source(name: str, dataset: str) -> None:
+def test_every_value_is_valid_setting_with_source(name: str, dataset: str) -> None:
     cls = PROTOCOLS.get(name)
     v = values(name, dataset)
     settings = Settings(dataset=dataset, **v)
@@ -150,7 +150,7 @@ def test_every_value_is_a_setting_and_has_a_source(name: str, dataset: str) -> N
 
 
 @pytest.mark.parametrize("backbone", [DINO, IN21K, IN1K])
-def test_backbones_are_known(backbone: str) -> None:
+def test_protocol_backbones_are_vit_base(backbone: str) -> None:
     config = architecture(backbone)
     assert (config.image_size, config.patch_size, config.dim, config.depth, config.heads) == (
         224,
@@ -163,10 +163,7 @@ def test_backbones_are_known(backbone: str) -> None:
 
 @pytest.mark.parametrize(("name", "dataset"), PAIRS)
 def test_every_hyperparameter_fits_its_method(name: str, dataset: str) -> None:
-    """Every hyperparameter fits its method.
-
-    A protocol may name methods that are not installed.
-    """
+    """Create every installed method with the options of the protocol."""
     cls = PROTOCOLS.get(name)
     methods = [
         m
@@ -174,16 +171,16 @@ def test_every_hyperparameter_fits_its_method(name: str, dataset: str) -> None:
         if m in METHODS.names()
     ]
     for method in methods:
-        options = cls.options(method, dataset, cls_beta(values(name, dataset)["partition"]))
+        options = cls.options(method, dataset, partition_beta(values(name, dataset)["partition"]))
         built = create_method(method, dataset, **options)
         assert {k: getattr(built, k) for k in options} == options
 
 
-def cls_beta(spec: str) -> float | None:
+def partition_beta(spec: str) -> float | None:
     return getattr(PARTITIONERS.create(spec), "beta", None)
 
 
-def test_hgp_rates_line_by_line() -> None:
+def test_hgp_learning_rates_match_appendix_h() -> None:
     head, *lines = APPENDIX_H.strip().splitlines()
     betas = {"cifar100": (0.5, 0.1, 0.05), "imagenet_r": (0.5, 0.1, 0.05)}
     cls, comparisons = PROTOCOLS.get("hgp"), 0
@@ -219,10 +216,10 @@ def test_hgp_rates_line_by_line() -> None:
         assert cls.options("pilora", dataset, 0.5)["lr_lora"] == 1e-4
 
 
-def test_methods_own_rates_on_hgps_data_sets_are_in_appendix_h() -> None:
-    """Methods have one of appendix H's rates on HGP's data sets, also without a protocol.
+def test_method_rates_on_hgp_datasets_are_in_appendix_h() -> None:
+    """Use a rate of appendix H on HGP's data sets, also without a protocol.
 
-    HGP and PILoRA have their own papers.
+    HGP and PILoRA are excluded: they follow their own papers.
     """
     head, *lines = APPENDIX_H.strip().splitlines()
     for method, *cells in map(str.split, lines):
@@ -330,7 +327,7 @@ def test_methods_own_rates_on_hgps_data_sets_are_in_appendix_h() -> None:
         ),
     ],
 )
-def test_hyperparameters_are_the_papers(
+def test_hyperparameters_match_papers(
     protocol: str, dataset: str, method: str, expected: dict[str, Any]
 ) -> None:
     options = PROTOCOLS.get(protocol).options(method, dataset, 0.5)
@@ -340,7 +337,9 @@ def test_hyperparameters_are_the_papers(
 @pytest.mark.parametrize(
     ("tasks", "joining", "rounds", "last"), [(5, 20, 20, 110), (10, 10, 10, 120), (20, 5, 10, 125)]
 )
-def test_fcilpt_population_by_tasks(tasks: int, joining: int, rounds: int, last: int) -> None:
+def test_fcilpt_clients_depend_on_task_count(
+    tasks: int, joining: int, rounds: int, last: int
+) -> None:
     settings = Settings.for_dataset("cifar100", protocol="fcilpt", tasks=tasks)
     assert (
         settings.joining,
@@ -354,15 +353,15 @@ def test_fcilpt_population_by_tasks(tasks: int, joining: int, rounds: int, last:
 
 
 @pytest.mark.parametrize(("tasks", "rounds"), [("10", 20), ("20", 10), ("50,10,10,10,10,10", 33)])
-def test_fppl_rounds_by_tasks(tasks: str, rounds: int) -> None:
+def test_fppl_rounds_depend_on_task_count(tasks: str, rounds: int) -> None:
     assert Settings.for_dataset("cifar100", protocol="fppl", tasks=tasks).rounds == rounds
 
 
-def test_what_holds_on_single_data_sets_only() -> None:
-    """Some values hold on single data sets.
+def test_protocols_have_dataset_specific_values() -> None:
+    """Check values that a protocol has only on some data sets.
 
-    FCILPT shows Mini-ImageNet at 224 pixels; FPPL has IID only on CIFAR-100, other betas on the
-    others.
+    FCILPT stores Mini-ImageNet at 224 pixels. FPPL has IID only on CIFAR-100 and several betas
+    only on the other data sets.
     """
     sizes = {
         d: Settings.for_dataset(d, protocol="fcilpt").stored_size

@@ -1,6 +1,4 @@
-"""The print's reading and the released code's: what differs from them, what is open, and in whose
-words.
-"""
+"""Differences of runs from a paper's print and from its released code, and open settings."""
 
 import pytest
 
@@ -17,7 +15,7 @@ ONES, HALVES = "1,1,1", "0.5,0.5,0.5"
 
 @pytest.fixture
 def run(make_run, tmp_path):
-    """Return an experiment of a run that follows a reading of a card, with changes."""
+    """Return a function that writes a run of a card's reading with changes and reads it."""
 
     def make_experiment(card, which=0, seeds=0, backbone="", options=None, **changes):
         card = get_card(card) if isinstance(card, str) else card
@@ -40,22 +38,22 @@ def run(make_run, tmp_path):
     return make_experiment
 
 
-def differ(experiment, card, which=0):
+def find_differences(experiment, card, which=0):
     chosen = get_card(card) if isinstance(card, str) else card
     seeds = len(chosen.paper.protocol.seeds.value)
     return differences(experiment, experiment.lines[0], chosen.readings[which], seeds)
 
 
-def test_a_run_as_printed_differs_in_nothing_from_the_print_and_in_much_from_the_code(run):
+def test_run_as_printed_equals_print_and_differs_from_code(run):
     experiment = run(CARD)
-    assert differ(experiment, CARD) == []
-    code = differ(experiment, CARD, 1)
+    assert find_differences(experiment, CARD) == []
+    code = find_differences(experiment, CARD, 1)
     assert "client_draw round (code: task)" in code
     assert "hgp.clip none (code: 1)" in code
     assert f"normalisation 0,0,0 and {ONES} (code: {HALVES} and {HALVES})" in code
 
 
-def test_the_protocols_own_reading_is_not_the_print(run):
+def test_protocol_defaults_differ_from_print(run):
     """Name each difference between released code and print.
 
     These are views of the images, the loss's classes, normalised logits, clipping and 100 rows.
@@ -63,7 +61,7 @@ def test_the_protocols_own_reading_is_not_the_print(run):
     card = get_card(CARD)
     settings = card.paper.settings(card.numbers[0])
     options = through_json(settings.method_options("hgp"))
-    differences = differ(
+    differences = find_differences(
         run(CARD, options=options, mean=None, std=None, augment="hgp", test_crop=0.875), CARD
     )
     assert set(differences) == {
@@ -79,9 +77,9 @@ def test_the_protocols_own_reading_is_not_the_print(run):
     }
 
 
-def test_pilora_with_merge_sum_and_rms_is_not_the_print(run):
+def test_pilora_merge_and_distance_differ_from_print(run):
     card = "pilora/cifar100/quantity:6"
-    differences = differ(
+    differences = find_differences(
         run(card, options={"merge": "sum", "distance": "rms", "sparse": 0.01}), card
     )
     assert differences == [
@@ -92,21 +90,24 @@ def test_pilora_with_merge_sum_and_rms_is_not_the_print(run):
 
 
 @pytest.mark.parametrize("card", ["imagenet_a", "cub200", "eurosat", "cars196"])
-def test_normalisation_by_data_set_is_a_difference_on_four_data_sets(run, card):
+def test_dataset_normalisation_differs_from_print(run, card):
     beta = "dirichlet:1"
     experiment = run(f"hgp/{card}/{beta}", mean=None, std=None)
-    (difference,) = differ(experiment, f"hgp/{card}/{beta}")
+    (difference,) = find_differences(experiment, f"hgp/{card}/{beta}")
     assert difference.startswith("normalisation ")
     code = run(f"hgp/{card}/{beta}", which=1)
-    assert differ(code, f"hgp/{card}/{beta}", 1) == []
-    assert any(d.startswith("normalisation ") for d in differ(code, f"hgp/{card}/{beta}")) is (
-        card != "cars196"
-    )
+    assert find_differences(code, f"hgp/{card}/{beta}", 1) == []
+    assert any(
+        d.startswith("normalisation ") for d in find_differences(code, f"hgp/{card}/{beta}")
+    ) is (card != "cars196")
 
 
-def test_every_difference_counts(run):
+def test_every_single_change_is_reported(run):
     """Find and name each single change of a run as printed."""
-    assert differ(run(CARD, partition="dirichlet:beta=0.050,max_tries=9,draw=split"), CARD) == []
+    assert (
+        find_differences(run(CARD, partition="dirichlet:beta=0.050,max_tries=9,draw=split"), CARD)
+        == []
+    )
     changes = {
         "rounds": 4,
         "epochs": 1,
@@ -124,23 +125,23 @@ def test_every_difference_counts(run):
         "attack": "sign-flip",
     }
     for name, value in changes.items():
-        (only,) = differ(run(CARD, **{name: value}), CARD)
+        (only,) = find_differences(run(CARD, **{name: value}), CARD)
         assert only.startswith(f"{name} ") and "(paper: " in only
-    assert differ(run(CARD, backbone="vit_tiny_patch16_224"), CARD)[0] == (
+    assert find_differences(run(CARD, backbone="vit_tiny_patch16_224"), CARD)[0] == (
         f"backbone vit_tiny_patch16_224 (paper: {B16})"
     )
-    assert differ(run(CARD, seeds=1), CARD) == ["seeds 1 (paper: 3)"]
-    assert differ(run(CARD, options={"spread": 1.0}), CARD) == ["hgp.spread 1 (paper: 3)"]
+    assert find_differences(run(CARD, seeds=1), CARD) == ["seeds 1 (paper: 3)"]
+    assert find_differences(run(CARD, options={"spread": 1.0}), CARD) == ["hgp.spread 1 (paper: 3)"]
 
 
-def test_what_a_paper_leaves_open_is_no_difference_and_is_told(run):
+def test_unspecified_settings_are_reported_as_open(run):
     card = "fcilpt/cifar100/overlap:0.6"
     changes = {
         "backbone": "vit_base_patch16_224.dino",
         "options": {"strength": 3.0, "head_init": "zeros"},
     }
     experiment = run(card, precision="bf16", **changes)
-    assert differ(experiment, card) == []
+    assert find_differences(experiment, card) == []
     open_settings = open_differences(experiment, experiment.lines[0], get_card(card).readings[0])
     assert set(open_settings) == {
         "backbone vit_base_patch16_224.dino",
@@ -148,41 +149,44 @@ def test_what_a_paper_leaves_open_is_no_difference_and_is_told(run):
         "fcilpt.strength 3",
         "fcilpt.head_init zeros",
     }
-    assert differ(run(card, backbone="vit_tiny_patch16_224.dino"), card)[0].startswith(
+    assert find_differences(run(card, backbone="vit_tiny_patch16_224.dino"), card)[0].startswith(
         "backbone vit_tiny"
     )
 
 
-def test_some_of_a_papers_training_images_are_a_difference_though_it_does_not_say_how_many_it_has(
+def test_fewer_training_images_are_reported(
     run,
 ):
     card = "pilora/cifar100/quantity:6"
-    assert [differ(run(card, train_per_class=n), card) for n in (None, 400)] == [[], []]
-    assert differ(run(card, train_per_class=10), card) == ["train_per_class 10 (paper: 400)"]
+    assert [find_differences(run(card, train_per_class=n), card) for n in (None, 400)] == [[], []]
+    assert find_differences(run(card, train_per_class=10), card) == [
+        "train_per_class 10 (paper: 400)"
+    ]
 
 
-def test_a_baseline_is_free_where_the_paper_is_silent_but_not_in_deviations_of_code(run):
+def test_baseline_may_differ_only_in_unspecified_options(run):
     card = "hgp/cifar100/dirichlet:0.05/ewc"
-    assert differ(run(card, options={"strength": 100.0, "head_init": "zeros"}), card) == []
-    assert differ(run(card, options={"lr": 1e-3}), card) == ["ewc.lr 0.001 (paper: 1e-05)"]
-    assert differ(run(card, options={"amp_vanish": True}), card) == [
+    assert (
+        find_differences(run(card, options={"strength": 100.0, "head_init": "zeros"}), card) == []
+    )
+    assert find_differences(run(card, options={"lr": 1e-3}), card) == [
+        "ewc.lr 0.001 (paper: 1e-05)"
+    ]
+    assert find_differences(run(card, options={"amp_vanish": True}), card) == [
         "ewc.amp_vanish true (paper: false)"
     ]
 
 
 @pytest.mark.parametrize("paper", ["pilora", "hgp", "fcilpt", "fppl"])
-def test_every_card_can_be_reproduced_in_each_of_its_readings(run, paper):
-    """A run that follows a card's reading differs from it in nothing.
-
-    Every row has a card.
-    """
+def test_run_of_each_card_reading_has_no_differences(run, paper):
+    """Check one card per row, in each of its readings."""
     rows = {(c.row.method, c.row.card): c for c in cards().values() if c.paper.key == paper}
     for card in rows.values():
         for which in range(len(card.readings)):
-            assert differ(run(card, which), card, which) == [], card.name
+            assert find_differences(run(card, which), card, which) == [], card.name
 
 
-def test_whose_spread_it_is_is_said(run):
+def test_spread_note_explains_standard_deviation(run):
     fppl = "fppl/cub200/dirichlet:0.5"
     note = spread(run(fppl), get_paper("fppl"))
     assert "population standard deviation (squares divided by 3)" in note
@@ -190,7 +194,7 @@ def test_whose_spread_it_is_is_said(run):
         "Ours: ± is the sample standard deviation over seeds of training and partition and class "
         "order" in note
     )
-    assert differ(run(fppl, vary=["training"]), fppl) == [
+    assert find_differences(run(fppl, vary=["training"]), fppl) == [
         "vary training (paper: training,partition,class-order)"
     ]
     (number,) = [n for n in get_card(fppl).numbers if n.std is not None][:1]
@@ -199,7 +203,7 @@ def test_whose_spread_it_is_is_said(run):
     assert get_paper("hgp").sample_std(hgp) == hgp.std == 0.24
 
 
-def test_compare_names_the_reading_and_what_differs(make_run, tmp_path):
+def test_compare_names_reading_and_differences(make_run, tmp_path):
     runs = {"hgp": dict.fromkeys(range(3), 90.0)}
     make_run(tmp_path / "print", runs, paper_options(), B16, **paper_settings())
     make_run(tmp_path / "code", runs, paper_options(1), B16, **paper_settings(1))

@@ -1,4 +1,4 @@
-"""Reproduction cards: the command, the verdict and the list of all."""
+"""Reproduction cards: command, verdict and list."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from helpers_papers import B16, CARD, output_of, paper_options, paper_settings, 
 from helpers_results import QUICK, RESULTS
 
 
-def test_a_card_is_the_exact_command():
+def test_card_prints_exact_command():
     split = "dirichlet:0.05,draw=sample,max_tries=10000"
     start = f"fczoo bench --protocol hgp --methods hgp --dataset cifar100 --partition {split} "
     as_printed = (
@@ -71,16 +71,16 @@ def test_a_card_is_the_exact_command():
         ),
     ],
 )
-def test_cards_of_ablations_baselines_and_other_numbers_of_tasks(name, words, metric, value):
+def test_card_has_command_options_and_printed_value(name, words, metric, value):
     card = get_card(name)
     assert words in output_of("reproduce", name, "--dry-run")
     assert [n.value for n in card.numbers if n.metric == metric] == [value]
 
 
-def test_every_accuracy_of_an_implemented_row_is_on_a_card():
-    """Every accuracy is on exactly one card.
+def test_every_implemented_accuracy_has_card():
+    """Find every accuracy on exactly one card.
 
-    An ablation's last row and a table's own row share theirs.
+    An ablation's last row and the table's main row share a card.
     """
     numbers = [number for card in cards().values() for number in card.numbers]
     assert len(numbers) == len(set(numbers))
@@ -98,11 +98,8 @@ def test_every_accuracy_of_an_implemented_row_is_on_a_card():
                 assert row.dataset in values[n.paper, n.metric, n.value], n
 
 
-def test_a_card_appears_with_its_method(monkeypatch):
-    """A card appears with its method.
-
-    The printed system is in the table of names already.
-    """
+def test_registered_method_adds_card(monkeypatch):
+    """Add a card when the method of a printed row is registered."""
     assert "no card is called" in output_of(
         "reproduce", "fppl/cub200/dirichlet:0.5/toy", "--dry-run", code=1
     )
@@ -126,7 +123,7 @@ def test_a_card_appears_with_its_method(monkeypatch):
             {},
             "not reproduced with the print: FAA 88.5 ± 0.0, paper 90.2 ± 0.2, allowed ±1.0",
         ),
-        # our own spread of 1 allows twice sqrt(1 + 0.24^2)
+        # the standard deviation 1 of the run allows 2 sqrt(1 + 0.24^2)
         ((88.5, 89.5, 87.5), {}, "reproduced with the print within 1.7 points"),
         (
             (90.0, 90.0, 90.0),
@@ -161,7 +158,7 @@ def test_verdicts(make_run, tmp_path, faa, changes, says):
     )
 
 
-def test_a_run_as_released_is_called_so(make_run, tmp_path):
+def test_verdict_names_released_code(make_run, tmp_path):
     card, runs = get_card(CARD), {"hgp": dict.fromkeys(range(3), 100.0)}
     folder = make_run(tmp_path / "run", runs, paper_options(1), B16, **paper_settings(1))
     (experiment,) = read_experiments([folder])
@@ -170,7 +167,7 @@ def test_a_run_as_released_is_called_so(make_run, tmp_path):
     assert "differs from the print in" in text and "hgp.clip 1 (paper: none)" in text
 
 
-def test_the_list_claims_only_what_result_files_show(tmp_path):
+def test_list_reports_only_stored_results(tmp_path):
     page = output_of("reproduce", "--results", str(tmp_path))
     assert page.count("never run") == len(cards()) > 300 and "reproduced" not in page
     rows = [f"cifar100-112px-tuned/{name}/seed0" for name in ("hgp", "pilora")]
@@ -183,8 +180,8 @@ def test_the_list_claims_only_what_result_files_show(tmp_path):
     assert "cifar100-112px-tuned/pilora/seed0/pilora]" in words
 
 
-def test_the_list_covers_suites_and_own_runs_of_a_folder(make_run, tmp_path):
-    """A suite's archive and a run folder count; the suite's own run folders do not count again."""
+def test_list_covers_suites_and_run_folders(make_run, tmp_path):
+    """Count a suite's archive and a run folder, but not the run folders of the suite."""
     (tmp_path / "suites").mkdir()
     for name in ("suites/cifar100.toml", "cifar100.csv"):
         shutil.copy(RESULTS / name, tmp_path / name)
@@ -196,7 +193,7 @@ def test_the_list_covers_suites_and_own_runs_of_a_folder(make_run, tmp_path):
     assert page_of_both.count("not reproduced") == page_of_suite.count("not reproduced") + 1
 
 
-def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):
+def test_list_ignores_unfinished_run(make_run, tmp_path):
     make_run(tmp_path / "run", {"hgp": {0: 50.0}})
     (result,) = tmp_path.glob("run/**/result.json")
     result.unlink()
@@ -222,9 +219,7 @@ def test_a_run_that_is_not_finished_hides_no_list(make_run, tmp_path):
         ([CARD, "--methods", "l2p,ewc"], f"--methods lacks hgp, the method of {CARD}"),
     ],
 )
-def test_what_a_card_cannot_mean_is_refused_before_anything_runs(
-    wrong, says, monkeypatch, tmp_path
-):
+def test_conflicting_card_options_are_rejected(wrong, says, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cells.toml").write_text("[[cells]]\nrounds = 1\n[[cells]]\nrounds = 2\n")
     text = output_of("reproduce", *wrong, code=1)
@@ -232,7 +227,7 @@ def test_what_a_card_cannot_mean_is_refused_before_anything_runs(
     assert "does not exist" in output_of("reproduce", "--results", "nowhere", code=2)
 
 
-def test_of_several_methods_the_cards_own_is_judged(monkeypatch, make_run, tmp_path):
+def test_card_judges_only_its_method(monkeypatch, make_run, tmp_path):
     monkeypatch.setattr(bench, "invoke", lambda context: None)
     runs = dict.fromkeys(("ewc", "hgp"), dict.fromkeys(range(3), 100.0))
     make_run(tmp_path / "run", runs, paper_options(), B16, **paper_settings())
@@ -243,10 +238,10 @@ def test_of_several_methods_the_cards_own_is_judged(monkeypatch, make_run, tmp_p
     assert lines[-1].startswith(f"{CARD}: reproduced with the print")
 
 
-def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
-    """A card's command ends in a verdict that names every change.
+def test_card_run_ends_with_verdict(monkeypatch, tmp_path):
+    """Run a card's command with small settings on random images.
 
-    It is cut down and runs on noise.
+    The verdict names every changed setting.
     """
     rng = np.random.default_rng(0)
     parts = [
@@ -297,7 +292,7 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
         assert words in last
     assert last.count("(paper: ") == 7 and "hgp.clip none (code: 1)" in last
     assert "does not say what a seed moves" in out.splitlines()[-2]
-    # the same cell as a part of its table, whose settings file is written first
+    # run the same cell as part of its table; this writes a settings file first
     monkeypatch.chdir(tmp_path)
     table_words = [*cut[:-1], str(tmp_path / "table")]
     out = output_of("reproduce", "hgp/t1", "--cells", "hgp/cifar100/dirichlet:0.5", *table_words)
@@ -306,8 +301,8 @@ def test_a_card_runs_and_is_judged(monkeypatch, tmp_path):
     assert (tmp_path / "table/hgp-cifar100-dirichlet_0.5/bench.json").exists()
 
 
-def test_a_table_is_one_settings_file_with_its_cells(monkeypatch, tmp_path):
-    """Appendix E prints one method with 10, 20, 50 and 100 of 100 clients."""
+def test_table_writes_settings_file_with_cells(monkeypatch, tmp_path):
+    """Write the cells of appendix E: one method with 10, 20, 50 and 100 of 100 clients."""
     monkeypatch.chdir(tmp_path)
     page = output_of("reproduce", "hgp").split("\n\n")[0]
     assert [line.split()[0] for line in page.splitlines()[2:]] == ["T1", "T2", "T3", "AppE"]
@@ -328,14 +323,14 @@ def test_a_table_is_one_settings_file_with_its_cells(monkeypatch, tmp_path):
         assert message in output_of("reproduce", "hgp/AppE", *wrong, code=1)
 
 
-def test_the_list_names_what_is_not_implemented_and_is_limited_to_tables_and_rows(tmp_path):
+def test_list_filters_tables_and_rows(tmp_path):
     words = ["reproduce", "--results", str(tmp_path), "--paper", "pilora", "--table", "t3"]
     page = output_of(*words, "--row", "w/o lora")
     assert page.count("never run") == 4  # frozen and fine-tuned, on two splits
     page = output_of(*words[:3], "--paper", "fcilpt", "--table", "t1", "--row", "glfc")
     assert "FCILPT: Not implemented: GLFC[ResNet-18] (T1): a ResNet-18, copied" in page
     fppl_page = output_of(*words[:3], "--paper", "fppl", "--row", "ablation: u+f+d (full)")
-    assert "fppl/imagenet_r/dirichlet:0.5 " in fppl_page  # T1's own card
+    assert "fppl/imagenet_r/dirichlet:0.5 " in fppl_page  # the card of T1
     wrong = output_of(*words[:3], "--paper", "hgp", "--table", "T9", code=1)
     assert "no table is called 'T9'; known: T1, T2" in wrong and wrong.count("\n") == 1
     text = output_of("reproduce", "fcilpt/cifar100/overlap:0.6/glfc[resnet-18]", code=1)

@@ -22,7 +22,7 @@ def never(images: int, classes: int, clients: int) -> bool:
     return False
 
 
-def beyond(alpha: int) -> Refuses:
+def infeasible_alpha(alpha: int) -> Refuses:
     """Return a predicate of splits that ``quantity:ALPHA`` cannot meet.
 
     Classes are too few for one client, or too many for all clients together.
@@ -37,7 +37,7 @@ def fewer_than(shards: int) -> Refuses:
 def fewer_clients_than_domains(images: int, classes: int, clients: int) -> bool:
     """Return whether a domain has no client, or fewer images than clients.
 
-    Image i is of domain i modulo 8, so each domain has an image where there are as many images as
+    Image i is of domain i modulo 8. So each domain has an image if there are as many images as
     clients.
     """
     return clients < min(8, images) or clients > images
@@ -58,7 +58,7 @@ SPECS: dict[str, dict[str, Refuses]] = {
         ],
         never,
     ),
-    "quantity": {"quantity:1": beyond(1), "quantity:2": beyond(2)},
+    "quantity": {"quantity:1": infeasible_alpha(1), "quantity:2": infeasible_alpha(2)},
     "overlap": {"overlap:0.6": never, "overlap:1": never},
     "shards": {
         "shards:1,shards=2": fewer_than(2),
@@ -78,10 +78,10 @@ FEW_OUTCOMES = {
     "domains",
     "domains:0.3",
     "natural",
-}  # few outcomes that seeds agree; with a client per group there is one
+}  # so few outcomes that seeds agree; one client per group has one outcome
 
 
-def test_every_partitioner_has_a_spec_here() -> None:
+def test_every_partitioner_has_test_spec() -> None:
     assert set(PARTITIONERS.names("fczoo.partitioners")) == SPECS.keys()
 
 
@@ -89,14 +89,14 @@ def test_every_partitioner_has_a_spec_here() -> None:
     ("spec", "refuses"),
     [(spec, refuses) for specs in SPECS.values() for spec, refuses in specs.items()],
 )
-def test_every_partitioner_keeps_the_rules(spec: str, refuses: Refuses) -> None:
+def test_every_partitioner_passes_check(spec: str, refuses: Refuses) -> None:
     check_partitioner(spec, refuses, drawn=spec not in FEW_OUTCOMES)
 
 
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "quantity", "overlap:1", "shards:2,shards=2"])
 @some
 @given(labels_of, seeds)
-def test_a_single_client_gets_all(name: str, labels: np.ndarray, seed: int) -> None:
+def test_single_client_gets_all_images(name: str, labels: np.ndarray, seed: int) -> None:
     (part,) = split(f"quantity:{labels.max() + 1}" if name == "quantity" else name, labels, 1, seed)
     assert np.array_equal(np.sort(part), np.arange(len(labels)))
 
@@ -104,11 +104,8 @@ def test_a_single_client_gets_all(name: str, labels: np.ndarray, seed: int) -> N
 @pytest.mark.parametrize(
     "spec", ["iid", "dirichlet:100", "dirichlet:beta=100,draw=sample", "quantity:1"]
 )
-def test_images_of_a_class_are_drawn(spec: str) -> None:
-    """Images of a class are drawn.
-
-    No client gets a run of neighbours, which in many data sets resemble each other.
-    """
+def test_images_of_class_are_drawn_at_random(spec: str) -> None:
+    """Give no client a run of neighbours, which in many data sets resemble each other."""
     for part in split(spec, np.zeros(60, np.int64), 2, 0):
         assert len(part) > 10 and (np.diff(np.sort(part)) > 1).sum() > 5
 
@@ -126,7 +123,7 @@ def test_iid_shares_are_equal(labels: np.ndarray, clients: int, seed: int) -> No
 # ---------------------------------------------------------------- specs
 
 
-def test_specs_name_fields() -> None:
+def test_specs_set_fields() -> None:
     assert PARTITIONERS.create("dirichlet:0.3") == Dirichlet(beta=0.3)
     assert (
         PARTITIONERS.create("dirichlet")
@@ -161,6 +158,6 @@ def test_specs_name_fields() -> None:
         ("iid:3", "cannot read '3'"),
     ],
 )
-def test_specs_that_cannot_be_read(spec: str, complaint: str) -> None:
+def test_invalid_specs_are_rejected(spec: str, complaint: str) -> None:
     with pytest.raises(FczooError, match=re.escape(complaint)):
         PARTITIONERS.create(spec)

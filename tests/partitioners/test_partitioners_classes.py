@@ -15,7 +15,7 @@ from helpers_partition import labels_of, seeds, some, split, table
 
 @some
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.integers(1, 30), seeds)
-def test_quantity_owns_exactly_alpha_classes(
+def test_quantity_gives_exactly_alpha_classes(
     alpha: int, classes: int, clients: int, tries: int, seed: int
 ) -> None:
     assume(alpha <= classes <= alpha * clients)
@@ -27,8 +27,8 @@ def test_quantity_owns_exactly_alpha_classes(
         assert np.ptp(shares[shares > 0]) <= 1
 
 
-def test_quantity_may_draw_an_owner_for_each_image() -> None:
-    """Each image goes to one owner of its class.
+def test_quantity_draws_owner_per_image() -> None:
+    """Give each image to one random owner of its class.
 
     Shares are those of a fair die.
     """
@@ -42,7 +42,7 @@ def test_quantity_may_draw_an_owner_for_each_image() -> None:
 
 
 def test_quantity_repair_covers_every_class() -> None:
-    """The repair always covers every class.
+    """Cover every class with the repair.
 
     Six clients have one class each of six: a draw covers all in 6!/6^6 = 1.5 % of cases.
     """
@@ -61,7 +61,7 @@ def test_quantity_repair_covers_every_class() -> None:
         (2, 1, "cannot cover the 4 classes"),
     ],
 )
-def test_quantity_that_cannot_be_met(alpha: int, clients: int, complaint: str) -> None:
+def test_infeasible_quantity_is_rejected(alpha: int, clients: int, complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint):
         Quantity(alpha)(np.repeat(np.arange(4), 10), clients, numpy_stream("test", 0))
 
@@ -71,7 +71,7 @@ def test_quantity_that_cannot_be_met(alpha: int, clients: int, complaint: str) -
 
 @some
 @given(labels_of, st.integers(1, 40), st.floats(0, 1), seeds)
-def test_overlap_owns_whole_classes(
+def test_overlap_gives_whole_classes(
     labels: np.ndarray, clients: int, fraction: float, seed: int
 ) -> None:
     counts = table(split(f"overlap:{fraction:.17f}", labels, clients, seed), labels)
@@ -81,10 +81,9 @@ def test_overlap_owns_whole_classes(
 
 
 def test_overlap_draws_each_class_equally_often() -> None:
-    """Draw each class equally often.
+    """Compare with five standard deviations, sqrt(1000 x 0.6 x 0.4) = 15.5.
 
-    6 of 10 classes per client: a class has 600 of 1000 owners, give or take 5 standard deviations
-    sqrt(1000 x 0.6 x 0.4) = 15.5.
+    Clients have 6 of 10 classes, so a class has about 600 of 1000 owners.
     """
     labels = np.repeat(np.arange(10), 2)
     owners = (table(split("overlap:0.6", labels, 1000, 0), labels) > 0).sum(0)
@@ -96,8 +95,8 @@ def test_overlap_draws_each_class_equally_often() -> None:
 
 @some
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4), st.integers(1, 12), seeds)
-def test_shards_are_whole(alpha: int, per_class: int, size: int, clients: int, seed: int) -> None:
-    """A client holds ``alpha`` different shards, all of one class each.
+def test_shards_stay_whole(alpha: int, per_class: int, size: int, clients: int, seed: int) -> None:
+    """Give a client ``alpha`` different shards of one class each.
 
     Four classes have ``per_class`` shards of ``size`` images.
     """
@@ -113,13 +112,11 @@ def test_shards_are_whole(alpha: int, per_class: int, size: int, clients: int, s
     ("alpha", "recorded"),
     [(2, (1.93, 0.509, 1.38)), (4, (3.49, 0.406, 0.10)), (6, (4.82, 0.313, 0.03))],
 )
-def test_shards_are_distributed_as_in_the_released_code(
-    alpha: int, recorded: tuple[float, float, float]
-) -> None:
-    """Shards are distributed as in PILoRA's released code.
+def test_shards_match_released_code(alpha: int, recorded: tuple[float, float, float]) -> None:
+    """Match the distribution of PILoRA's released code.
 
     Means over 40 seeds of its split of 10 x 400 images: classes per client, largest share of a
-    class (0 where no one has it), classes no one has.
+    class (0 if no client has it), classes that no client has.
     """
     labels = np.repeat(np.arange(10), 400)
     counts = np.array(
@@ -140,6 +137,6 @@ def test_shards_are_distributed_as_in_the_released_code(
         ("shards:2", "cannot be cut into 100 shards"),
     ],
 )
-def test_shards_that_cannot_be_met(spec: str, complaint: str) -> None:
+def test_infeasible_shards_are_rejected(spec: str, complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint):
         split(spec, np.repeat(np.arange(4), 10), 3, 0)

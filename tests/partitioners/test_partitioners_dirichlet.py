@@ -33,9 +33,9 @@ def test_dirichlet_min_size(
     cap: bool,
     seed: int,
 ) -> None:
-    """A draw or the repair, which logs it, gives every client the least size.
+    """Give every client the minimum size by a draw or by the repair, which is logged.
 
-    The least is capped at an equal share.
+    The minimum is capped at an equal share.
     """
     assume(len(labels) >= clients)
     caplog.clear()
@@ -51,7 +51,7 @@ def test_dirichlet_min_size(
         assert f"below {smallest} images in 3 draws" in caplog.messages[0]
 
 
-def test_dirichlet_warns_of_a_repair_only(caplog) -> None:
+def test_dirichlet_warns_only_of_repair(caplog) -> None:
     labels = np.repeat(np.arange(2), 10)
     with caplog.at_level(logging.WARNING, logger="fczoo"):
         Dirichlet(100.0, min_size=1)(labels, 2, numpy_stream("test", 0))
@@ -104,10 +104,8 @@ def test_dirichlet_skew_grows_as_beta_falls() -> None:
         ("dirichlet:1,cap=on,min_size=10", (8.72, 0.322, 19.6)),
     ],
 )
-def test_dirichlet_is_distributed_as_in_released_code(
-    spec: str, recorded: tuple[float, float, float]
-) -> None:
-    """Splits are distributed as in released code.
+def test_dirichlet_matches_released_code(spec: str, recorded: tuple[float, float, float]) -> None:
+    """Match the distribution of released code.
 
     Means over 40 seeds of its splits of 10 x 100 images over 10 clients: classes per client,
     largest share of a class, standard deviation of the clients' sizes.
@@ -121,8 +119,8 @@ def test_dirichlet_is_distributed_as_in_released_code(
         assert abs(value.mean() - official) < 0.01 + 3 * value.std(ddof=1) * (2 / 40) ** 0.5
 
 
-def test_dirichlet_cap_closes_full_clients() -> None:
-    """A client that holds an equal share before a class comes gets nothing of it."""
+def test_dirichlet_cap_skips_full_clients() -> None:
+    """Give nothing of a class to a client that already holds an equal share."""
     labels = np.repeat(np.arange(8), 25)
     for seed in range(10):
         counts = table(
@@ -151,7 +149,7 @@ class CountedDraws:
         monkeypatch.setattr(Dirichlet, "_once", draw_and_count)
 
 
-def test_dirichlet_ends_with_many_clients(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_dirichlet_terminates_with_many_clients(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     draws = CountedDraws(monkeypatch)
     labels = np.repeat(np.arange(10), 100)
     with caplog.at_level(logging.WARNING, logger="fczoo"):
@@ -161,8 +159,11 @@ def test_dirichlet_ends_with_many_clients(monkeypatch: pytest.MonkeyPatch, caplo
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
 
 
-def test_reserved_images_give_a_hundred_clients_six_images_each(caplog) -> None:
-    """HGP's appendix E: ten classes of 500 images, beta 0.05; plain draws never succeed."""
+def test_reserve_gives_each_of_100_clients_six_images(caplog) -> None:
+    """Split as in HGP's appendix E, where draws without a reserve never succeed.
+
+    Ten classes have 500 images each; beta is 0.05.
+    """
     labels = np.repeat(np.arange(10), 500)
     with caplog.at_level(logging.WARNING, logger="fczoo"):
         parts = Dirichlet(0.05, "sample", max_tries=10_000, reserve=7)(
@@ -173,14 +174,14 @@ def test_reserved_images_give_a_hundred_clients_six_images_each(caplog) -> None:
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(5000))
 
 
-def test_a_reserved_image_stays_with_its_client() -> None:
-    """At a vanishing beta one client owns the class, but for what the other reserved."""
+def test_reserved_images_stay_with_client() -> None:
+    """Give one client all images but the reserved ones at a vanishing beta."""
     labels = np.zeros(1000, np.int64)
     parts = Dirichlet(1e-6, min_size=1, reserve=3)(labels, 2, numpy_stream("test", 0))
     assert sorted(map(len, parts)) == [3, 997]
 
 
-def test_dirichlet_stops_at_the_first_good_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dirichlet_stops_at_first_valid_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = CountedDraws(monkeypatch)
     Dirichlet(1000.0, min_size=1)(np.repeat(np.arange(5), 50), 5, numpy_stream("test", 0))
     assert draws.number == 1
@@ -188,9 +189,9 @@ def test_dirichlet_stops_at_the_first_good_draw(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("draw", ["split", "sample"])
 def test_dirichlet_of_vanishing_beta(draw: str) -> None:
-    """Every image has an owner at a vanishing beta.
+    """Give every image an owner at a vanishing beta.
 
-    A class goes to one client, which may be full already and then leaves no share at all.
+    A class goes to one client. If that client is full, no share is left.
     """
     labels = np.repeat(np.arange(3), 20)
     for seed in range(10):
@@ -211,12 +212,12 @@ def test_dirichlet_of_vanishing_beta(draw: str) -> None:
     st.sampled_from(["on", "off"]),
     seeds,
 )
-def test_dirichlet_over_the_data_set(
+def test_dirichlet_over_whole_data_set(
     clients: int, beta: float, draw: str, cap: str, seed: int
 ) -> None:
-    """Parts are disjoint and cover all images, with the least size over all tasks together.
+    """Split all images into disjoint parts, with the minimum size over all tasks together.
 
-    A client may have nothing in one of them.
+    A client may have no images of a task.
     """
     partition = make_partition(
         toy_stream(),
@@ -232,7 +233,7 @@ def test_dirichlet_over_the_data_set(
         assert ((labels >= task.start) & (labels < task.stop)).all()
 
 
-def test_a_client_without_data_in_a_task() -> None:
+def test_client_may_lack_data_of_task() -> None:
     counts = [
         make_partition(toy_stream(), "dirichlet:0.01,scope=dataset,min_size=1", 4, seed).counts()
         for seed in range(10)

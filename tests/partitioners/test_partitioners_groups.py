@@ -41,7 +41,7 @@ def split_groups(
         ("size:1", 2, [1, 1, 0]),
     ],
 )
-def test_sizes_follow_a_power_law(spec: str, images: int, sizes: list[int]) -> None:
+def test_sizes_follow_power_law(spec: str, images: int, sizes: list[int]) -> None:
     assert [len(part) for part in split(spec, np.zeros(images, np.int64), 3, 0)] == sizes
 
 
@@ -57,7 +57,7 @@ def test_no_client_is_empty(labels: np.ndarray, clients: int, spec: str, seed: i
 
 
 def test_labels_of_unequal_clients_are_iid() -> None:
-    """Half of the images are of each class; a client of 4,000 is five deviations from 1,840."""
+    """Compare with five standard deviations; half of the images are of each class."""
     labels = np.repeat([0, 1], 5000)
     for spec in ("size:1", "dirichlet-size:1"):
         for part in split(spec, labels, 2, 3):
@@ -65,8 +65,11 @@ def test_labels_of_unequal_clients_are_iid() -> None:
             assert abs(ones - len(part) / 2) < 5 * np.sqrt(len(part)) / 2
 
 
-def test_dirichlet_sizes_have_the_spread_of_their_draw() -> None:
-    """A share of Dir(alpha, ..., alpha) of 5 clients has the variance 0.16 / (5 alpha + 1)."""
+def test_dirichlet_sizes_have_expected_variance() -> None:
+    """Compare with 0.16 / (5 alpha + 1), the variance of a share of five clients.
+
+    The shares are drawn from Dir(alpha, ..., alpha).
+    """
     labels = np.zeros(10_000, np.int64)
     for alpha, variance in ((0.5, 0.16 / 3.5), (5.0, 0.16 / 26)):
         shares = [
@@ -77,8 +80,8 @@ def test_dirichlet_sizes_have_the_spread_of_their_draw() -> None:
         assert np.var(shares) == pytest.approx(variance, rel=0.2)
 
 
-def test_shares_hold_for_all_tasks() -> None:
-    """The largest client of ``size`` is the first in every task; 48 images in 2 tasks of 24."""
+def test_shares_are_equal_in_all_tasks() -> None:
+    """Keep the largest client of ``size`` in every task; 48 images in 2 tasks of 24."""
     stream = toy_stream()
     assert make_partition(stream, "size:1", 3).counts().tolist() == [[13, 7, 4], [13, 7, 4]]
     partition = make_partition(stream, "dirichlet-size:0.3", 3, seed=1)
@@ -90,14 +93,17 @@ def test_shares_hold_for_all_tasks() -> None:
 # ---------------------------------------------------------------- groups
 
 
-def test_a_client_per_domain() -> None:
+def test_domains_give_one_client_per_domain() -> None:
     groups = np.array([5, 2, 2, 9, 5, 9])
     parts = split_groups("domains", np.zeros(6, np.int64), groups, 3)
     assert [sorted(part) for part in parts] == [[1, 2], [0, 4], [3, 5]]
 
 
-def test_clients_of_a_domain_share_each_class() -> None:
-    """Five clients of two domains: 0, 2 and 4 of the first, with 6 images of each of 2 classes."""
+def test_clients_of_domain_share_each_class() -> None:
+    """Split two domains among five clients.
+
+    Clients 0, 2 and 4 share the first domain, with 6 images of each of 2 classes.
+    """
     labels, groups = np.tile([0, 1], 12), np.repeat([0, 1], 12)
     parts = split_groups("domains", labels, groups, 5)
     assert [set(groups[part]) for part in parts] == [{0}, {1}, {0}, {1}, {0}]
@@ -105,7 +111,7 @@ def test_clients_of_a_domain_share_each_class() -> None:
     assert sorted(np.concatenate(parts)) == list(range(24))
 
 
-def test_clients_of_a_domain_are_skewed_by_a_small_alpha() -> None:
+def test_small_alpha_skews_clients_of_domain() -> None:
     labels, groups = np.tile([0, 1], 100), np.repeat([0, 1], 100)
     parts = split_groups("domains:0.01", labels, groups, 4)
     assert [set(groups[part]) for part in parts] == [{0}, {1}, {0}, {1}]
@@ -113,13 +119,13 @@ def test_clients_of_a_domain_are_skewed_by_a_small_alpha() -> None:
     assert (np.abs(counts[:2] - counts[2:]) > 30).all()
 
 
-def test_a_client_per_writer() -> None:
+def test_natural_gives_one_client_per_group() -> None:
     groups = np.array([7, 1, 1, 3, 7, 1])
     parts = split_groups("natural", np.zeros(6, np.int64), groups, 3)
     assert [part.tolist() for part in parts] == [[1, 2, 5], [3], [0, 4]]
 
 
-def test_fewer_clients_than_writers_get_several_each() -> None:
+def test_fewer_clients_than_groups_get_several_groups() -> None:
     groups = np.repeat(np.arange(7), 3)
     splits = [split_groups("natural", np.zeros(21, np.int64), groups, 3, s) for s in range(5)]
     for parts in splits:
@@ -138,19 +144,19 @@ def test_fewer_clients_than_writers_get_several_each() -> None:
         ("natural", 4, "3 groups have images; give --clients 3 or fewer, not 4"),
     ],
 )
-def test_impossible_numbers_of_clients(spec: str, clients: int, complaint: str) -> None:
+def test_invalid_numbers_of_clients_are_rejected(spec: str, clients: int, complaint: str) -> None:
     with pytest.raises(FczooError, match=complaint):
         split_groups(spec, np.zeros(5, np.int64), np.array([0, 1, 2, 0, 1]), clients)
 
 
-def test_a_stream_without_groups_is_refused() -> None:
+def test_stream_without_groups_is_rejected() -> None:
     for spec in ("natural", "domains:0.5"):
         with pytest.raises(FczooError, match=f"--partition {spec} needs the domain, .* toy does"):
             make_partition(toy_stream(), spec, 2)
 
 
-def test_groups_are_cut_into_tasks() -> None:
-    """A client has its group's images of each task, and none of a task without them.
+def test_groups_are_split_by_task() -> None:
+    """Give a client its group's images of each task, and none of a task without them.
 
     The stream has 12 images of each of classes 0 to 3; tasks are classes 0, 1 and 2, 3. Group 0 has
     class 0, group 1 the others.
@@ -161,7 +167,7 @@ def test_groups_are_cut_into_tasks() -> None:
     assert partition.spec == "natural"
 
 
-def test_specs_without_a_first_value() -> None:
+def test_canonical_specs_without_first_value() -> None:
     assert PARTITIONERS.canonical("domains:none") == PARTITIONERS.canonical("Domains") == "domains"
     assert PARTITIONERS.canonical("domains:alpha=.50") == "domains:0.5"
     assert PARTITIONERS.canonical("dirichlet_size:1") == "dirichlet-size:1"

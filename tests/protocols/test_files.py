@@ -1,4 +1,4 @@
-"""Files of protocols and releases: their rules, their errors, and those of plug-ins."""
+"""Files of protocols and releases: values, errors and plug-ins."""
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -30,7 +30,7 @@ def read(folder: Path, text: str) -> Source:
     return read_source(path, "protocol", "toy", PROTOCOLS.get)
 
 
-def test_values_and_rules(tmp_path: Path) -> None:
+def test_source_reads_values(tmp_path: Path) -> None:
     source = read(
         tmp_path,
         """
@@ -129,13 +129,13 @@ def test_errors_name_file_and_key(tmp_path: Path, text: str, problem: str) -> No
     assert problem in message and "\n" not in message
 
 
-def test_quick_knows_what_the_bundled_backbone_was_trained_with() -> None:
+def test_quick_protocol_lists_pretraining_of_bundled_backbone() -> None:
     quick = PROTOCOLS.get("quick")
     assert quick.settings["backbone"].value == BUNDLED_NAME
     assert tuple(quick.overlap_settings) == pretraining_sets(BUNDLED_NAME)
 
 
-def test_a_plugin_ships_a_file(
+def test_plugin_provides_protocol_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "fczoo_toys" / "protocols"
@@ -157,7 +157,7 @@ def test_a_plugin_ships_a_file(
     assert "broken.toml is not a valid protocol: about: Expected `str`, got `int`" in caplog.text
 
 
-def test_wrong_names_in_a_file_are_reported_with_it(
+def test_wrong_names_are_reported_with_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = frozenset({"rounds", "epochs"})
@@ -177,12 +177,12 @@ def test_wrong_names_in_a_file_are_reported_with_it(
 
 
 @pytest.mark.parametrize("kind", [PROTOCOLS, RELEASES])
-def test_the_names_in_fczoos_files_exist(kind: SourceRegistry) -> None:
+def test_names_in_bundled_files_exist(kind: SourceRegistry) -> None:
     for name in kind.names("fczoo."):
         kind.get(name).check_names(frozenset(fczoo.Settings.__dataclass_fields__))
 
 
-def test_a_protocol_of_a_taken_name_is_refused(
+def test_duplicate_protocol_name_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "fczoo_twice" / "protocols"
@@ -196,7 +196,7 @@ def test_a_protocol_of_a_taken_name_is_refused(
         SourceRegistry("protocol").names()
 
 
-def test_a_class_is_refused_with_the_place_of_the_file() -> None:
+def test_protocol_class_is_rejected_with_file_path() -> None:
     with pytest.raises(FczooError, match=r"write protocols/mine\.toml in the plug-in's package"):
         fczoo.register_protocol("mine")
     with pytest.raises(FczooError, match=r"no protocol is called 'hpg'; did you mean hgp"):

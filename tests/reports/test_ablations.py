@@ -1,4 +1,4 @@
-"""The table of ablations in the handbook has the numbers of its archives."""
+"""Compare the table of ablations in the handbook with the archives."""
 
 import re
 import statistics
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def means() -> dict[str, tuple[float, float]]:
-    """Return mean and standard deviation of A_N by row, of the archives that are there."""
+    """Return mean and standard deviation of A_N by row of all archives of ablations."""
     values = defaultdict(list)
     for archive in sorted((ROOT / "results").glob("ablations*.csv")):
         for name, record in archived_runs(archive).items():
@@ -21,7 +21,7 @@ def means() -> dict[str, tuple[float, float]]:
     return {row: (statistics.mean(v), statistics.stdev(v)) for row, v in values.items()}
 
 
-def test_each_number_of_the_table_is_of_the_archive() -> None:
+def test_table_numbers_match_archive() -> None:
     page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
     number = r"(-?[\d.]+) ± ([\d.]+)"
     printed = re.findall(

@@ -1,7 +1,4 @@
-"""Archives: tables made from one equal those made from the run folders.
-
-Errors name what is damaged.
-"""
+"""Archives: equal tables from archive and run folders, and errors of damaged archives."""
 
 import csv
 import json
@@ -26,7 +23,7 @@ FORMATS = ("text", "markdown", "latex", "csv", "json")
 def folders(make_run, tmp_path: Path) -> Path:
     """Write three run folders.
 
-    One has a rejected upload and settings unlike the others'.
+    One has a rejected upload and different settings.
     """
     root = tmp_path / "runs"
     make_run(root / "a", {"one": {0: 70.0, 1: 72.3, 2: 74.1}, "two": {0: 60.0, 1: 62.1, 2: 63.9}})
@@ -57,7 +54,7 @@ def folders(make_run, tmp_path: Path) -> Path:
     return root
 
 
-def test_an_accuracy_without_test_images_is_kept_as_nan(make_run, tmp_path):
+def test_accuracy_without_test_images_is_nan(make_run, tmp_path):
     make_run(tmp_path / "runs", {"one": {0: 70.0}})
     path = tmp_path / "runs" / "one" / "seed0" / "result.json"
     result = json.loads(path.read_text())
@@ -87,7 +84,7 @@ def content(runs: Runs) -> dict:
     return {"name": runs.name, "about": about, "results": results, "split": runs.split}
 
 
-def test_nothing_of_a_run_is_lost(folders, tmp_path):
+def test_archive_keeps_every_field_of_runs(folders, tmp_path):
     runs = read_runs([write_archive_of(folders, tmp_path / "all.csv")])
     assert [content(r) for r in runs] == [content(r) for r in read_runs([folders])]
     assert [r.name for r in runs] == ["a", "b/c", "d"]
@@ -97,14 +94,14 @@ def test_nothing_of_a_run_is_lost(folders, tmp_path):
 
 
 @pytest.mark.parametrize("style", FORMATS)
-def test_tables_of_an_archive_equal_those_of_the_folders(style, folders, tmp_path):
+def test_archive_tables_equal_folder_tables(style, folders, tmp_path):
     assert report([write_archive_of(folders, tmp_path / "all.csv")], style) == report(
         [folders], style
     )
 
 
 @pytest.mark.parametrize("style", FORMATS)
-def test_attack_and_privacy_stand_in_every_format(style, folders):
+def test_every_format_lists_attack_and_privacy(style, folders):
     text = report([folders / "d"], style).replace("\\\\", "\\")
     assert "attack sign-flip:5 by 0.2 of the clients" in text
     assert "clipped to norm 0.1" in text
@@ -112,13 +109,13 @@ def test_attack_and_privacy_stand_in_every_format(style, folders):
     assert "attack" not in report([folders / "a"], style)
 
 
-def test_a_page_and_a_comparison_read_an_archive(folders, tmp_path):
+def test_report_page_reads_archive(folders, tmp_path):
     archive, page = write_archive_of(folders, tmp_path / "all.csv"), tmp_path / "page.html"
     result = CliRunner().invoke(main, ["report", str(archive), "--html", str(page)])
     assert result.exit_code == 0 and "sign-flip:5" in page.read_text()
 
 
-def test_unfinished_runs_are_left_out_and_counted(folders, tmp_path):
+def test_archive_skips_and_counts_unfinished_runs(folders, tmp_path):
     (folders / "a" / "one" / "seed2" / "result.json").unlink()
     result = CliRunner().invoke(
         main, ["report", str(folders), "--archive", str(tmp_path / "all.csv")]
@@ -145,7 +142,7 @@ def change_row(path: Path, line: int, **cells: str) -> None:
         ),
     ],
 )
-def test_a_changed_archive_is_refused_in_one_line(cells, says, folders, tmp_path):
+def test_changed_archive_is_rejected(cells, says, folders, tmp_path):
     archive = write_archive_of(folders, tmp_path / "all.csv")
     change_row(archive, 1, **cells)
     result = CliRunner().invoke(main, ["report", str(archive)])
@@ -154,7 +151,7 @@ def test_a_changed_archive_is_refused_in_one_line(cells, says, folders, tmp_path
     assert result.stderr.count("\n") == 1
 
 
-def test_another_table_is_refused_and_told_what_makes_an_archive(tmp_path):
+def test_other_csv_is_rejected_with_hint(tmp_path):
     (tmp_path / "own.csv").write_text("method,accuracy\nhgp,60\n")
     result = CliRunner().invoke(main, ["report", str(tmp_path / "own.csv")])
     assert result.exit_code == 1
@@ -163,7 +160,7 @@ def test_another_table_is_refused_and_told_what_makes_an_archive(tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_a_long_cell_is_written_once_per_column(folders, tmp_path):
+def test_long_cell_is_written_once_per_column(folders, tmp_path):
     archive = write_archive_of(folders, tmp_path / "all.csv")
     rows = list(csv.DictReader(archive.open(newline="")))
     command = rows[0]["command"]
@@ -177,7 +174,7 @@ def test_a_long_cell_is_written_once_per_column(folders, tmp_path):
         assert all(len(rows[target - 2][column]) > 20 for target in targets)
 
 
-def test_texts_of_the_user_that_look_like_references_are_kept(folders, tmp_path):
+def test_user_text_like_reference_is_kept(folders, tmp_path):
     path = folders / "d" / "one" / "seed4" / "result.json"
     write_json(path, {**json.loads(path.read_text()), "remark": "as row 2"})
     runs = read_runs([write_archive_of(folders, tmp_path / "all.csv")])
@@ -185,7 +182,7 @@ def test_texts_of_the_user_that_look_like_references_are_kept(folders, tmp_path)
 
 
 @pytest.mark.parametrize("target", [1, 3, 99])
-def test_a_reference_to_no_earlier_row_is_refused_in_one_line(target, folders, tmp_path):
+def test_reference_without_earlier_row_is_rejected(target, folders, tmp_path):
     archive = write_archive_of(folders, tmp_path / "all.csv")
     change_row(archive, 1, command=f"as row {target}")
     result = CliRunner().invoke(main, ["report", str(archive)])
@@ -194,8 +191,8 @@ def test_a_reference_to_no_earlier_row_is_refused_in_one_line(target, folders, t
     assert result.stderr.count("\n") == 1
 
 
-def test_an_archive_of_the_old_format_is_read(folders, tmp_path):
-    """Each cell was written in full, but for values of the folder: its first row had them."""
+def test_old_archive_format_is_read(folders, tmp_path):
+    """Read an archive without references; only the first row of a folder has its values."""
     archive = write_archive_of(folders, tmp_path / "all.csv")
     rows = list(csv.DictReader(archive.open(newline="")))
     for row in rows:
@@ -213,7 +210,7 @@ def test_an_archive_of_the_old_format_is_read(folders, tmp_path):
     assert [content(r) for r in read_runs([archive])] == [content(r) for r in read_runs([folders])]
 
 
-def test_a_folder_and_its_archive_give_one_table(folders):
+def test_runs_in_folder_and_archive_count_once(folders):
     write_archive_of(folders, folders / "results.csv")
     experiments = read_experiments([folders])
     assert [len(e.lines) for e in experiments] == [3, 1]
@@ -221,13 +218,13 @@ def test_a_folder_and_its_archive_give_one_table(folders):
 
 
 @pytest.mark.parametrize("archive", sorted(RESULTS.glob("*.csv")), ids=lambda path: path.stem)
-def test_the_archives_of_this_repository_are_written_again_to_the_byte(archive, tmp_path):
+def test_repository_archives_are_rewritten_identically(archive, tmp_path):
     copy = tmp_path / archive.name
     write_archive(read_archive(archive), copy)
     assert copy.read_bytes() == archive.read_bytes()
 
 
-def test_the_results_of_this_repository_are_small():
-    """All of it is downloaded with the code, compressed to an eighth."""
+def test_repository_results_are_small():
+    """Limit the size: results are downloaded with the code, compressed to an eighth."""
     size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
     assert size < 1_500_000

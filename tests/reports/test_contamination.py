@@ -1,4 +1,4 @@
-"""All places with numbers describe how the backbone met the classes before the run."""
+"""Notes on pre-training of the backbone with the classes of a run, in every output."""
 
 import shutil
 from importlib.resources import files
@@ -66,7 +66,7 @@ STRONG = f"backbone trained with labels of these classes: {NANO}"
         ("no such set", TI, ""),
     ],
 )
-def test_the_note_follows_from_what_both_declare(dataset: str, backbone: str, note: str) -> None:
+def test_note_depends_on_dataset_and_backbone(dataset: str, backbone: str, note: str) -> None:
     assert contamination(dataset, backbone) == note
 
 
@@ -81,7 +81,7 @@ def test_the_note_follows_from_what_both_declare(dataset: str, backbone: str, no
             "vit_nano_32",
         ),
         ("mine.pth", "b" * 64, ""),
-        ("vit_nano_32:mine.pth", "b" * 64, ""),  # the architecture; the weights may be any
+        ("vit_nano_32:mine.pth", "b" * 64, ""),  # names only the architecture, not the weights
         (f"{TI}.safetensors", "b" * 64, TI),
         (f"{TI}:mine.pth", "b" * 64, TI),
         ("vit_tiny_patch16_224", "b" * 64, TI),
@@ -92,13 +92,13 @@ def test_weights_are_identified_by_hash_file_or_name(spec: str, sha256: str, nam
     assert identify_weights(spec, sha256) == name
 
 
-def test_data_sets_declare_known_pretraining_sets() -> None:
+def test_datasets_declare_known_pretraining_sets() -> None:
     for name in DATASETS.names("fczoo.datasets"):
         overlaps = DATASETS.get(name).overlaps
         assert overlaps.keys() <= TITLES.keys() and set(overlaps.values()) <= CLASSES.keys(), name
 
 
-def test_image_text_pairs_share_no_classes_that_are_known() -> None:
+def test_image_text_pretraining_has_no_note() -> None:
     clip = "vit_base_patch16_clip_224.openai"
     assert pretraining_sets(clip) == ("openai",)
     assert contamination("imagenet_r", clip) == ""
@@ -107,21 +107,19 @@ def test_image_text_pairs_share_no_classes_that_are_known() -> None:
 @pytest.mark.parametrize(
     "dataset", ["tinyimagenet", "miniimagenet", "imagenet_r", "imagenet_a", "imagenet_subset"]
 )
-def test_quick_takes_imagenet_weights_where_the_bundled_ones_know_the_labels(dataset: str) -> None:
+def test_quick_uses_imagenet_weights_on_overlapping_datasets(dataset: str) -> None:
     s = Settings.for_dataset(dataset, protocol="quick")
     assert (s.backbone, s.image_size, s.train_per_class, s.test_per_class) == (TI, 64, 10, 10)
 
 
-def test_quick_keeps_the_bundled_backbone_elsewhere() -> None:
+def test_quick_keeps_bundled_backbone_on_other_datasets() -> None:
     overlaps = {"tinyimagenet", "miniimagenet", "imagenet_r", "imagenet_a", "imagenet_subset"}
     for dataset in set(DATASETS.names("fczoo.datasets")) - overlaps:
         s = Settings.for_dataset(dataset, protocol="quick")
         assert (s.backbone, s.image_size) == ("vit_nano_32", None)
 
 
-def test_quick_stops_where_its_weights_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_rejects_missing_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(FczooError) as caught:
         need_weights(Settings.for_dataset("tinyimagenet", protocol="quick"))
@@ -139,7 +137,9 @@ def test_quick_stops_where_its_weights_are_missing(
     )  # the user asked for its backbone
 
 
-def test_quick_stops_before_it_loads_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_checks_weights_before_loading_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     write_tiny_imagenet(tmp_path / "data")
     words = ["--dataset", "tinyimagenet", "--data-root", str(tmp_path / "data"), "--device", "cpu"]
@@ -153,28 +153,28 @@ def test_quick_stops_before_it_loads_data(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
+def old_folder(tmp_path: Path) -> Path:
     """Write a run folder as older versions did, without a note on pre-training."""
     return write_run(tmp_path / "run", {"fedncm": {0: 50.0}}, dataset="tinyimagenet")
 
 
 @pytest.mark.parametrize("style", ["text", "markdown", "latex", "csv", "json"])
-def test_every_report_of_an_old_folder_has_the_note(old: Path, style: str) -> None:
-    result = CliRunner().invoke(main, ["report", str(old), "--format", style])
+def test_report_of_old_folder_has_note(old_folder: Path, style: str) -> None:
+    result = CliRunner().invoke(main, ["report", str(old_folder), "--format", style])
     note = STRONG.replace("_", r"\_") if style == "latex" else STRONG
     assert result.exit_code == 0 and note in result.output.replace("\n", " ")
 
 
-def test_pages_and_archives_have_the_note(old: Path, tmp_path: Path) -> None:
+def test_page_and_archive_have_note(old_folder: Path, tmp_path: Path) -> None:
     page, archive = tmp_path / "page.html", tmp_path / "runs.csv"
     for words in (["--html", str(page)], ["--archive", str(archive)]):
-        assert CliRunner().invoke(main, ["report", str(old), *words]).exit_code == 0
+        assert CliRunner().invoke(main, ["report", str(old_folder), *words]).exit_code == 0
     assert STRONG in page.read_text(encoding="utf-8")
     assert STRONG in archive.read_text(encoding="utf-8")
     assert STRONG in CliRunner().invoke(main, ["report", str(archive)]).output
 
 
-def test_a_run_writes_the_note_to_screen_log_and_summaries(tmp_path: Path) -> None:
+def test_run_writes_note_to_screen_log_and_summaries(tmp_path: Path) -> None:
     weights = tmp_path / "mine.safetensors"
     shutil.copy(str(files("fczoo") / "assets" / "vit_nano_32.safetensors"), weights)
     write_tiny_imagenet(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Rules for the runs in one table, and for two records of the same run."""
+"""Grouping of runs into tables, and two records of the same run."""
 
 import json
 
@@ -10,14 +10,10 @@ from helpers_runs import tune
 
 
 @pytest.mark.parametrize("first", ["searched", "by hand"])
-def test_of_two_records_of_a_run_that_with_a_search_counts_whichever_comes_first(
-    first, make_run, tmp_path
-):
-    """Count the record with a search if a run has two records.
+def test_searched_record_of_duplicate_run_is_kept(first, make_run, tmp_path):
+    """Use the record with a search if a run has two records, in any order.
 
-    A search may find the very values that a method was run with before.
-
-    A search may find the very values that a method was run with before.
+    A search may find the values of an earlier run.
     """
     for name in ("searched", "by hand"):
         folder = make_run(tmp_path / ("a" if name == first else "b"), {"fedavg": {0: 70.0}})
@@ -31,9 +27,7 @@ def test_of_two_records_of_a_run_that_with_a_search_counts_whichever_comes_first
 @pytest.mark.parametrize(
     ("vary", "tables"), [("training,class-order", 2), ("training,partition", 1)]
 )
-def test_splits_by_other_seeds_share_a_table_only_where_seeds_move_them(
-    vary, tables, make_run, tmp_path
-):
+def test_partition_seeds_share_table_if_partition_varies(vary, tables, make_run, tmp_path):
     for seed in (0, 1):
         settings = {"vary": vary.split(","), "partition_seed": seed}
         make_run(tmp_path / str(seed), {"fedavg": {seed: 70.0}}, **settings)
@@ -41,13 +35,10 @@ def test_splits_by_other_seeds_share_a_table_only_where_seeds_move_them(
 
 
 @pytest.mark.parametrize("vary", ["training", "training,class-order"])
-def test_runs_on_other_images_have_a_table_of_their_own(vary, make_run, tmp_path):
-    """Runs on other images have another table.
+def test_runs_on_other_images_have_separate_table(vary, make_run, tmp_path):
+    """Put runs on other images into another table, also if seeds vary the class order.
 
-    This holds also where each seed has its own order: seeds 0 of two folders have other images
-    then.
-
-    A folder of an older version, which does not say what its images were, joins the first.
+    A folder of an older version has no hash of its images and joins the first table.
     """
     for name, seed, images in [("a", 0, "1"), ("b", 1, "1"), ("c", 0, "2"), ("d", 2, "")]:
         folder = make_run(tmp_path / name, {"fedavg": {seed: 70.0}}, vary=vary.split(","))

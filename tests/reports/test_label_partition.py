@@ -1,4 +1,4 @@
-"""``fczoo.partition`` splits the user's own labels; its file is one that ``--partition`` reads."""
+"""``fczoo.partition`` on labels of the user; ``--partition`` reads its file."""
 
 import json
 import subprocess
@@ -18,20 +18,20 @@ SAVED = [[0, 3], [1], [2, 4]]  # of each client
 
 
 @pytest.fixture
-def by_hand(tmp_path: Path) -> fczoo.LabelPartition:
-    """Split five labels as a file says."""
+def small_partition(tmp_path: Path) -> fczoo.LabelPartition:
+    """Partition five labels by a file."""
     path = tmp_path / "by_hand.json"
     path.write_text(json.dumps(SAVED))
     return fczoo.partition(LABELS, f"file:{path}", clients=3)
 
 
-def test_counts_by_hand(by_hand):
-    assert [positions.tolist() for positions in by_hand.indices] == SAVED
-    assert by_hand.classes == ("ant", "cat", "dog")
-    assert by_hand.labels.tolist() == [2, 1, 1, 2, 0]
-    assert by_hand.counts().tolist() == [[0, 0, 2], [0, 1, 0], [1, 1, 0]]
-    assert by_hand.clients == 3
-    assert repr(by_hand) == (
+def test_partition_file_gives_indices_and_counts(small_partition):
+    assert [positions.tolist() for positions in small_partition.indices] == SAVED
+    assert small_partition.classes == ("ant", "cat", "dog")
+    assert small_partition.labels.tolist() == [2, 1, 1, 2, 0]
+    assert small_partition.counts().tolist() == [[0, 0, 2], [0, 1, 0], [1, 1, 0]]
+    assert small_partition.clients == 3
+    assert repr(small_partition) == (
         "<LabelPartition indices, seed 0: 5 images of 3 classes over 3 clients>"
     )
 
@@ -39,7 +39,7 @@ def test_counts_by_hand(by_hand):
 @pytest.mark.parametrize(
     "spec", ["dirichlet:0.1", "iid", "quantity:2", "dirichlet:0.5,scope=dataset"]
 )
-def test_the_split_is_that_of_a_data_set_with_these_labels(spec):
+def test_partition_equals_partition_of_dataset(spec):
     stream = make_stream("digits", tasks=1, pixels=False)
     expected = make_partition(stream, spec, 5, seed=3).tasks[0]
     split = fczoo.partition(stream.train.labels, spec, clients=5, seed=3)
@@ -49,7 +49,7 @@ def test_the_split_is_that_of_a_data_set_with_these_labels(spec):
     assert split.counts().sum() == len(stream.train.labels)
 
 
-def test_a_saved_split_is_that_of_a_run(tmp_path):
+def test_saved_partition_is_used_by_run(tmp_path):
     labels = make_stream("digits", pixels=False).train.labels
     split = fczoo.partition(labels, "dirichlet:0.1", clients=4)
     split.save(tmp_path / "split.json")
@@ -64,7 +64,7 @@ def test_a_saved_split_is_that_of_a_run(tmp_path):
         assert sorted(of_tasks.tolist()) == positions.tolist()
 
 
-def test_labels_of_several_kinds_give_one_split():
+def test_partition_does_not_depend_on_label_type():
     numbers = [0, 0, 1, 1, 2, 2, 2, 2]
     expected = fczoo.partition(numbers, "dirichlet:0.5", clients=2)
     words = [["ant", "bee", "cow"][number] for number in numbers]
@@ -75,16 +75,16 @@ def test_labels_of_several_kinds_give_one_split():
     assert split.classes == ("ant", "bee", "cow") and expected.classes == (0, 1, 2)
 
 
-def test_groups_decide_where_a_partitioner_reads_them():
+def test_natural_partition_uses_groups():
     hospitals = ["x", "y", "x", "y", "y"]
     split = fczoo.partition(LABELS, "natural", clients=2, groups=hospitals)
     assert sorted(a.tolist() for a in split.indices) == [[0, 2], [1, 3, 4]]
 
 
 @pytest.mark.parametrize("kind", ["heatmap", "bars", "bubbles"])
-def test_a_split_is_shown_as_a_picture(by_hand, kind):
+def test_partition_is_plotted(small_partition, kind):
     pytest.importorskip("matplotlib")
-    figure = by_hand.plot(kind)
+    figure = small_partition.plot(kind)
     axes = figure.axes[0]
     assert axes.get_title() == "indices, seed 0"
     words = [text.get_text() for axes in figure.axes for text in axes.get_xticklabels()]
@@ -96,14 +96,14 @@ def test_a_split_is_shown_as_a_picture(by_hand, kind):
             [None, 1, None],
             [1, 1, None],
         ]
-    assert by_hand._repr_png_().startswith(b"\x89PNG")
+    assert small_partition._repr_png_().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_a_notebook_shows_the_words(by_hand, monkeypatch):
+def test_plot_needs_matplotlib(small_partition, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert by_hand._repr_png_() is None
+    assert small_partition._repr_png_() is None
     with pytest.raises(fczoo.FczooError, match=r"needs matplotlib; run pip install"):
-        by_hand.plot()
+        small_partition.plot()
 
 
 ADVICE = "must be a list of whole numbers or words, one per image"
@@ -137,22 +137,22 @@ ADVICE = "must be a list of whole numbers or words, one per image"
         (LABELS, {"spec": "file:none.json"}, "no partition file at none.json"),
     ],
 )
-def test_mistakes_are_one_line(labels, changes, message):
+def test_invalid_arguments_are_rejected(labels, changes, message):
     values = {"spec": "iid", "clients": 3, **changes}
     with pytest.raises(fczoo.FczooError) as error:
         fczoo.partition(labels, values.pop("spec"), **values)
     assert str(error.value) == message
 
 
-def test_a_saved_split_of_other_labels_is_refused(by_hand, tmp_path):
-    by_hand.save(tmp_path / "saved.json")
+def test_saved_partition_of_other_labels_is_rejected(small_partition, tmp_path):
+    small_partition.save(tmp_path / "saved.json")
     with pytest.raises(fczoo.FczooError, match="gives client 2 the index 4, which is not a train"):
         fczoo.partition(LABELS[:4], f"file:{tmp_path / 'saved.json'}", clients=3)
     with pytest.raises(fczoo.FczooError, match="another number of clients"):
         fczoo.partition(LABELS, f"file:{tmp_path / 'saved.json'}", clients=2)
 
 
-def test_wrong_files_and_kinds(by_hand, tmp_path):
+def test_invalid_file_or_plot_kind_is_rejected(small_partition, tmp_path):
     for name, message in {
         "split.pkl": "is not a JSON file; give a name such as split.json",
         "none/split.json": "has no folder .*none; give a file in a folder that exists",
@@ -160,12 +160,12 @@ def test_wrong_files_and_kinds(by_hand, tmp_path):
     }.items():
         (tmp_path / "folder.json").mkdir(exist_ok=True)
         with pytest.raises(fczoo.FczooError, match=message):
-            by_hand.save(tmp_path / name)
+            small_partition.save(tmp_path / name)
     with pytest.raises(fczoo.FczooError, match="kind is 'pie'; it must be one of heatmap, bars"):
-        by_hand.plot("pie")
+        small_partition.plot("pie")
 
 
-def test_a_split_needs_no_torch(tmp_path):
+def test_partition_does_not_import_torch(tmp_path):
     script = "import fczoo, sys; fczoo.partition([0, 1], 'iid', 2); print('torch' in sys.modules)"
     process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path

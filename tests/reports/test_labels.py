@@ -1,4 +1,4 @@
-"""Rules for the runs in a table, and the names of its rows."""
+"""Grouping of runs into tables, and names of rows."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from fczoo.reports.runs import read_experiments
 THREE = {"one": {0: 70.0, 1: 71.0}, "two": {0: 60.0, 1: 61.0}}
 
 
-def test_runs_with_the_same_protocol_share_a_table_and_others_do_not(make_run, tmp_path):
+def test_runs_share_table_only_with_equal_settings(make_run, tmp_path):
     make_run(tmp_path / "a", {"one": THREE["one"]})
     make_run(tmp_path / "b", {"two": THREE["two"]}, device="cpu")
     make_run(tmp_path / "c", {"one": THREE["one"]}, rounds=9)
@@ -20,7 +20,7 @@ def test_runs_with_the_same_protocol_share_a_table_and_others_do_not(make_run, t
     ]
 
 
-def test_the_heading_names_the_pool(make_run, tmp_path):
+def test_heading_names_pool(make_run, tmp_path):
     make_run(tmp_path / "a", {"one": THREE["one"]}, pool="cls+mean")
     make_run(tmp_path / "b", {"one": THREE["one"]})
     headings = [describe(experiment) for experiment in read_experiments([tmp_path])]
@@ -55,9 +55,7 @@ def test_the_heading_names_the_pool(make_run, tmp_path):
         ),
     ],
 )
-def test_rates_name_a_row_only_where_nothing_else_does_and_with_three_digits(
-    make_run, tmp_path, options, labels
-):
+def test_row_labels_use_rates_only_if_needed(make_run, tmp_path, options, labels):
     for number, values in enumerate(options):
         make_run(tmp_path / f"{number}", {"one": THREE["one"]}, values)
     (experiment,) = read_experiments([tmp_path])

@@ -1,4 +1,4 @@
-"""Curves over rounds and bytes, and columns of what it takes to reach an accuracy."""
+"""Curves over rounds and bytes, and columns of rounds and bytes to an accuracy."""
 
 import json
 from pathlib import Path
@@ -48,15 +48,15 @@ def sample(curve: list[list[Any]]) -> Result:
     return Result("hgp", {}, {}, 0, {}, {}, [0, 1], [1, 1], [1, 1], curve=curve)
 
 
-def test_rounds_count_over_all_tasks() -> None:
+def test_curve_points_count_rounds_over_all_tasks() -> None:
     points = curve_points(sample(CURVE))
     assert [p.rounds for p in points] == [2, 4, 6, 8, 8]
     assert [p.megabytes for p in points] == [1.0, 2.0, 3.0, 4.5, 5.0]
     assert curve_points(sample([])) == []
 
 
-def test_what_it_takes_to_reach_an_accuracy_by_hand() -> None:
-    """Count points of the last task only: 80 % of the first task's classes is not 80 % of all."""
+def test_rounds_and_bytes_to_accuracy_match_hand_computation() -> None:
+    """Count only points of the last task, because earlier ones do not cover all classes."""
     result = sample(CURVE)
     assert (rounds_to(result, 40), megabytes_to(result, 40)) == (6, 3.0)
     assert (rounds_to(result, 40.5), megabytes_to(result, 70)) == (8, 4.5)
@@ -64,8 +64,8 @@ def test_what_it_takes_to_reach_an_accuracy_by_hand() -> None:
     assert rounds_to(sample(CURVE[:2]), 40) is None
 
 
-def test_figures_by_hand(tmp_path: Path) -> None:
-    """Average over two seeds at the points that both have; the second measured less often."""
+def test_curve_figures_match_hand_computation(tmp_path: Path) -> None:
+    """Average over two seeds at their common points; the second seed has fewer."""
     other = [[0, 4, 70.0, 4_000_000], [1, 4, 55.0, 7_000_000]]
     (experiment,) = read_experiments([runs_with_curves(tmp_path / "r", {0: CURVE, 1: other})])
     over_rounds, over_bytes = accuracy_over_rounds(experiment), accuracy_over_bytes(experiment)
@@ -81,7 +81,7 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     }
 
 
-def test_runs_without_curves_have_no_such_figure(tmp_path: Path) -> None:
+def test_runs_without_curves_have_no_curve_figure(tmp_path: Path) -> None:
     (experiment,) = read_experiments([write_run(tmp_path / "r", {"hgp": {0: 50.0}})])
     assert not any(figure.name.startswith("accuracy over") for figure in overview(experiment))
 
@@ -93,8 +93,8 @@ def test_methods_without_rounds_are_drawn_over_bytes(tmp_path: Path) -> None:
     assert np.array_equal(accuracy_over_bytes(experiment).positions["hgp"], [1.0, 2.0])
 
 
-def test_compressed_runs_have_their_own_points_over_bytes(tmp_path: Path) -> None:
-    """Each table has one code of uploads; the figures over bytes have all, named by their code."""
+def test_compressed_runs_have_separate_points_over_bytes(tmp_path: Path) -> None:
+    """Give each compression its own table; figures over bytes show all with their names."""
     runs_with_curves(tmp_path / "exact", {0: CURVE})
     write_run(tmp_path / "topk", {"hgp": {0: 60.0}}, compress="topk:0.01")
     write_run(tmp_path / "other", {"hgp": {0: 70.0}}, compress="int8", rounds=9)
@@ -104,15 +104,15 @@ def test_compressed_runs_have_their_own_points_over_bytes(tmp_path: Path) -> Non
     points = {code: accuracy_against_bytes(e).points for code, e in by_code.items()}
     assert points[None].keys() == {"hgp", "fedavg", "hgp, topk:0.01"}
     assert points["topk:0.01"].keys() == {"hgp", "hgp, exact", "fedavg, exact"}
-    assert points["int8"].keys() == {"hgp"}  # of another schedule
+    assert points["int8"].keys() == {"hgp"}  # it has another number of rounds
     assert points[None]["hgp, topk:0.01"].tolist() == points["topk:0.01"]["hgp"].tolist()
     assert accuracy_over_bytes(by_code["topk:0.01"]).curves.keys() == {"hgp, exact"}
     assert "hgp, exact" not in accuracy_against_seconds(by_code["topk:0.01"]).points
 
 
 @pytest.mark.parametrize("archived", [False, True])
-def test_columns_of_a_report(tmp_path: Path, archived: bool) -> None:
-    """Show a figure only where all seeds reach the accuracy."""
+def test_report_has_columns_for_target_accuracy(tmp_path: Path, archived: bool) -> None:
+    """Show a value only if all seeds reach the accuracy."""
     slower = [[0, 4, 70.0, 4_000_000], [1, 4, 55.0, 7_000_000]]
     folder = runs_with_curves(tmp_path / "r", {0: CURVE, 1: slower})
     if archived:
@@ -134,13 +134,13 @@ def test_columns_of_a_report(tmp_path: Path, archived: bool) -> None:
 
 
 @pytest.mark.parametrize("curve", [[[0, 1, 50.0]], [[0, 1, 101.0, 5]], [[0, -1, 50.0, 5]], [["a"]]])
-def test_a_damaged_curve_is_refused(tmp_path: Path, curve: list[list[Any]]) -> None:
+def test_damaged_curve_is_rejected(tmp_path: Path, curve: list[list[Any]]) -> None:
     folder = runs_with_curves(tmp_path / "r", {0: curve})
     outcome = CliRunner().invoke(main, ["report", str(folder)])
     assert outcome.exit_code == 1 and "is not a valid result file" in str(outcome.output)
 
 
-def test_clients_from_the_worst_to_the_best(tmp_path: Path) -> None:
+def test_client_quantiles_are_interpolated(tmp_path: Path) -> None:
     """Interpolate between five clients: quantiles 0, 5, ..., 100 %."""
     folder = runs_with_curves(tmp_path / "r", {0: CURVE})
     path = folder / "hgp" / "seed0" / "result.json"

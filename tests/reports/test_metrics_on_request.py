@@ -1,4 +1,4 @@
-"""``fczoo report --metrics``: columns on request, in every format and from archives."""
+"""``fczoo report --metrics``: chosen columns, in every format and from archives."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def run_report(*arguments: Any, code: int = 0) -> str:
     return outcome.output
 
 
-def test_a_table_of_chosen_columns(tmp_path: Path) -> None:
+def test_table_has_chosen_columns(tmp_path: Path) -> None:
     folder = evaluated_run(tmp_path / "run")
     output = run_report(folder, "--metrics", "a_n, TASK_AWARE,top5,ece,plasticity")
     head = next(line for line in output.splitlines() if line.startswith("method"))
@@ -49,7 +49,7 @@ def test_a_table_of_chosen_columns(tmp_path: Path) -> None:
     assert "MB up" not in output and "ECE: expected calibration error" in output.replace("\n", " ")
 
 
-def test_a_column_has_several_spellings_and_comes_once(tmp_path: Path) -> None:
+def test_repeated_metrics_give_one_column(tmp_path: Path) -> None:
     folder = evaluated_run(tmp_path / "run")
     output = run_report(folder, "--metrics", "MB_up,A_N,mb-up,a_n,rounds@70,rounds@70")
     head = next(line for line in output.splitlines() if line.startswith("method"))
@@ -57,15 +57,15 @@ def test_a_column_has_several_spellings_and_comes_once(tmp_path: Path) -> None:
     assert head.count("MB up") == head.count("rounds to 70 %") == 1
 
 
-def test_the_usual_tables_stay(tmp_path: Path) -> None:
+def test_default_table_has_default_columns(tmp_path: Path) -> None:
     output = run_report(evaluated_run(tmp_path / "run"))
     assert "BWT" in output
     assert "task_aware" not in output
     assert "plasticity" not in output
 
 
-def test_intransigence_by_hand(tmp_path: Path) -> None:
-    """Compare with joint training on the same seed: it has 90 and 80 on new tasks as all others.
+def test_intransigence_matches_hand_computation(tmp_path: Path) -> None:
+    """Compare with joint training on the same seed, which also has 90 and 80 on new tasks.
 
     The second seed of hgp has no joint run, so it does not count. With a joint run of 92 and 86 the
     mean difference is (2 + 6) / 2 = 4.
@@ -83,7 +83,7 @@ def test_intransigence_by_hand(tmp_path: Path) -> None:
     assert values["hgp"].keys() == {"intransigence"}
 
 
-def test_an_archive_keeps_the_metrics(tmp_path: Path) -> None:
+def test_archive_keeps_metrics(tmp_path: Path) -> None:
     folder, archive = evaluated_run(tmp_path / "run"), tmp_path / "runs.csv"
     run_report(folder, "--archive", archive)
     csv = run_report(archive, "--metrics", "task_aware,top5,ECE", "--format", "csv")
@@ -101,5 +101,7 @@ def test_an_archive_keeps_the_metrics(tmp_path: Path) -> None:
         (("--metrics", "MB@x"), "'MB@x' is not a metric; an accuracy from 0 to 100"),
     ],
 )
-def test_what_is_refused(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_invalid_metrics_are_rejected(
+    arguments: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
     assert says in run_report(evaluated_run(tmp_path / "run"), *arguments, code=1)

@@ -1,4 +1,4 @@
-"""Reports of run folders with odd names or without a part."""
+"""Reports of run folders with unusual names, text or missing fields."""
 
 import json
 
@@ -16,13 +16,13 @@ def run_report(*words: str):
     return CliRunner().invoke(main, ["report", *words])
 
 
-def test_a_method_may_have_any_sign_in_its_name(make_run, tmp_path):
+def test_method_name_may_have_special_characters(make_run, tmp_path):
     make_run(tmp_path / "run", {"x_{^}$$": {0: 70.0}})
     result = run_report(str(tmp_path / "run"), "--html", str(tmp_path / "page.html"))
     assert result.exit_code == 0 and "x_{^}$$" in (tmp_path / "page.html").read_text()
 
 
-def test_what_looks_like_a_formula_is_drawn_as_it_is(make_run, tmp_path):
+def test_formula_like_name_is_drawn_literally(make_run, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib (extra plot) is not installed")
     make_run(tmp_path / "run", {"$x_{^}$": {0: 70.0}})
     words = ["--html", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
@@ -30,7 +30,7 @@ def test_what_looks_like_a_formula_is_drawn_as_it_is(make_run, tmp_path):
     assert (tmp_path / "figures" / "time.pdf").is_file()
 
 
-def test_a_description_without_data_set_is_named(make_run, tmp_path):
+def test_missing_dataset_in_description_is_reported(make_run, tmp_path):
     make_run(tmp_path / "run", {"one": {0: 70.0}})
     path = tmp_path / "run" / "bench.json"
     about = json.loads(path.read_text())
@@ -41,7 +41,7 @@ def test_a_description_without_data_set_is_named(make_run, tmp_path):
     assert "settings: the dataset is missing" in f"{result.output}{result.exception}"
 
 
-def test_text_that_no_terminal_or_page_can_hold_is_shown_without_it(make_run, tmp_path):
+def test_unprintable_text_is_removed(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
     path = folder / "one" / "seed0" / "result.json"
     content = json.loads(path.read_text())

@@ -20,7 +20,7 @@ ONE_SEED = [
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Return a folder with three tables; EWC was not run in one of them."""
+    """Write runs of three tables; EWC has no run in one of them."""
     for number, (dataset, rounds, methods) in enumerate(ONE_SEED):
         write_run(tmp_path / f"run{number}", methods, dataset=dataset, rounds=rounds)
     return tmp_path
@@ -51,10 +51,10 @@ def test_latex_has_grouped_headers_marks_and_rules(runs: Path) -> None:
     assert r"vit\_nano\_32; 2 clients; " in caption
     assert "One seed." in caption
     assert "1 epoch." in caption
-    assert "round" not in caption  # they are in the header
+    assert "round" not in caption  # rounds are in the header
 
 
-def test_several_seeds_have_a_small_deviation_and_a_test(tmp_path: Path) -> None:
+def test_several_seeds_print_deviation_and_test(tmp_path: Path) -> None:
     write_run(tmp_path / "run", {"hgp": {0: 70.0, 1: 72.0}, "pilora": {0: 60.0, 1: 70.0}})
     text = run(
         "report", str(tmp_path), "--columns", "data", "--metrics", "A_N", "--format", "latex"
@@ -77,7 +77,7 @@ def test_latex_compiles(runs: Path, tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
 
 
-def test_text_and_markdown_have_the_same_numbers(runs: Path) -> None:
+def test_text_and_markdown_have_same_numbers(runs: Path) -> None:
     plain = run("report", str(runs), "--columns", "data,rounds", "--rows", "hgp")
     assert [line.split() for line in plain.splitlines()[:3]] == [
         ["method", "digits", "digits", "digits", "digits", "cifar100", "cifar100"],
@@ -106,7 +106,7 @@ def test_text_and_markdown_have_the_same_numbers(runs: Path) -> None:
         (["--columns", "data", "--format", "csv"], "--columns prints text, markdown or latex"),
     ],
 )
-def test_a_wrong_request_is_one_line(runs: Path, options: list[str], problem: str) -> None:
+def test_invalid_table_options_are_rejected(runs: Path, options: list[str], problem: str) -> None:
     outcome = CliRunner().invoke(main, ["report", str(runs), *options])
     assert outcome.exit_code != 0
     assert problem in str(outcome.exception) + outcome.output

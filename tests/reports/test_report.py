@@ -1,4 +1,4 @@
-"""Tables and run folders: marks, formats, grouping and refusals, on results written by hand."""
+"""Tables and run folders: marks, formats, grouping and errors, on small written results."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ def folder(make_run: Callable[..., Path], tmp_path: Path) -> Path:
     return make_run(tmp_path / "run", THREE)
 
 
-def test_mean_deviation_and_marks_by_hand(folder):
+def test_means_and_marks_match_hand_computation(folder):
     (experiment,) = read_experiments([folder])
     rows = {
         line.split()[0]: line
@@ -49,21 +49,20 @@ def test_mean_deviation_and_marks_by_hand(folder):
     assert rows["one"].split("  ")[0] == "one"
     assert "*76.0 ± 1.0" in rows["one"]
     assert "*18.0 ± 2.0" in rows["one"]
-    assert "°74.7 ± 5.0 ~" in rows["three"]  # (8, 12, -14) have a spread that hides the difference
+    assert "°74.7 ± 5.0 ~" in rows["three"]  # (8, 12, -14) vary too much for significance
     assert re.search(
         r"[^°*]71\.0 ± 1\.0 [^~]", rows["two"]
-    )  # paired differences 10, 9.9, 10.1: told apart although the spread is 1
+    )  # paired differences 10, 9.9, 10.1 are significant although the std is 1
     assert "2.000" in rows["one"]
     assert "3.000" in rows["one"]
     assert "–" in rows["one"]
     assert rows["one"].split()[-1] == "3"
 
 
-def test_what_the_server_received_by_hand(folder):
-    """Compare the server's figures with values worked out by hand.
+def test_upload_columns_match_hand_computation(folder):
+    """Compare upload columns with values computed by hand.
 
-    4 MB in two uploads, 1 MB of them counts; one broken upload in three seeds; epsilon of two
-    seeds.
+    Two uploads have 4 MB, 1 MB of it counts. One seed has a rejected upload, two have epsilon.
     """
     for seed, change in (
         (
@@ -95,7 +94,7 @@ def test_what_the_server_received_by_hand(folder):
     assert "which classes a client has" in text
 
 
-def test_the_paired_test_is_the_textbook_one():
+def test_paired_test_matches_textbook():
     a, b = Entry({0: 70.0, 1: 72.0, 2: 75.0}), Entry({0: 69.0, 1: 70.0, 2: 74.5, 9: 0.0})
     d = np.array([1.0, 2.0, 0.5])
     p = 2 * stats.t.sf(d.mean() / (d.std(ddof=1) / 3**0.5), 2)
@@ -104,17 +103,14 @@ def test_the_paired_test_is_the_textbook_one():
     assert significant(Entry({0: 1.0, 1: 2.0}), Entry({2: 1.0, 3: 1.0})) is None
 
 
-def test_a_difference_that_seeds_do_not_move_is_not_tested():
-    """Do not test a difference that seeds do not move.
-
-    One image more of a thousand, with each seed, is not an evidence.
-    """
+def test_constant_difference_is_not_tested():
+    """Do not test a difference that is the same for every seed."""
     assert significant(Entry({0: 5.0, 1: 5.0}), Entry({0: 4.0, 1: 4.0})) is None
     assert significant(Entry({0: 5.1, 1: 6.1}), Entry({0: 5.0, 1: 6.0})) is None
     assert significant(Entry({0: 5.0, 1: 6.0}), Entry({0: 5.0, 1: 6.0})) is None
 
 
-def test_one_seed_is_ranked_but_not_tested_and_one_method_is_not_ranked(make_run, tmp_path):
+def test_one_seed_is_not_tested_and_one_method_not_ranked(make_run, tmp_path):
     text = report(
         [make_run(tmp_path / "one", {m: {0: runs[0]} for m, runs in THREE.items()})], "text"
     )
@@ -127,7 +123,7 @@ def test_one_seed_is_ranked_but_not_tested_and_one_method_is_not_ranked(make_run
     )
 
 
-def test_forgetting_is_better_low_and_ties_share_a_mark():
+def test_low_forgetting_is_best_and_ties_share_mark():
     low = COLUMNS["forgetting"]
     assert [
         e and e.mark
@@ -143,7 +139,7 @@ def test_forgetting_is_better_low_and_ties_share_a_mark():
     ]
 
 
-def test_upper_bounds_are_shown_with_their_remark_and_not_ranked(make_run, tmp_path):
+def test_upper_bound_is_shown_but_not_ranked(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"bound": {0: 99.0}, "one": {0: 70.0}, "two": {0: 60.0}})
     path = folder / "bound" / "seed0" / "result.json"
     path.write_text(
@@ -159,7 +155,7 @@ def test_upper_bounds_are_shown_with_their_remark_and_not_ranked(make_run, tmp_p
     assert "bound: upper bound: sees everything" in text
 
 
-def test_every_format_holds_every_figure(folder):
+def test_every_format_has_all_values(folder):
     latex, markdown = report([folder], "latex"), report([folder], "markdown")
     assert r"\toprule" in latex
     caption = next(line for line in latex.splitlines() if line.startswith(r"\caption"))
@@ -185,7 +181,7 @@ def test_every_format_holds_every_figure(folder):
     assert table["rows"][0]["values"]["FAA"][field] is None  # the best
 
 
-def test_the_same_run_twice_counts_once_and_is_refused_with_other_numbers(make_run, tmp_path):
+def test_duplicate_run_counts_once_and_conflict_is_rejected(make_run, tmp_path):
     make_run(tmp_path / "a", {"one": THREE["one"]})
     make_run(tmp_path / "b", {"one": {0: 70.0, 5: 71.0}})
     (experiment,) = read_experiments([tmp_path])
@@ -201,7 +197,7 @@ def test_the_same_run_twice_counts_once_and_is_refused_with_other_numbers(make_r
         read_experiments([tmp_path])
 
 
-def test_unfinished_and_failed_runs_are_named_and_stay_out_of_the_table(folder):
+def test_unfinished_and_failed_runs_are_listed_separately(folder):
     write_json(folder / "two" / "seed1" / "failed.json", {"error": "two diverged"})
     result = json.loads((folder / "three" / "seed0" / "result.json").read_text())
     write_json(
@@ -221,7 +217,7 @@ def test_unfinished_and_failed_runs_are_named_and_stay_out_of_the_table(folder):
     ][:3] == ["2", "2", "2"]
 
 
-def test_settings_are_read_as_they_are_meant_and_latex_takes_every_sign(folder, make_run):
+def test_string_settings_are_parsed_and_latex_is_escaped(folder, make_run):
     change_fields(
         folder / "bench.json",
         settings={
@@ -288,7 +284,7 @@ def change_fields(path: Path, **fields: object) -> None:
         (lambda f: [p.unlink() for p in f.rglob("result.json")], "no run is finished"),
     ],
 )
-def test_what_is_no_run_folder_ends_in_one_line(folder, spoil, says):
+def test_invalid_run_folder_is_rejected(folder, spoil, says):
     spoil(folder)
     result = CliRunner().invoke(main, ["report", str(folder)])
     assert result.exit_code == 1
@@ -296,7 +292,7 @@ def test_what_is_no_run_folder_ends_in_one_line(folder, spoil, says):
     assert result.stderr.count("\n") == 1
 
 
-def test_every_accuracy_column_has_a_direction():
+def test_every_accuracy_column_has_direction():
     assert {c.name: c.better for c in ACCURACY} == {
         **dict.fromkeys(("A_N", "Avg", "FAA", "Abar", "BWT"), "high"),
         **dict.fromkeys(("forgetting", "forgetting_first", "forgetting_best"), "low"),
@@ -307,10 +303,11 @@ def entries(*by_seed):
     return [Entry(dict(enumerate(values))) for values in by_seed]
 
 
-def test_a_row_that_was_not_tested_against_the_best_is_marked_as_such():
+def test_untested_row_is_marked():
     """Mark a row that was not tested against the best.
 
-    Second: 2 points below with each seed, so nothing is sampled; third: 15 below and 5 above it.
+    The second row is 2 points below with each seed, so it is not tested. The third row is 15
+    points below and 5 points above the best row.
     """
     best, second, third = mark_entries(entries([55, 57], [53, 55], [40, 62]), COLUMNS["A_N"])
     assert (best.mark, best.is_different, best.is_untested) == ("best", None, False)
@@ -325,7 +322,7 @@ def test_a_row_that_was_not_tested_against_the_best_is_marked_as_such():
     assert "† not tested against the best" in " ".join(legend([table], "markdown").split())
 
 
-def test_two_equal_best_rows_leave_no_second_and_one_seed_no_sign():
+def test_tied_best_rows_have_no_second():
     marks = mark_entries(entries([60.0], [60.0], [50.0]), COLUMNS["A_N"])
     assert [(e.mark, e.is_untested) for e in marks] == [
         ("best", False),
@@ -338,11 +335,11 @@ def test_two_equal_best_rows_leave_no_second_and_one_seed_no_sign():
     assert [e.mark for e in close_marks] == ["second", "best", ""]
 
 
-def test_a_row_has_one_colour_in_all_figures_of_a_report(make_run, tmp_path):
-    """A row has one colour in all figures.
+def test_row_has_same_colour_in_all_figures(make_run, tmp_path):
+    """Use one colour per row in all figures of a report.
 
-    The row alpha is third in one table and first in the other; more rows than hues differ by their
-    strokes.
+    Row alpha is third in one table and first in the other. Rows with equal hue differ in line
+    style.
     """
     pytest.importorskip("matplotlib")
     values = {0: 50.0, 1: 52.0}
@@ -353,31 +350,31 @@ def test_a_row_has_one_colour_in_all_figures_of_a_report(make_run, tmp_path):
     results = load_results(tmp_path)
     assert list(colour_order(results.experiments))[:3] == ["zeta", "beta", "alpha"]
 
-    def looks(drawn):
+    def line_styles(drawn):
         return {x.get_label(): (x.get_color(), x.get_linestyle()) for x in drawn.axes[0].lines}
 
-    first, second = looks(results.plot(0)), looks(results.plot(1))
+    first, second = line_styles(results.plot(0)), line_styles(results.plot(1))
     assert first["alpha"] == second["alpha"] == ("#00875f", "-")
     assert len(second) == 10 and len({*first.values(), *second.values()}) == 12
     write_page([tmp_path], tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().count('data-label="alpha" data-colour="2"') == 2
 
 
-def test_a_plot_shows_itself_as_one_picture(make_run, tmp_path):
+def test_plot_has_png_representation(make_run, tmp_path):
     pytest.importorskip("matplotlib")
     figure = load_results(make_run(tmp_path / "run", THREE)).plot()
     assert figure._repr_png_().startswith(b"\x89PNG\r\n")
 
 
-def test_a_figure_of_its_own_takes_the_colours_in_order(make_run, tmp_path):
+def test_single_figure_uses_colours_in_order(make_run, tmp_path):
     pytest.importorskip("matplotlib")
     (experiment,) = load_results(make_run(tmp_path / "run", THREE)).experiments
     figure = draw(accuracy_curves(experiment))
     assert [line.get_color() for line in figure.axes[0].lines] == ["#0072b2", "#d55e00", "#00875f"]
 
 
-def test_a_flat_curve_has_a_margin_above_it():
-    """The y axis starts at 0; its margin is 5 % of the distance from 0 to the highest point, 16."""
+def test_flat_curve_has_margin_above():
+    """Start the y axis at 0 and add a margin of 5 % of the highest point, 16."""
     pytest.importorskip("matplotlib")
     figure = Curves(
         name="a", caption="", x="x", y="y", curves={"m": np.array([[15.0, 15.0, 16.0]])}
@@ -385,8 +382,8 @@ def test_a_flat_curve_has_a_margin_above_it():
     assert draw(figure).axes[0].get_ylim() == pytest.approx((0, 16.8))
 
 
-def test_negative_values_are_not_cut_off():
-    """A map of features has points on both sides of 0, and so has forgetting."""
+def test_axis_includes_negative_values():
+    """Show points on both sides of 0, as maps of features and forgetting have them."""
     pytest.importorskip("matplotlib")
     values = np.array([[0.0, -10.0], [1.0, 10.0]])
     points = Points(name="a", caption="", x="x", y="y", points={"m": values})

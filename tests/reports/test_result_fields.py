@@ -1,4 +1,4 @@
-"""Each field of a result and of the settings is documented with meaning, unit and default."""
+"""Documentation of result fields and settings: meaning, unit and default."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from fczoo.cli.app import main
 from fczoo.reports.result_fields import RESULT_FIELDS, describe_result_fields
 
 
-def test_every_field_of_a_result_has_a_meaning():
+def test_every_result_field_has_meaning():
     assert list(RESULT_FIELDS) == [field.name for field in dataclasses.fields(fczoo.Result)]
     descriptions = {entry.name: entry for entry in describe_result_fields()}
     assert all(entry.meaning for entry in descriptions.values())
@@ -23,7 +23,7 @@ def test_every_field_of_a_result_has_a_meaning():
     assert descriptions["options"][1:4] == ("dict[str, Any]", "", "")
 
 
-def test_units_are_those_of_a_run():
+def test_units_match_values_of_run():
     """Compare with a run of two tasks of five classes, four test images each."""
     result = fczoo.run(
         "fedncm", dataset="digits", tasks=2, rounds=1, train_per_class=5, test_per_class=4
@@ -36,7 +36,7 @@ def test_units_are_those_of_a_run():
     assert {*result.phases} <= {"surveys", "training", "server", "evaluation", "personal"}
 
 
-def test_show_result_prints_them():
+def test_show_result_prints_fields():
     outcome = CliRunner().invoke(main, ["show", "result"])
     assert outcome.exit_code == 0, outcome.output
     for name in RESULT_FIELDS:
@@ -45,7 +45,7 @@ def test_show_result_prints_them():
     assert "fczoo show settings" in fczoo.Settings.__doc__
 
 
-def test_every_setting_has_a_meaning():
+def test_every_setting_has_meaning():
     for field in dataclasses.fields(fczoo.Settings):
         assert len(field.metadata["meaning"]) > 10, field.name
     listing = CliRunner().invoke(main, ["show", "settings"]).stdout

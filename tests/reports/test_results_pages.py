@@ -1,4 +1,4 @@
-"""The first page of results/ agrees with the suites' pages and with the commands that it names."""
+"""Agreement of results/README.md with the pages of suites and with commands."""
 
 import re
 
@@ -8,18 +8,18 @@ from helpers_results import RESULTS
 FIRST_PAGE = (RESULTS / "README.md").read_text(encoding="utf-8")
 
 
-def test_it_names_all_other_pages():
+def test_first_page_links_all_pages():
     links = re.findall(r"\]\((\S+?\.md)\)", FIRST_PAGE)
     assert {RESULTS / name for name in links} == {*RESULTS.glob("*.md")} - {RESULTS / "README.md"}
 
 
-def test_it_names_all_archives():
+def test_first_page_names_all_archives():
     named = {*re.findall(r"`([a-z0-9]+\.csv)`", FIRST_PAGE)}
     assert named == {path.name for path in RESULTS.glob("*.csv")}
 
 
-def test_each_number_of_a_conclusion_is_on_the_page_that_it_names():
-    """Every number with a decimal point stands on the first suite's page that the item links to."""
+def test_conclusion_numbers_are_on_linked_page():
+    """Find every decimal number of an item on the first page that the item links to."""
     conclusions = FIRST_PAGE.split("\n## What may be concluded")[1]
     items = [" ".join(item.split()) for item in re.split(r"\n- ", conclusions)[1:]]
     assert len(items) > 3
@@ -33,7 +33,7 @@ def test_each_number_of_a_conclusion_is_on_the_page_that_it_names():
             assert {*numbers} <= on_page, item
 
 
-def test_it_counts_claims_as_the_command_does():
+def test_first_page_claim_counts_match_command():
     page = " ".join(FIRST_PAGE.split())
     sentence = re.search(r"Of (\d+) claims of the papers (\d+) hold .*?\(`fczoo claims", page)[0]
     line = re.search(r"Where both sides were tuned: (.*)", listing(RESULTS))[1]

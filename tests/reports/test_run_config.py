@@ -1,4 +1,4 @@
-"""The origin of every value of a run, before it starts and as its folder records it."""
+"""Origin of every option and setting of a run, before it starts and from its record."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -14,7 +14,7 @@ def configure(**options: Any) -> RunConfig:
     return configure_run("hgp", Settings.for_dataset("digits"), options)
 
 
-def test_the_last_place_that_states_an_option_is_its_origin() -> None:
+def test_option_origin_is_last_layer_that_sets_it() -> None:
     origins = configure(lr=0.5).option_origins
     assert origins["lr"] == "--set" and origins["server_lr"] == "data set"
     assert origins["prefix_len"] == "default"
@@ -24,37 +24,37 @@ def test_the_last_place_that_states_an_option_is_its_origin() -> None:
     assert configure_run("hgp", settings, {}).option_origins["lr"] == "as released: fed-mammoth"
 
 
-def test_a_value_that_would_be_the_same_without_the_user_is_not_the_users() -> None:
+def test_unchanged_value_is_not_attributed_to_user() -> None:
     config = configure()
     repeated = configure(**config.options)
     assert repeated.option_origins == config.option_origins
     assert not repeated.changed_options(*BY_USER)
 
 
-def test_a_default_in_place_of_the_data_sets_value_is_the_users() -> None:
+def test_default_over_dataset_value_is_attributed_to_user() -> None:
     default = create_method("hgp").server_lr  # type: ignore[attr-defined]
     assert configure(server_lr=default).changed_options("--set") == {"server_lr": default}
 
 
-def test_searched_options_of_a_tuned_method_come_from_the_search() -> None:
+def test_tuned_options_have_search_origin() -> None:
     tuned = replace(configure(lr=0.5, rebalance="all"), search=SEARCH)
     assert tuned.option_origins["lr"] == "--tuned"
     assert configure(lr=0.5).option_origins["lr"] == "--set"
 
 
-def test_a_record_has_the_origins_of_the_run() -> None:
+def test_stored_record_keeps_option_origins() -> None:
     config = configure(lr=0.5)
     record = replace(config, options=through_json(dict(config.options)))
     assert record.option_origins == config.option_origins
     assert record.changed_options("--set") == {"lr": 0.5}
 
 
-def test_an_absent_method_has_no_origins() -> None:
+def test_missing_method_has_no_option_origins() -> None:
     record = replace(configure(), method="absent", options={"lr": 1})
     assert record.option_origins == {} and record.changed_options("--set") == {}
 
 
-def test_settings_come_from_defaults_data_set_protocol_or_user() -> None:
+def test_setting_origins_name_layers() -> None:
     settings = Settings.for_dataset("cifar100", protocol="hgp", epochs=7, precision="bf16")
     origins = configure_run("hgp", settings, {}).setting_origins
     assert origins["rounds"] == "protocol hgp"

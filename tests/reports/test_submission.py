@@ -1,4 +1,4 @@
-"""``fczoo submit``: a real run enters an archive once; each fault of a folder is one line."""
+"""``fczoo submit``: runs are added to an archive once; each fault of a folder is reported."""
 
 import csv
 import json
@@ -45,11 +45,11 @@ ONLY_ACCURACY: dict[str, Any] = {
     **{key: [] for key in ("task_aware", "next_accuracy", "top5", "calibration")},
     **{key: [] for key in ("class_accuracy", "client_accuracy", "confusion", "curve")},
 }
-"""Fields of a result without what else an evaluation gives, as in files of older versions."""
+"""Empty values of the other evaluation fields, as in files of older versions."""
 
 
 def change_and_seal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a file of a run and seal it again, as an expert might."""
+    """Change a file of a run and write a valid checksum."""
     content = json.loads(path.read_text())
     change(content)
     write_json(path, {**content, "sha256": content_sha256(content)})
@@ -60,7 +60,7 @@ def rows(archive: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_whole_folder_enters_and_its_tables_are_those_of_the_folder(folder, archive):
+def test_submit_adds_all_runs_of_folder(folder, archive):
     result = run_submit(folder, archive)
     assert result.exit_code == 0 and result.output == f"4 runs entered into {archive}\n"
     assert [(row["folder"], row["method"], row["seed"]) for row in rows(archive)] == [
@@ -72,7 +72,7 @@ def test_a_whole_folder_enters_and_its_tables_are_those_of_the_folder(folder, ar
     ]
 
 
-def test_what_stands_there_stays_and_does_not_enter_twice(folder, archive, make_run):
+def test_submit_keeps_old_rows_and_rejects_duplicates(folder, archive, make_run):
     make_run(folder.parent / "other", {"one": {0: 70.0}}, rounds=9)
     words = ["report", str(folder.parent / "other"), "--archive", str(archive)]
     archive.parent.mkdir()
@@ -96,7 +96,7 @@ def test_what_stands_there_stays_and_does_not_enter_twice(folder, archive, make_
     )
 
 
-def test_a_folder_by_the_name_of_another_is_to_be_renamed(folder, archive, make_run):
+def test_duplicate_folder_name_is_rejected(folder, archive, make_run):
     assert run_submit(folder, archive).exit_code == 0
     result = run_submit(
         make_run(folder.parent / "x" / "mine", {"one": {0: 70.0}}, rounds=9), archive
@@ -104,7 +104,7 @@ def test_a_folder_by_the_name_of_another_is_to_be_renamed(folder, archive, make_
     assert f"{archive} has other runs in a folder called mine; rename this one" in result.stderr
 
 
-def test_the_same_run_does_not_enter_twice_at_once(folder, archive):
+def test_duplicate_runs_in_one_folder_are_rejected(folder, archive):
     shutil.copytree(folder, folder.parent / "both" / "one")
     shutil.copytree(folder, folder.parent / "both" / "two")
     result = run_submit(folder.parent / "both", archive)
@@ -112,14 +112,14 @@ def test_the_same_run_does_not_enter_twice_at_once(folder, archive):
     assert len([line for line in result.stderr.splitlines() if "is in" in line]) == 4
 
 
-def test_a_dry_run_enters_nothing(folder, archive):
+def test_dry_run_writes_no_archive(folder, archive):
     result = run_submit(folder, archive, "--dry-run")
     assert result.exit_code == 0
     assert result.output == f"4 runs may enter {archive}\n"
     assert not archive.exists()
 
 
-def test_the_folders_of_seeds_that_move_the_split_keep_their_names(tmp_path, archive):
+def test_seed_folders_keep_their_names(tmp_path, archive):
     words = [
         "bench",
         "--methods",
@@ -139,19 +139,19 @@ def _drop(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def part_of_an_image(content: dict[str, Any]) -> None:
+def add_fraction_of_image(content: dict[str, Any]) -> None:
     content["accuracy"][-1][0] += 25 / content["test_counts"][0]
     content.update(ONLY_ACCURACY)
 
 
 FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
     (
-        "a seed is missing",
+        "missing seed",
         lambda f: _drop(f / "fedncm" / "seed1"),
         "fedncm seed 1 is not finished (not begun)",
     ),
     (
-        "a run stopped",
+        "stopped run",
         lambda f: change_and_seal(
             f / "fedncm" / "seed1" / "result.json",
             lambda c: c.update(finished=False, accuracy=c["accuracy"][:1], **ONLY_ACCURACY),
@@ -179,7 +179,7 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         "fedncm/seed0: the versions of torch are not recorded",
     ),
     (
-        "other code",
+        "different code",
         lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json", lambda c: c["versions"].update(code="0" * 64)
         ),
@@ -193,12 +193,12 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         "code changed between its runs (today), and that was accepted",
     ),
     (
-        "no fingerprint of the images",
+        "no image hash",
         lambda f: change_and_seal(f / "bench.json", lambda c: c["data"].clear()),
         "fedncm/seed0: the hash of its images is not recorded",
     ),
     (
-        "a result of other settings",
+        "different settings",
         lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json", lambda c: c["settings"].update(rounds=7)
         ),
@@ -206,14 +206,14 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         "one bench",
     ),
     (
-        "a result of other options",
+        "different options",
         lambda f: change_and_seal(
             f / "fedridge" / "seed0" / "result.json", lambda c: c["options"].update(ridge=7.0)
         ),
         "fedridge/seed0: options differs from the folder's description",
     ),
     (
-        "other tasks",
+        "different tasks",
         lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json",
             lambda c: c.update(task_sizes=[3, 4, 3], metrics={}),
@@ -221,15 +221,15 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         "fedncm/seed0: tasks of [3, 4, 3] classes, but its settings make [4, 3, 3]; run it again",
     ),
     (
-        "nothing was sent",
+        "no bytes sent",
         lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json", lambda c: c.update(bytes_up=0, metrics={})
         ),
         "fedncm/seed0: bytes_up is 0, but its kinds of content are ",
     ),
     (
-        "a part of an image",
-        lambda f: change_and_seal(f / "fedncm" / "seed0" / "result.json", part_of_an_image),
+        "fraction of an image",
+        lambda f: change_and_seal(f / "fedncm" / "seed0" / "result.json", add_fraction_of_image),
         "fedncm/seed0: an accuracy is not a whole number of its task's test images",
     ),
 ]
@@ -238,7 +238,7 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
 @pytest.mark.parametrize(
     ("change", "says"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS]
 )
-def test_each_fault_is_a_line_and_nothing_enters(change, says, folder, archive):
+def test_each_fault_is_rejected(change, says, folder, archive):
     change(folder)
     result = run_submit(folder, archive)
     refusals = [line for line in result.stderr.splitlines() if line.startswith("refused: ")]
@@ -246,7 +246,7 @@ def test_each_fault_is_a_line_and_nothing_enters(change, says, folder, archive):
     assert len(refusals) + 1 == result.stderr.count("\n") and not archive.exists()
 
 
-def test_a_damaged_file_is_named(folder, archive):
+def test_damaged_file_is_rejected(folder, archive):
     path = folder / "fedncm" / "seed0" / "result.json"
     path.write_text(path.read_text().replace('"bytes_up": ', '"bytes_up": 1'))
     result = run_submit(folder, archive)
@@ -254,7 +254,7 @@ def test_a_damaged_file_is_named(folder, archive):
     assert "its content does not match its sha256; it was changed or is damaged" in result.stderr
 
 
-def test_a_search_told_in_part_is_named(folder, archive):
+def test_incomplete_search_record_is_rejected(folder, archive):
     change_and_seal(
         folder / "bench.json", lambda c: c.update(tuned={"methods": ["fedncm"], "trials": 9})
     )
@@ -264,7 +264,7 @@ def test_a_search_told_in_part_is_named(folder, archive):
     assert "tuned has no dataset, image_steps, tasks" in result.stderr
 
 
-def test_other_images_than_those_of_the_archive_are_refused(folder, archive):
+def test_images_other_than_archive_are_rejected(folder, archive):
     assert run_submit(folder, archive).exit_code == 0
     for method in ("fedncm", "fedridge"):
         _drop(folder / method / "seed1")
@@ -277,11 +277,10 @@ def test_other_images_than_those_of_the_archive_are_refused(folder, archive):
     assert "`fczoo data check digits`" in result.stderr
 
 
-def test_test_images_are_counted_where_the_data_sets_numbers_are_published(folder, archive):
+def test_test_image_count_must_match_published_count(folder, archive):
     """Compare the number of test images with the published one.
 
-    CIFAR-10 has 1,000 test images per class: with four of each, tasks of 4, 3 and 3 have 16, 12 and
-    12.
+    With four test images per class of CIFAR-10, tasks of 4, 3 and 3 classes have 16, 12 and 12.
     """
 
     def set_cifar10(content: dict[str, Any]) -> None:
@@ -303,7 +302,7 @@ def test_test_images_are_counted_where_the_data_sets_numbers_are_published(folde
     assert "data set of the partition differs" in result.stderr
 
 
-def test_an_archive_is_no_run_folder(folder, archive):
+def test_archive_folder_is_rejected(folder, archive):
     assert run_submit(folder, archive).exit_code == 0
     result = run_submit(archive.parent, archive)
     assert result.exit_code == 1
@@ -342,8 +341,8 @@ def submit_rows(folder: Path, *words: str) -> Result:
     return CliRunner().invoke(main, ["submit", str(folder), "--suite", "means", *words])
 
 
-def test_runs_enter_a_suite_as_its_rows(folder: Path, suite: Path) -> None:
-    """Enter a row that the suite has, and a method that becomes one."""
+def test_submit_adds_runs_as_suite_rows(folder: Path, suite: Path) -> None:
+    """Add runs of an existing row, and of a method that becomes a new row."""
     assert submit_rows(folder, "--dry-run").exit_code == 0
     assert suite.read_text() == SUITE
     result = submit_rows(folder)
@@ -372,7 +371,7 @@ def test_runs_enter_a_suite_as_its_rows(folder: Path, suite: Path) -> None:
         ('"0-1"', '"1-2"', "its seed differs from those of suite means"),
     ],
 )
-def test_runs_that_do_not_fit_a_suite_are_refused(
+def test_mismatched_suite_runs_are_rejected(
     folder: Path, suite: Path, old: str, new: str, problem: str
 ) -> None:
     suite.write_text(SUITE.replace(old, new))
@@ -384,6 +383,6 @@ def test_runs_that_do_not_fit_a_suite_are_refused(
     assert suite.read_text() == SUITE.replace(old, new)
 
 
-def test_a_suite_and_an_archive_are_not_both_named(folder: Path, suite: Path) -> None:
+def test_suite_and_into_options_conflict(folder: Path, suite: Path) -> None:
     result = submit_rows(folder, "--into", "other.csv")
     assert result.stderr == "Error: --suite and --into each name an archive; give one of them\n"

@@ -1,4 +1,4 @@
-"""The suites in results/: their files can be run, and their pages come from rows and notes."""
+"""Suites in results/: their files are valid, and their pages are generated."""
 
 from dataclasses import replace
 
@@ -18,13 +18,13 @@ BASELINES = {"ewc", "lwf", "l2p", "dualprompt", "codap", "fedproto", "ccvr", "gl
 CONTROLS = {"fedavg", "fedncm", "local", "joint", "fedclm"}
 
 
-def test_the_suites_are_listed():
+def test_results_have_known_suites():
     assert NAMES == ["ablations", "cifar100", "digits", "frozen", "skew", "tinyimagenet"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_row_of_a_suite_can_be_configured(name: str):
-    """List the rows as the file has them, with the label of each and three seeds per setting."""
+def test_suite_status_lists_every_row(name: str):
+    """List every row of the suite's file with its label."""
     suite = read_suite(RESULTS / SUITES / f"{name}.toml")
     text = run("suite", "status", name, "--no-estimate", "--results", str(RESULTS))
     assert text.startswith(f"{name}: {suite.question}\n")
@@ -41,7 +41,7 @@ def _labels(name: str) -> set[str]:
     return {row.label for row in read_suite(RESULTS / SUITES / f"{name}.toml").rows}
 
 
-def test_the_larger_suites_have_the_methods_that_they_are_about():
+def test_large_suites_have_expected_methods():
     more = {"fedlora", "slca", "ranpac", "afcl", "stsae", "lorm", "afc", "local", "joint"}
     more |= {"affcl", "uopp", "powder", "fedcbdr", "fppl untrained", "fcilpt untrained"}
     more |= {"fcilpt unsorted", "fcilpt small start"}
@@ -51,14 +51,14 @@ def test_the_larger_suites_have_the_methods_that_they_are_about():
 
 
 @pytest.mark.parametrize("name", WITH_PAGE)
-def test_a_page_comes_from_rows_and_notes_alone(name: str):
+def test_page_is_generated_from_rows_and_notes(name: str):
     page = read_page(name, read_suite(RESULTS / SUITES / f"{name}.toml"), RESULTS)
     written = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     assert (RESULTS / f"pictures/{name}-1.png").is_file()
     assert replace(page, pictures=True).text == written
 
 
-def test_of_many_curves_controls_and_compared_rows_are_named():
+def test_many_curves_name_only_controls_and_compared_rows():
     pytest.importorskip("matplotlib")
     suite = read_suite(RESULTS / SUITES / "digits.toml")
     (experiment,) = read_page("digits", suite, RESULTS).experiments
@@ -71,7 +71,7 @@ def test_of_many_curves_controls_and_compared_rows_are_named():
     assert [line.get_color() for line in lines].count("0.75") == len(curves.background)
 
 
-def test_all_of_a_few_curves_are_named():
+def test_few_curves_are_all_named():
     suite = read_suite(RESULTS / SUITES / "digits.toml")
     (experiment,) = read_page("digits", suite, RESULTS).experiments
     few = replace(experiment, lines=experiment.lines[:12])

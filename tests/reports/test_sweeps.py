@@ -1,6 +1,6 @@
-"""``fczoo report --sweep``: rows by value, the best one, figures, and what is refused.
+"""``fczoo report --sweep``: rows by value, the best one, figures and errors.
 
-The accuracy of a run is the mean of that on its first task, which a test gives, and of 80.
+The accuracy of a run is the mean of the given accuracy on the first task and 80.
 """
 
 import csv
@@ -24,14 +24,14 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture
 def rates(make_run: MakeRun, tmp_path: Path) -> Path:
-    """Return runs with three rates; each is 10, 1 or 0.5 points better with seed 1."""
+    """Write runs with three rates; seed 1 is better by 10, 1 or 0.5 points in A_N."""
     for lr, first, second in ((0.1, 40.0, 60.0), (0.01, 60.0, 62.0), (0.002, 10.0, 11.0)):
         make_run(tmp_path / f"runs/{lr}", {"hgp": {0: first, 1: second}}, {"lr": lr, "rank": 4})
     make_run(tmp_path / "runs/others", {"fedncm": {0: 50.0}})
     return tmp_path / "runs"
 
 
-def test_a_table_has_one_row_per_value_and_the_best_is_marked(rates: Path) -> None:
+def test_table_has_row_per_value_and_marks_best(rates: Path) -> None:
     text = run("report", str(rates), "--sweep")
     rows = [line.split() for line in text.splitlines() if line.startswith("0.")]
     assert [row[0] for row in rows] == ["0.002", "0.01", "0.1"]
@@ -45,7 +45,7 @@ def test_a_table_has_one_row_per_value_and_the_best_is_marked(rates: Path) -> No
     assert "fczoo tune chooses values" in text
 
 
-def test_other_metrics_decide_and_formats_have_the_same_numbers(rates: Path) -> None:
+def test_first_metric_selects_best_in_every_format(rates: Path) -> None:
     words = ("report", str(rates), "--sweep", "--metrics", "forgetting,A_N", "--format")
     # the first task falls from 90 to 61 on average
     assert "best forgetting: 29.0 ± 1.4, with --set hgp.lr=0.01" in run(*words, "markdown")
@@ -63,9 +63,7 @@ def test_other_metrics_decide_and_formats_have_the_same_numbers(rates: Path) -> 
     assert r"% best forgetting: 29.0 ± 1.4, with --set hgp.lr=0.01" in latex
 
 
-def test_a_figure_has_a_value_per_tick_and_methods_over_a_setting_share_it(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_methods_share_figure_over_setting(make_run: MakeRun, tmp_path: Path) -> None:
     for clients, hgp, pilora in ((2, 60.0, 40.0), (20, 50.0, 30.0), (5, 20.0, 10.0)):
         scores = {"hgp": {0: hgp}, "pilora": {0: pilora}}
         make_run(tmp_path / f"runs/{clients}", scores, clients=clients)
@@ -82,7 +80,7 @@ def test_a_figure_has_a_value_per_tick_and_methods_over_a_setting_share_it(
     assert axes.get_xticks().tolist() == [1, 2, 3]
 
 
-def test_a_product_has_a_curve_per_other_value(make_run: MakeRun, tmp_path: Path) -> None:
+def test_product_sweep_has_curve_per_value(make_run: MakeRun, tmp_path: Path) -> None:
     for i, (lr, blocks) in enumerate(
         [(lr, blocks) for lr in (0.1, 0.01) for blocks in ([0], [0, 1], [2])]
     ):
@@ -100,7 +98,7 @@ def test_a_product_has_a_curve_per_other_value(make_run: MakeRun, tmp_path: Path
     assert "with --set pilora.lr=0.01 --set pilora.blocks=2\n" in text
 
 
-def test_paired_values_are_one_curve(make_run: MakeRun, tmp_path: Path) -> None:
+def test_paired_values_give_one_curve(make_run: MakeRun, tmp_path: Path) -> None:
     for i, (lr, rank) in enumerate([(0.1, 8), (0.01, 4), (0.001, 4)]):
         make_run(tmp_path / f"runs/{i}", {"hgp": {0: 10.0 * i}}, {"lr": lr, "rank": rank})
     (figure,) = sweep_figures(find_sweeps(read_experiments([tmp_path / "runs"])))
@@ -108,9 +106,7 @@ def test_paired_values_are_one_curve(make_run: MakeRun, tmp_path: Path) -> None:
     assert figure.curves["HGP"].tolist() == [[50.0, 45.0, 40.0]]
 
 
-def test_splits_are_not_mixed_and_curves_have_the_common_seeds(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_curves_separate_partitions_and_use_common_seeds(make_run: MakeRun, tmp_path: Path) -> None:
     for i, (partition, lr, scores) in enumerate(
         [
             ("iid", 0.1, {0: 10.0, 1: 20.0}),
@@ -120,7 +116,7 @@ def test_splits_are_not_mixed_and_curves_have_the_common_seeds(
         ]
     ):
         folder = tmp_path / f"runs/{i}"
-        # partitions by hand are one; the epochs keep the runs apart
+        # written runs share one partition; the epochs keep them separate
         epochs = 1 if partition == "iid" else 2
         make_run(folder, {"hgp": scores}, {"lr": lr}, partition=partition, epochs=epochs)
     first, second = sweep_figures(find_sweeps(read_experiments([tmp_path / "runs"])))
@@ -131,13 +127,11 @@ def test_splits_are_not_mixed_and_curves_have_the_common_seeds(
     assert np.array_equal(second.positions["HGP"], [1, 2])
 
 
-def test_partitions_are_an_axis_where_nothing_else_differs(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_partition_is_axis_if_nothing_else_differs(make_run: MakeRun, tmp_path: Path) -> None:
     for i, partition in enumerate(("iid", "dirichlet:0.1")):
         scores = {"hgp": {0: 60.0 - 20 * i}, "fppl": {0: 50.0}}
         make_run(tmp_path / f"runs/{i}", scores, partition=partition)
-    # partitions by hand have the same images, so each is read alone
+    # written runs have the same images, so read each folder separately
     experiments = [e for i in (0, 1) for e in read_experiments([tmp_path / f"runs/{i}"])]
     sweeps = find_sweeps(experiments)
     assert [sweep.axes for sweep in sweeps] == [("partition",)] * 2
@@ -145,7 +139,7 @@ def test_partitions_are_an_axis_where_nothing_else_differs(
     assert figure.curves["HGP"].tolist() == [[70.0, 60.0]]
 
 
-def test_figures_are_written(rates: Path, make_run: MakeRun, tmp_path: Path) -> None:
+def test_sweep_figures_are_written(rates: Path, make_run: MakeRun, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "figures"
     text = run("report", str(rates), "--sweep", "--figures", str(out))
@@ -166,7 +160,7 @@ def test_figures_are_written(rates: Path, make_run: MakeRun, tmp_path: Path) -> 
     assert message == "Error: no sweep has method 'glfc'; choose --method from: hgp, fppl\n"
 
 
-def test_what_is_no_sweep_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+def test_runs_without_sweep_are_rejected(make_run: MakeRun, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one", {"hgp": {0: 50.0}, "pilora": {0: 60.0}})
     message = output_of("report", str(folder), "--sweep", code=1)
     assert message == (

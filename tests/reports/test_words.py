@@ -1,6 +1,4 @@
-"""Tables of words: sentences wrapped, and on a narrow terminal whatever can be broken between
-words.
-"""
+"""Tables of text: sentences are wrapped; on a narrow terminal other columns are, too."""
 
 from unittest import mock
 
@@ -25,7 +23,7 @@ def table(width: int | None) -> list[str]:
         return word_table(ROWS, HEAD).splitlines()
 
 
-def test_into_a_file_only_a_sentence_is_wrapped():
+def test_file_output_wraps_only_sentences():
     lines = table(None)
     assert len(lines) == 2 + 2 + 1  # 113 characters in two lines of 80
     assert lines[2].startswith(
@@ -34,26 +32,26 @@ def test_into_a_file_only_a_sentence_is_wrapped():
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_a_terminal_is_wide_enough(width):
+def test_table_fits_terminal_width(width):
     lines = table(width)
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(line.split()) for line in lines[2:])
     assert "pilora-reweight-quantity" in text and text.count("weighting") == 6
 
 
-def test_a_sentence_keeps_twice_the_room_of_other_words():
+def test_sentence_column_is_twice_as_wide():
     first, second, third = map(len, table(80)[1].split())
     assert first == len("pilora-reweight-quantity")  # a name is never broken
     assert second == 17
-    assert 30 <= third <= 35  # 80 - 24 - 2 * 2 = 52 for both; lines may end before 35
+    assert 30 <= third <= 35  # 80 - 24 - 2 * 2 = 52 for two columns; lines may end before 35
 
 
-def test_a_terminal_of_a_few_columns_breaks_no_word():
+def test_narrow_terminal_breaks_no_word():
     assert any("Re-weighting" in line for line in table(10))
 
 
 @pytest.mark.parametrize("width", [None, 30])
-def test_numbers_stand_as_they_are(width):
+def test_numbers_are_not_changed(width):
     with mock.patch.object(text_format, "columns", return_value=width):
         assert "5,130" in word_table(
             [("hgp", "5,130", "scalars that are trained")], ["method", "n", "what"]

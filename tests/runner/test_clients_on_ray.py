@@ -1,4 +1,4 @@
-"""``--executor ray --cluster spread=clients``: the numbers of one process, also if workers die."""
+"""Compare clients that Ray distributes with runs in one process, also after worker deaths."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SMALL = [
     "--epochs",
     "1",
 ]
-SMALL += ["--clients", "20"]  # this many that a worker is asked for two at a time
+SMALL += ["--clients", "20"]  # enough for requests of two clients
 ON_RAY = ["--executor", "ray", "--cluster", "spread=clients", "--jobs", "2"]
 
 
@@ -49,22 +49,22 @@ def losses(out: Path) -> list[tuple]:
     return [(line["task"], line["round"], line["loss"], line["bytes_up"]) for line in lines]
 
 
-def family(process: int) -> list[int]:
-    """Return a process and all that it has started."""
+def process_tree(process: int) -> list[int]:
+    """Return a process and all its descendants."""
     try:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     except OSError:
         return [process]
-    return [process, *(member for child in children for member in family(int(child)))]
+    return [process, *(member for child in children for member in process_tree(int(child)))]
 
 
-def answering(process: int) -> list[int]:
-    """Return the actors of a bench that are answering for clients.
+def busy_workers(process: int) -> list[int]:
+    """Return the processes of a bench whose Ray actors work for clients.
 
-    Ray puts in their name what they do.
+    Ray writes the current call of an actor into its process name.
     """
     busy_actors = []
-    for member in family(process):
+    for member in process_tree(process):
         try:
             if b"Worker.answer" in Path(f"/proc/{member}/cmdline").read_bytes():
                 busy_actors.append(member)
@@ -73,9 +73,9 @@ def answering(process: int) -> list[int]:
     return busy_actors
 
 
-def until(there: Callable[[], list], bench: subprocess.Popen) -> list:
+def wait_until(condition: Callable[[], list], bench: subprocess.Popen) -> list:
     for _ in range(12000):
-        if result := there():
+        if result := condition():
             return result
         assert bench.poll() is None, bench.communicate()[1]
         time.sleep(0.02)
@@ -83,8 +83,8 @@ def until(there: Callable[[], list], bench: subprocess.Popen) -> list:
 
 
 @pytest.fixture(scope="module")
-def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return the run folder of runs one after another, in one process."""
+def sequential_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that runs methods in one process and returns the run folder."""
 
     def run(methods: str, *options: str) -> Path:
         out = tmp_path_factory.mktemp("turn") / "run"
@@ -95,23 +95,25 @@ def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return run
 
 
-def test_a_worker_that_dies_in_the_middle_of_a_round_changes_no_bit(in_turn, tmp_path):
-    """The death of a worker changes no bit.
+def test_run_is_bit_identical_after_worker_death(sequential_run, tmp_path):
+    """Compare a run with a killed worker to a run in one process.
 
-    The methods have prompts, exemplars with a teacher, and only sums of a survey.
+    The methods have prompts, exemplars with a teacher, and only statistics.
     """
     methods, out = "l2p,icarl,fedridge", tmp_path / "run"
-    bench = start(out, methods, *ON_RAY, python=sys.executable)  # whose actors are looked for
-    (victim, *_) = until(lambda: answering(bench.pid), bench)
+    bench = start(
+        out, methods, *ON_RAY, python=sys.executable
+    )  # busy_workers() searches its child processes
+    (victim, *_) = wait_until(lambda: busy_workers(bench.pid), bench)
     os.kill(victim, signal.SIGKILL)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
     assert "a worker died" in stderr and "Traceback" not in stderr
-    in_one_process = in_turn(methods)
+    in_one_process = sequential_run(methods)
     assert len(numbers(out)) == 3 and numbers(out) == numbers(in_one_process)
     assert losses(out) == losses(in_one_process)
     assert json.loads((out / "bench.json").read_text())["hardware"]["threads"] == 1
-    assert not (tmp_path / ".ray").exists()  # no word of access is left behind
+    assert not (tmp_path / ".ray").exists()  # no access token is left behind
 
 
 TWO_NODES = """
@@ -128,51 +130,51 @@ cluster.shutdown()
 
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Start a cluster of two nodes with a worker each.
+    """Start a cluster of two nodes with one worker per node.
 
-    It gives the cluster's address, and the process of the second node.
+    Yield the address of the cluster and the process of the second node.
     """
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # no one else on the network may join it
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # other hosts must not join the cluster
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     command, pipe = [sys.executable, "-c", TWO_NODES], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as cluster:
         yield cluster.stdout.readline().split()
 
 
-def test_a_node_that_is_lost_in_the_middle_of_a_round_changes_no_bit(in_turn, two_nodes, tmp_path):
+def test_run_is_bit_identical_after_node_loss(sequential_run, two_nodes, tmp_path):
     out, (address, second) = tmp_path / "run", two_nodes
     options = ["--cluster", f"address={address}"]
     bench = start(out, "hgp", *ON_RAY, *options, python=sys.executable)
-    until(lambda: answering(int(second)), bench)
-    for process in family(int(second)):
+    wait_until(lambda: busy_workers(int(second)), bench)
+    for process in process_tree(int(second)):
         os.kill(process, signal.SIGKILL)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
     assert stderr.count("a worker died") == 1 and "Traceback" not in stderr
-    in_one_process = in_turn("hgp")
+    in_one_process = sequential_run("hgp")
     assert len(numbers(out)) == 1 and numbers(out) == numbers(in_one_process)
     assert losses(out) == losses(in_one_process)
 
 
-def test_a_command_that_is_killed_goes_on_with_the_same_bits(in_turn, tmp_path):
-    """A killed command resumes with the same bits.
+def test_killed_command_resumes_bit_identically(sequential_run, tmp_path):
+    """Compare a resumed run with a run in one process.
 
-    Control variates and low-rank pairs are saved where the server is.
+    The server saves control variates and low-rank pairs.
     """
     out, options = tmp_path / "run", ["--local", "scaffold"]
     bench = start(out, "hgp", *options, *ON_RAY)
-    until(lambda: list(out.rglob("checkpoint.safetensors")), bench)
+    wait_until(lambda: list(out.rglob("checkpoint.safetensors")), bench)
     bench.kill()
     wait_for(bench)
     code, stderr = wait_for(start(out, "hgp", *options, *ON_RAY))
     assert code == 0, stderr
-    in_one_process = in_turn("hgp", *options)
+    in_one_process = sequential_run("hgp", *options)
     assert numbers(out) == numbers(in_one_process)
     assert losses(out) == losses(in_one_process)
 
 
-def test_what_cannot_be_is_one_line(tmp_path):
-    """Refuse in one line a cluster without room for a worker; test_clusters.py has wrong words."""
+def test_cluster_too_small_for_worker_is_rejected(tmp_path):
+    """Reject a cluster that is too small for one worker, in one line."""
     words = [*ON_RAY, "--cluster", "threads=4000"]
     code, stderr = wait_for(start(tmp_path / "run", "fedncm", *words))
     assert code == 1
@@ -180,8 +182,8 @@ def test_what_cannot_be_is_one_line(tmp_path):
     assert "Traceback" not in stderr
 
 
-def test_who_goes_on_where():
-    """Runs whose clients are spread continue in this process, one after another, on its device."""
+def test_execution_config_selects_sequential_or_cluster_mode():
+    """Execute runs in this process, one after another, if Ray distributes their clients."""
     spread = ExecutionConfig(
         executor="ray", cluster=(("spread", "clients"), ("threads", "3")), jobs=8
     )

@@ -1,7 +1,7 @@
-"""``--executor slurm`` and ``ray``: numbers of sequential runs, also after deaths and requeues.
+"""Compare ``--executor slurm`` and ``ray`` with sequential runs, also after kills and requeues.
 
-Slurm's tests start a cluster of two nodes on this machine, where Debian's slurm-wlm and munge are
-installed.
+The tests of Slurm start a cluster of two nodes on this machine. They need Debian's slurm-wlm and
+munge.
 """
 
 import json
@@ -35,7 +35,7 @@ needs_slurm = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Start a Slurm cluster of two nodes, and return the environment in which it is found."""
+    """Start a Slurm cluster of two nodes and yield the environment variables for it."""
     pytest.importorskip("submitit", reason="needs submitit")
     folder = tmp_path_factory.mktemp("slurm")
     for parent in (folder, *folder.parents):
@@ -54,7 +54,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def running_job(env: dict[str, str], out: Path) -> str:
-    """Return a job of this run folder, once its run has saved a round."""
+    """Wait until a run of this folder has saved a round, and return its Slurm job."""
     for _ in range(1200):
         if list(out.rglob("checkpoint.safetensors")):
             queue = subprocess.run(
@@ -67,7 +67,7 @@ def running_job(env: dict[str, str], out: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def in_turn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+def sequential_numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     out = tmp_path_factory.mktemp("turn") / "run"
     code, stderr = wait_for(start(out, "fedncm,hgp", *TINY))
     assert code == 0, stderr
@@ -76,13 +76,13 @@ def in_turn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
 
 @pytest.mark.slow
 @needs_slurm
-def test_jobs_of_slurm_give_the_numbers_of_runs_in_turn(slurm, in_turn, tmp_path):
+def test_slurm_jobs_match_sequential_runs(slurm, sequential_numbers, tmp_path):
     out = tmp_path / "run"
     code, stderr = wait_for(
         start(out, "fedncm,hgp", *TINY, "--executor", "slurm", env=slurm, python=sys.executable)
     )
     assert code == 0, stderr
-    assert len(in_turn) == 2 and numbers(out) == in_turn
+    assert len(sequential_numbers) == 2 and numbers(out) == sequential_numbers
     assert len(list((out / ".cluster").glob("*/*_submission.sh"))) == 2
 
 
@@ -91,7 +91,7 @@ def test_jobs_of_slurm_give_the_numbers_of_runs_in_turn(slurm, in_turn, tmp_path
 @pytest.mark.parametrize(
     "how", [["scancel"], ["scontrol", "requeue"], ["scancel", "--signal=USR2"]]
 )
-def test_a_job_that_slurm_ends_or_requeues_goes_on_after_its_last_round(slurm, tmp_path, how):
+def test_cancelled_or_requeued_slurm_job_resumes(slurm, tmp_path, how):
     bench = start(
         tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm, python=sys.executable
     )
@@ -105,7 +105,7 @@ def test_a_job_that_slurm_ends_or_requeues_goes_on_after_its_last_round(slurm, t
 
 @pytest.mark.slow
 @needs_slurm
-def test_told_to_stop_the_jobs_save_their_round(slurm, tmp_path):
+def test_slurm_jobs_save_round_on_sigterm(slurm, tmp_path):
     bench = start(
         tmp_path / "run", "hgp", *LONG, "--executor", "slurm", env=slurm, python=sys.executable
     )
@@ -125,7 +125,7 @@ def test_told_to_stop_the_jobs_save_their_round(slurm, tmp_path):
 
 @pytest.mark.slow
 @needs_slurm
-def test_what_slurm_does_not_take_is_one_line(slurm, tmp_path):
+def test_invalid_slurm_option_is_rejected(slurm, tmp_path):
     for value, says in {
         "colour=red": "--cluster for Slurm",
         "slurm_partition=none": "Slurm rejected the job",
@@ -151,8 +151,8 @@ def test_what_slurm_does_not_take_is_one_line(slurm, tmp_path):
 
 @pytest.mark.slow
 @needs_slurm
-def test_a_job_that_is_not_taken_is_recorded_and_others_go_on(slurm, tmp_path):
-    """With --skip-failed, too, the table and the exit code show a job that is not taken."""
+def test_rejected_slurm_job_is_recorded(slurm, tmp_path):
+    """Record a rejected job and exit with an error, also with --skip-failed."""
     words = ["--executor", "slurm", "--cluster", "slurm_partition=none", "--skip-failed"]
     code, stderr = wait_for(
         start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm, python=sys.executable)
@@ -165,7 +165,7 @@ def test_a_job_that_is_not_taken_is_recorded_and_others_go_on(slurm, tmp_path):
 
 @pytest.mark.slow
 @needs_slurm
-def test_why_a_job_does_not_start_is_said(slurm, tmp_path):
+def test_pending_slurm_job_reports_reason(slurm, tmp_path):
     words = ["--executor", "slurm", "--cluster", "timeout_min=600"]  # the partition gives 300
     bench = start(tmp_path / "run", "fedncm", *TINY, *words, env=slurm, python=sys.executable)
     first_lines = ""
@@ -178,7 +178,7 @@ def test_why_a_job_does_not_start_is_said(slurm, tmp_path):
 
 
 @pytest.mark.slow
-def test_without_slurm_it_is_one_line(tmp_path):
+def test_missing_slurm_is_reported(tmp_path):
     pytest.importorskip("submitit", reason="needs submitit")
     env = {**os.environ, "PATH": str(Path(sys.executable).parent)}
     code, stderr = wait_for(
@@ -191,9 +191,7 @@ def test_without_slurm_it_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begun_again(
-    in_turn, tmp_path
-):
+def test_ray_tasks_match_sequential_runs_after_restart(sequential_numbers, tmp_path):
     pytest.importorskip("ray", reason="needs Ray")
     options = {"env": dict(os.environ), "python": sys.executable}  # Ray needs a fresh interpreter
     bench = start(tmp_path / "run", "fedncm,hgp", *TINY, "--executor", "ray", **options)
@@ -206,11 +204,11 @@ def test_tasks_of_ray_give_the_numbers_of_runs_in_turn_and_one_that_dies_is_begu
     code, stderr = wait_for(bench)
     assert code == 0, stderr
     assert has_killed and stderr.count("its process died; restarting it") == 1
-    assert numbers(tmp_path / "run") == in_turn
+    assert numbers(tmp_path / "run") == sequential_numbers
 
 
 @pytest.mark.slow
-def test_a_ray_cluster_that_does_not_answer_is_one_line(tmp_path):
+def test_unusable_ray_cluster_option_is_rejected(tmp_path):
     pytest.importorskip("ray", reason="needs Ray")
     for value, says in {
         "address=127.0.0.1:1": "no Ray cluster answers at 127.0.0.1:1",
@@ -229,10 +227,10 @@ def test_a_ray_cluster_that_does_not_answer_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_ray_address_where_something_else_listens_is_one_line(tmp_path, monkeypatch):
-    """Refuse in one line an address where something else listens.
+def test_ray_address_of_other_service_is_rejected(tmp_path, monkeypatch):
+    """Reject the address of a service that is not Ray, in one line.
 
-    Ray itself would continue trying without end, so the wait for it may be short here.
+    Ray itself would retry forever, so the test shortens the timeout.
     """
     pytest.importorskip("ray", reason="needs Ray")
     monkeypatch.setattr("fczoo.runner.executors.ray.ANSWER", 3.0)
@@ -258,20 +256,20 @@ def test_a_ray_address_where_something_else_listens_is_one_line(tmp_path, monkey
         (["threads=x"], "slurm", "threads is 'x'"),
     ],
 )
-def test_words_of_cluster_that_cannot_be(given, executor, says):
+def test_invalid_cluster_option_is_rejected(given, executor, says):
     with pytest.raises(FczooError, match="--cluster") as error:
         parse_cluster(given, executor)
     assert says in str(error.value)
     assert parse_cluster(["a=b=c", "threads=2"], "ray") == (("a", "b=c"), ("threads", "2"))
 
 
-def test_an_unknown_executor_names_the_nearest():
+def test_unknown_executor_suggests_nearest_name():
     with pytest.raises(FczooError, match="slurm"):
         parse_executor("slrum")
 
 
-def test_a_node_that_differs_is_refused_by_name(tmp_path, monkeypatch):
-    """Refuse a node with other library version, source or device, by name, before anything runs."""
+def test_node_with_other_environment_is_rejected(tmp_path, monkeypatch):
+    """Reject a node with another library version, source or device before anything runs."""
     from fczoo.federation.settings import Settings
     from fczoo.reports.run_folder import read_about, write_about
     from fczoo.runner.configs import RunSpec, make_sweep

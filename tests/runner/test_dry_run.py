@@ -1,4 +1,4 @@
-"""Commands under a protocol: dry runs and their counts, one line for bad input, a short run."""
+"""Test dry runs, their cost estimates and the errors of commands with a protocol."""
 
 import json
 from pathlib import Path
@@ -22,10 +22,11 @@ from fczoo.runner.dry_run import image_steps
 from fczoo.runner.timing import duration_text, seconds_a_step, thread_counts
 
 
-def test_image_steps_by_hand() -> None:
+def test_image_steps_match_hand_calculation() -> None:
     """Compare image-steps with values worked out by hand.
 
-    40 images in two tasks, 3 rounds of 2 epochs: 6 x 20 per task; half of the clients, half of it.
+    40 images in two tasks, 3 rounds of 2 epochs: 6 x 20 per task. Half of the clients take half of
+    that.
     """
     labels = np.repeat(np.arange(4), 10)
     images = Images(np.zeros((40, 1, 1, 3), np.uint8), labels)
@@ -64,33 +65,33 @@ def make_toy(images: Images) -> Stream:
     )
 
 
-def test_operations_of_a_linear_head_by_hand() -> None:
+def test_linear_head_flops_match_hand_calculation() -> None:
     """Compare operations of a linear head with values worked out by hand.
 
-    On frozen features: forward 2 x 128 x 10, backward the same for the weights; the features come
-    from a kept pass.
+    On frozen features: forward 2 x 128 x 10, backward the same for the weights; the features
+    come from a cached pass.
     """
     cost = first_round(create_method("fedavg", tune="head"), Settings())
     assert cost.flops == 2 * 2 * 128 * 10
     assert 0 < cost.activations < 10_000
 
 
-def test_operations_of_full_training_are_three_forwards() -> None:
-    """Full training takes three forwards.
+def test_full_training_costs_three_forward_passes() -> None:
+    """Compare the cost of full training with three forward passes.
 
-    ViT: forward 2 x parameters of the matrices x 65 tokens plus attention; backward twice that, but
-    for what leads to no weight.
+    ViT: forward 2 x parameters of the matrices x 65 tokens plus attention; backward twice
+    that, except for operations that lead to no weight.
     """
     cost = first_round(create_method("fedavg", tune="full"), Settings())
     matrices = sum(
         v.numel() for k, v in cost.trained.items() if k.startswith("full.blocks") and v.dim() == 2
     )
     forward = 2 * matrices * 65
-    assert 2.4 * forward < cost.flops < 3.3 * forward  # the last block works on one row only
+    assert 2.4 * forward < cost.flops < 3.3 * forward  # the last block processes only one row
 
 
-def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Count by the data set's official number, report what is missing, and write nothing."""
+def test_dry_run_reports_missing_dataset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Count by the official number of images, report the missing folder and write nothing."""
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     small = ["--backbone", "vit_nano_32", "--seeds", "0,1"]
@@ -123,7 +124,7 @@ def test_dry_run_of_a_missing_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not any(tmp_path.iterdir())
 
 
-def test_dry_run_says_where_values_come_from() -> None:
+def test_dry_run_reports_origin_of_values() -> None:
     result = CliRunner().invoke(
         main,
         ["bench", "--methods", "hgp,fedncm", "--dry-run", "--rounds", "7", "--set", "hgp.lr=0.5"],
@@ -150,7 +151,7 @@ def test_dry_run_says_where_values_come_from() -> None:
     assert rows["fedncm"][-2:] == ["0", "s"]
 
 
-def test_time_is_measured_on_steps_and_told_in_plain_units() -> None:
+def test_step_time_and_duration_text() -> None:
     assert seconds_a_step(create_method("fedavg", tune="head"), Settings()) > 0
     assert seconds_a_step(create_method("fedncm"), Settings()) == 0
     assert [duration_text(s) for s in (0, 89, 90, 5399, 5400, 36_000)] == [
@@ -163,8 +164,8 @@ def test_time_is_measured_on_steps_and_told_in_plain_units() -> None:
     ]
 
 
-def clock(monkeypatch: pytest.MonkeyPatch, *durations: float) -> None:
-    """Let measurements take these seconds, one after another."""
+def patch_clock(monkeypatch: pytest.MonkeyPatch, *durations: float) -> None:
+    """Patch the timer so that measurements take these seconds, one after another."""
     times = iter(
         time for i, seconds in enumerate(durations) for time in (100.0 * i, 100.0 * i + seconds)
     )
@@ -173,29 +174,27 @@ def clock(monkeypatch: pytest.MonkeyPatch, *durations: float) -> None:
     )
 
 
-def test_step_time_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine does not lengthen the step time.
-
-    If one step takes 4 s and then four take 3 s, a step takes at most 0.75 s.
+def test_step_time_on_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the step time to the mean of several steps on a busy machine.
 
     If one step takes 4 s and then four take 3 s, a step takes at most 0.75 s.
     """
-    clock(monkeypatch, 4.5, 4.0, 3.0, 4.0, 3.0)
+    patch_clock(monkeypatch, 4.5, 4.0, 3.0, 4.0, 3.0)
     assert seconds_a_step(create_method("fedavg", tune="head"), Settings()) == 0.75
 
 
-def test_step_time_is_that_of_one_thread_where_several_wait(
+def test_step_time_uses_one_thread_if_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Step times are those of one thread where several wait.
+    """Measure the step time with one thread if several threads are slower.
 
     All threads: 2 s for one step, 5 s for four. One thread: 0.5 s and 0.8 s, so 0.1 s per step.
     """
-    clock(monkeypatch, 4.5, 2.0, 5.0, 0.5, 0.8)
+    patch_clock(monkeypatch, 4.5, 2.0, 5.0, 0.5, 0.8)
     assert seconds_a_step(create_method("fedavg", tune="head"), Settings()) == pytest.approx(0.1)
 
 
-def test_thread_counts_are_all_then_one() -> None:
+def test_thread_counts_yield_all_then_one() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -205,10 +204,8 @@ def test_thread_counts_are_all_then_one() -> None:
         torch.set_num_threads(threads)
 
 
-def test_dry_run_reads_a_weight_file_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file named after a timm model is read as a file, as in the run itself."""
+def test_dry_run_reads_local_weight_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read a file that is named like a timm model as a file, as the run itself does."""
     vit = VisionTransformer(224, 16, embed_dim=192, depth=12, num_heads=3, num_classes=0)
     monkeypatch.chdir(tmp_path)
     name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
@@ -260,7 +257,7 @@ def test_dry_run_reads_a_weight_file_in_the_folder(
         (["show", "hgp", "fppl"], "write one name"),
     ],
 )
-def test_bad_input_ends_in_one_clear_line(
+def test_invalid_arguments_are_rejected(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -271,7 +268,7 @@ def test_bad_input_ends_in_one_clear_line(
     assert not any(tmp_path.iterdir())
 
 
-def test_bench_runs_what_the_protocol_proposes(tmp_path: Path) -> None:
+def test_bench_uses_methods_of_protocol(tmp_path: Path) -> None:
     out = tmp_path / "run"
     short = [
         "--train-per-class",
@@ -295,14 +292,14 @@ def test_bench_runs_what_the_protocol_proposes(tmp_path: Path) -> None:
     assert about["settings"]["batch_size"] == 8
 
 
-def test_a_data_set_of_unequal_tasks_is_measured() -> None:
-    """Measure a data set of unequal tasks.
+def test_dataset_with_unequal_tasks_is_measured() -> None:
+    """Measure a data set with unequal tasks.
 
-    Cars-196 ends in a task of 16: sizes follow the list, and payloads those of the first task.
+    Cars-196 ends with a task of 16 classes. Payloads have the size of the first task.
     """
 
     class Cars(Dataset):
-        """Define only what measuring asks for."""
+        """Define only the attributes that ``measure`` reads."""
 
         classes = 196
         about = "cars"

@@ -1,4 +1,4 @@
-"""A run's warnings are in its log, in ``bench.json`` and below every table."""
+"""Test that warnings of runs reach the log, ``bench.json`` and every table."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ FULL = "glfc.memory=1 has no room for one image of each of the client's"
 
 @pytest.fixture(scope="module")
 def repaired_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run folder whose split was repaired, and the table that the command printed."""
+    """Return the folder of a run whose partition was repaired, with the printed table."""
     folder = tmp_path_factory.mktemp("repaired") / "run"
     words = [*SMALL, "--partition", SKEW_SPEC]
     table = run("bench", "--methods", "fedncm", "--out", str(folder), *words)
@@ -41,7 +41,7 @@ def repaired_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_repaired_split_is_noted_in_every_file(repaired_run: Path) -> None:
+def test_repaired_partition_warning_is_in_every_file(repaired_run: Path) -> None:
     assert read_about(repaired_run).warnings == [f"{REPAIR_WARNING}{TASKS}"]
     assert f" WARNING {REPAIR_WARNING}{TASKS}\n" in (repaired_run / "log.txt").read_text()
     assert f"warning: {REPAIR_WARNING}{TASKS}" in (repaired_run / "table.txt").read_text()
@@ -53,11 +53,11 @@ def test_a_repaired_split_is_noted_in_every_file(repaired_run: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["text", "markdown", "latex", "csv", "json"])
-def test_every_report_has_the_warning(repaired_run: Path, style: str) -> None:
+def test_reports_contain_warning(repaired_run: Path, style: str) -> None:
     assert REPAIR_WARNING in run("report", str(repaired_run), "--format", style)
 
 
-def test_archives_and_pages_have_the_warning(repaired_run: Path, tmp_path: Path) -> None:
+def test_archive_and_page_contain_warning(repaired_run: Path, tmp_path: Path) -> None:
     archive, page = tmp_path / "runs.csv", tmp_path / "page.html"
     run("report", str(repaired_run), "--archive", str(archive))
     run("report", str(repaired_run), "--html", str(page))
@@ -65,7 +65,7 @@ def test_archives_and_pages_have_the_warning(repaired_run: Path, tmp_path: Path)
     assert f"{REPAIR_WARNING}{TASKS}" in page.read_text(encoding="utf-8")
 
 
-def test_a_grid_notes_a_warning_where_it_belongs(tmp_path: Path) -> None:
+def test_sweep_records_warnings_per_run_folder(tmp_path: Path) -> None:
     words = [*SMALL, "--partition", "iid,dirichlet:0.001"]
     run("bench", "--methods", "fedncm", "--out", str(tmp_path), *words)
     assert read_about(tmp_path / "iid").warnings == []
@@ -76,7 +76,7 @@ def test_a_grid_notes_a_warning_where_it_belongs(tmp_path: Path) -> None:
     ]
 
 
-def test_a_short_schedule_is_noted(tmp_path: Path) -> None:
+def test_short_schedule_warning_is_recorded(tmp_path: Path) -> None:
     words = [*TINY, "--clients", "5", "--batch-size", "32", "--partition", "iid"]
     run("bench", "--methods", "hgp", "--out", str(tmp_path / "run"), *words)
     (line,) = read_about(tmp_path / "run").warnings
@@ -85,7 +85,7 @@ def test_a_short_schedule_is_noted(tmp_path: Path) -> None:
     assert f" WARNING {line}\n" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_warnings_of_runs_are_noted_once(tmp_path: Path) -> None:
+def test_run_warnings_are_recorded_once(tmp_path: Path) -> None:
     words = ["bench", "--methods", "glfc", "--set", "glfc.memory=1", *TINY, "--tasks", "5"]
     first = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "run")])
     again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "run"), "--seeds", "0-1"])
@@ -98,7 +98,7 @@ def test_warnings_of_runs_are_noted_once(tmp_path: Path) -> None:
     assert FULL in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_the_library_notes_warnings(tmp_path: Path) -> None:
+def test_python_api_records_warnings(tmp_path: Path) -> None:
     small = {
         "train_per_class": 8,
         "test_per_class": 4,
@@ -110,8 +110,8 @@ def test_the_library_notes_warnings(tmp_path: Path) -> None:
     assert read_about(tmp_path / "run").warnings == [f"{REPAIR_WARNING}{TASKS}"]
 
 
-def test_warnings_before_the_run_count(tmp_path: Path) -> None:
-    """Warnings before the run count: those of ``--tuned`` come before there is a folder."""
+def test_warnings_before_run_are_recorded(tmp_path: Path) -> None:
+    """Record warnings of ``--tuned``, which come before the run folder exists."""
     with gather_warnings():
         logging.getLogger("fczoo").warning("--tuned has no values for %s", "fedncm")
         assert earlier_warnings() == [LocatedWarning("--tuned has no values for fedncm", "")]
@@ -126,7 +126,7 @@ def test_warnings_before_the_run_count(tmp_path: Path) -> None:
     assert read_about(tmp_path / "run").warnings == ["--tuned has no values for fedncm"]
 
 
-def test_a_file_holds_each_warning_once_and_survives_a_kill(tmp_path: Path) -> None:
+def test_warning_file_has_no_duplicates_after_kill(tmp_path: Path) -> None:
     file = tmp_path / "warnings.jsonl"
     for _ in range(2):  # as a run that resumes
         with WarningRecorder(file), log_place("task 1"):
@@ -138,9 +138,7 @@ def test_a_file_holds_each_warning_once_and_survives_a_kill(tmp_path: Path) -> N
     assert read_warnings(file) == [LocatedWarning("too small", "task 1")]
 
 
-def test_warnings_of_workers_are_noted_and_name_the_method_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_warnings_name_method_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", warm_python())  # of the workers
     words = [*TINY, "--clients", "3", "--tasks", "2", "--partition", SKEW_SPEC, "--jobs", "2"]
     run(

@@ -1,4 +1,4 @@
-"""Inversion of uploads: errors and class means by hand, and what is attacked of each method."""
+"""Test the inversion of uploads: errors, class means and the targets of each method."""
 
 import pytest
 import torch
@@ -19,8 +19,11 @@ from fczoo.runner.inversion import (
 SECOND = Task(1, 3, 5, 7, 3)  # classes 3 and 4
 
 
-def test_errors_by_hand():
-    """Pixels that are all 0.1 off have an error of 0.01, 20 dB; half of them 0.2 off: 0.02."""
+def test_errors_match_hand_calculation():
+    """Compare with hand-computed errors.
+
+    All pixels 0.1 off give 0.01 (20 dB); half of the pixels 0.2 off give 0.02.
+    """
     image = torch.full((1, 3, 2, 2), 0.5)
     half = image.clone()
     half[..., 0] += 0.2
@@ -31,7 +34,7 @@ def test_errors_by_hand():
     assert signal_to_noise(0.0) == float("inf")
 
 
-def test_class_means_by_hand():
+def test_class_means_match_hand_calculation():
     means = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     sums = Payload({"class.sum": means * 2, "class.count": torch.tensor([2, 0])})
     recovered = class_means(sums, {"class.": per_class("count", "sum")}, SECOND)
@@ -44,8 +47,8 @@ def test_class_means_by_hand():
     assert class_means(gram, {"gram": whole_tensors("second moments")}, SECOND) == {}
 
 
-def test_a_descent_finds_an_image_that_its_feature_determines():
-    """The feature is the image itself: two flat images, which are as smooth as can be."""
+def test_descent_recovers_image_from_feature():
+    """Recover two flat images, whose feature is the image itself."""
     target = torch.tensor([0.2, 0.9]).view(2, 1, 1, 1).expand(2, 3, 4, 4)
     images = descend(lambda x: (x - target).square().mean(), target[:1], 2, 200)
     assert (images - target).abs().max() < 0.06  # grey images are 0.4 away
@@ -60,7 +63,7 @@ def test_a_descent_finds_an_image_that_its_feature_determines():
         ("fedncm", ["feature", "prototype"]),
     ],
 )
-def test_what_a_method_sends_is_attacked(name, targets, make_bench, small_method):
+def test_inversion_targets_uploaded_statistics(name, targets, make_bench, small_method):
     bench, method = make_bench(), small_method(name)
     inversions = invert_uploads(bench, method, steps=2)
     assert [i.target for i in inversions] == targets
@@ -72,8 +75,8 @@ def test_what_a_method_sends_is_attacked(name, targets, make_bench, small_method
     assert [row[:2] for row in inversion_rows({name: inversions})] == [(name, t) for t in targets]
 
 
-def test_the_images_themselves_have_no_error(make_bench, small_method, monkeypatch):
-    """An attack that finds the client's own images is reported as such."""
+def test_exact_reconstruction_has_zero_error(make_bench, small_method, monkeypatch):
+    """Report zero error if the attack returns the images of the client."""
     bench, method = make_bench(), small_method("fedncm")
     attack = inversion._Attack(bench, method, 1)
     originals = attack.pixels(attack.examples)

@@ -1,4 +1,4 @@
-"""Runs keep their models: which, where, how large, and what happens if that fails."""
+"""Test the models that runs store: selection, location, size and failures."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def model_files(out: Path) -> list[str]:
     return sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.name in names)
 
 
-def test_a_run_keeps_its_final_model(tmp_path):
+def test_run_stores_final_model(tmp_path):
     text = bench(tmp_path, method="fedridge")
     prefix = "fedridge/seed0/"
     names = ["model.json", "model.safetensors", "server_state.safetensors"]
@@ -43,12 +43,12 @@ def test_a_run_keeps_its_final_model(tmp_path):
     assert fczoo.load_model(tmp_path).method.name == "fedridge"
 
 
-def test_no_model_is_kept_on_request(tmp_path):
+def test_no_keep_model_stores_no_model(tmp_path):
     text = bench(tmp_path, "--no-keep-model")
     assert not model_files(tmp_path) and "model," not in text
 
 
-def test_one_model_per_task_on_request(tmp_path):
+def test_keep_model_tasks_stores_model_per_task(tmp_path):
     bench(tmp_path, "--keep-model", "tasks", "--no-keep-server-state", method="fedridge")
     places = ["fedridge/seed0", "fedridge/seed0/task1", "fedridge/seed0/task2"]
     assert {Path(name).parent.as_posix() for name in model_files(tmp_path)} == {*places}
@@ -57,7 +57,7 @@ def test_one_model_per_task_on_request(tmp_path):
     assert classes == [10, 4, 7]
 
 
-def test_the_options_are_in_settings_files(tmp_path):
+def test_keep_model_is_read_from_config_file(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text('methods = "fedncm"\nkeep_model = "none"\n')
     run("bench", "--config", str(config), *TINY, "--out", str(tmp_path / "run"))
@@ -71,7 +71,7 @@ def test_the_options_are_in_settings_files(tmp_path):
         (["--keep-model", "tasks", "--no-keep-model"], "are both given; leave one out"),
     ],
 )
-def test_wrong_values_are_one_line(words, says, tmp_path):
+def test_invalid_keep_model_is_rejected(words, says, tmp_path):
     outcome = CliRunner().invoke(
         main, ["bench", "--methods", "fedncm", *TINY, *words, "--out", str(tmp_path / "run")]
     )
@@ -79,7 +79,7 @@ def test_wrong_values_are_one_line(words, says, tmp_path):
     assert outcome.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
-def test_python_keeps_models_in_a_run_folder_only(tmp_path):
+def test_python_api_stores_models_in_run_folder(tmp_path):
     settings = {"train_per_class": 8, "test_per_class": 4, "rounds": 1, "tasks": 2}
     fczoo.bench("fedncm", out=tmp_path / "a", **settings)
     assert fczoo.load_model(tmp_path / "a").classes
@@ -89,7 +89,7 @@ def test_python_keeps_models_in_a_run_folder_only(tmp_path):
         fczoo.bench("fedncm", keep_model="all", **settings)
 
 
-def test_a_model_that_cannot_be_saved_is_a_warning(tmp_path, monkeypatch):
+def test_failed_model_save_is_warning(tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -100,7 +100,7 @@ def test_a_model_that_cannot_be_saved_is_a_warning(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "fedncm/seed0/result.json").read_text())["finished"]
 
 
-def test_a_fault_in_code_fails_the_run_and_loses_no_result(tmp_path, monkeypatch):
+def test_bug_in_model_save_keeps_result(tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise KeyError("a fault")
 
@@ -112,7 +112,7 @@ def test_a_fault_in_code_fails_the_run_and_loses_no_result(tmp_path, monkeypatch
     assert "a fault" in json.loads((run_folder / "failed.json").read_text())["traceback"]
 
 
-def test_a_resumed_run_keeps_what_it_kept_as_it_began(tmp_path):
+def test_resumed_run_keeps_model_settings(tmp_path):
     run_folder = tmp_path / "fedridge" / "seed0"
     bench(tmp_path, "--keep-model", "tasks", "--no-keep-server-state", method="fedridge")
     files = model_files(tmp_path)
@@ -125,7 +125,7 @@ def test_a_resumed_run_keeps_what_it_kept_as_it_began(tmp_path):
     assert [*files[:2], "fedridge/seed0/server_state.safetensors"] == model_files(tmp_path)
 
 
-def test_the_dry_run_estimates_the_size(tmp_path):
+def test_dry_run_estimates_state_size(tmp_path):
     text = run("bench", "--methods", "fedridge", "--dry-run")
     assert "MB kept" in text
     settings = Settings.for_dataset("digits")
@@ -137,8 +137,8 @@ def test_the_dry_run_estimates_the_size(tmp_path):
         assert size >= sum(value.numel() * 4 for value in first.trained.values())
 
 
-def test_the_dry_run_counts_statistics_of_all_classes():
-    """SLCA's state grows by count, mean and covariance of each class with images: 5 in a task."""
+def test_dry_run_counts_statistics_per_class():
+    """Include the count, mean and covariance that SLCA stores per class; a task has 5 classes."""
     config = fczoo.load_backbone("vit_nano_32").config
     method = fczoo.create_method("slca", "digits", tune="head")
     first, second = state_sizes(method, Settings.for_dataset("digits", tasks=2), 0, config)
@@ -146,7 +146,7 @@ def test_the_dry_run_counts_statistics_of_all_classes():
     assert second - first == pytest.approx(5 * 4 * (dim * dim + dim + 1), rel=1e-3)
 
 
-def test_a_method_with_own_models_keeps_and_sends_nothing():
+def test_local_method_stores_and_uploads_nothing():
     local = fczoo.create_method("local", "digits", tune="head")
     settings = Settings.for_dataset("digits", tasks=2)
     config = fczoo.load_backbone("vit_nano_32").config
@@ -158,7 +158,7 @@ def test_a_method_with_own_models_keeps_and_sends_nothing():
     }
 
 
-def test_the_dry_run_estimates_the_models_that_are_kept(tmp_path):
+def test_dry_run_estimates_stored_model_size(tmp_path):
     def megabytes(*words: str) -> float:
         lines = run("bench", "--methods", "fedridge", "--dry-run", *words).splitlines()
         head = next(line for line in lines if "MB kept" in line and line.startswith("method"))

@@ -1,4 +1,4 @@
-"""A run may end at any file operation: the same command still gives an uninterrupted run."""
+"""Interrupt runs at every file operation and compare the resumed runs with whole ones."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ from fczoo.runner.sweep import run_sweep
 
 TIMES = ("sha256", "seconds", "peak MB", "peak_memory", "phases", "started")
 WRITING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
-GROWING = ("open", "os.mkdir", "os.rename")  # what a full disk refuses
+GROWING = ("open", "os.mkdir", "os.rename")  # operations that fail on a full disk
 SMALL = {
     "train_per_class": 4,
     "test_per_class": 2,
@@ -36,10 +36,10 @@ def sweep(folder: str = "", method: str = "fedavg") -> dict[Path, list[RunConfig
     return make_sweep(Path(folder), settings, [method], options=options)
 
 
-def tell_of_operations(folder: Path, act: Callable[[str], None]) -> None:
-    """Call ``act`` before each operation that changes something in the folder.
+def hook_file_operations(folder: Path, act: Callable[[str], None]) -> None:
+    """Call ``act`` before each operation that changes the folder.
 
-    This lasts for the rest of the process.
+    The hook stays active until the process ends.
     """
 
     def hook(event: str, arguments: tuple) -> None:
@@ -51,7 +51,7 @@ def tell_of_operations(folder: Path, act: Callable[[str], None]) -> None:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """Do the work in a forked process and return its exit code: 0, or 1 where it raises."""
+    """Do the work in a forked process and return its exit code: 0, or 1 after an exception."""
     child = os.fork()
     if not child:
         code = 1
@@ -65,17 +65,17 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def write_operations(out: Path, counted: Path) -> None:
-    """Run, and write the names of the operations to a file."""
+    """Run the sweep and write the names of its file operations to a file."""
     operations: list[str] = []
-    tell_of_operations(out, operations.append)
+    hook_file_operations(out, operations.append)
     run_sweep(sweep(), out)
     counted.write_text("\n".join(operations))
 
 
-def hurt_run(out: Path, last: int, fault: str) -> None:
-    """Run until operation number ``last``.
+def interrupt_run(out: Path, last: int, fault: str) -> None:
+    """Run the sweep until operation number ``last``.
 
-    Instead of it the run is killed, or the disk is full from then on.
+    Then the run is killed, or the disk is full from this operation on.
     """
     count = [0]
 
@@ -86,7 +86,7 @@ def hurt_run(out: Path, last: int, fault: str) -> None:
         if count[0] >= last and event in GROWING:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    tell_of_operations(out, act)
+    hook_file_operations(out, act)
     run_sweep(sweep(), out)
 
 
@@ -97,9 +97,9 @@ def timeless(tree):
 
 
 def folder_contents(folder: Path) -> dict[str, object]:
-    """Return a run folder's contents without times.
+    """Return the contents of a run folder without times.
 
-    Of tables it is only that they exist.
+    Tables are listed without their content.
     """
     contents = {}
     for path in folder.rglob("*"):
@@ -118,25 +118,25 @@ def _objects(path: Path) -> list[str]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed run needs its own process, forked")
 @pytest.mark.parametrize("fault", ["killed", "disk full"])
-def test_any_file_operation_may_be_the_last(tmp_path, monkeypatch, fault):
+def test_run_recovers_after_any_file_operation(tmp_path, monkeypatch, fault):
     bench = Benchmark.open(sweep()[Path()][0].settings)
     monkeypatch.setattr(Benchmark, "open", lambda settings: bench)
     reference, count_file = tmp_path / "whole", tmp_path / "count"
-    run_sweep(sweep(), tmp_path / "first")  # imports everything, so that the children need not
+    run_sweep(sweep(), tmp_path / "first")  # imports all modules before the fork
     assert in_child(lambda: write_operations(reference, count_file)) == 0
     contents = folder_contents(reference)
     assert {"bench.json", "partition.json", "fedavg/seed0/result.json"} <= contents.keys()
     for last, event in enumerate(count_file.read_text().splitlines(), 1):
         if fault == "disk full" and event not in GROWING:
-            continue  # it is carried out, and the next one that grows fails: a case of its own
+            continue  # succeeds on a full disk; the next failing operation is tested separately
         out = tmp_path / f"last-{last}"
-        in_child(lambda out=out, last=last: hurt_run(out, last, fault))
+        in_child(lambda out=out, last=last: interrupt_run(out, last, fault))
         assert in_child(lambda out=out: run_sweep(sweep(), out)) == 0, f"operation {last}"
         assert folder_contents(out) == contents, f"operation {last}"
 
 
-def test_a_folder_of_a_grid_cannot_be_run_on_its_own_meanwhile(tmp_path, monkeypatch):
-    """Refuse the second process in a folder, whether it comes by the grid or by the folder."""
+def test_sweep_and_its_run_folder_exclude_each_other(tmp_path, monkeypatch):
+    """Reject a second process in a folder, started as a sweep or as a single run."""
     monkeypatch.setattr(Benchmark, "open", lambda settings: pytest.fail("the run began"))
     runs = {**sweep("a"), **sweep("b", "fedncm")}
     with only_process(tmp_path / "grid" / "b"):
@@ -144,10 +144,10 @@ def test_a_folder_of_a_grid_cannot_be_run_on_its_own_meanwhile(tmp_path, monkeyp
             run_sweep(runs, tmp_path / "grid")
         assert not (tmp_path / "grid" / "a").exists()
 
-    def opened_within_the_grid(settings: Settings) -> Benchmark:
+    def open_during_sweep(settings: Settings) -> Benchmark:
         run_sweep(sweep(), tmp_path / "grid" / "a")
         raise AssertionError("the second run began")
 
-    monkeypatch.setattr(Benchmark, "open", opened_within_the_grid)
+    monkeypatch.setattr(Benchmark, "open", open_during_sweep)
     with pytest.raises(FczooError, match=r"another process is running in .*/grid/a"):
         run_sweep(runs, tmp_path / "grid")

@@ -1,4 +1,4 @@
-"""A benchmark shared with worker processes: the same bits, from files that all of them map."""
+"""Test a benchmark that worker processes share through memory-mapped files."""
 
 import resource
 import signal
@@ -33,7 +33,7 @@ def bench() -> Benchmark:
     return Benchmark.open(Settings.for_dataset("digits", device="cpu", **SMALL))
 
 
-def test_what_is_shared_is_what_was_opened(bench: Benchmark, tmp_path: Path) -> None:
+def test_shared_benchmark_equals_original(bench: Benchmark, tmp_path: Path) -> None:
     again = share(bench, tmp_path).open()
     assert again.settings == bench.settings and again.partition == bench.partition
     assert (again.backbone.config, again.backbone.sha256) == (
@@ -43,7 +43,7 @@ def test_what_is_shared_is_what_was_opened(bench: Benchmark, tmp_path: Path) -> 
     for name, weight in bench.backbone.weights.items():
         copy = again.backbone.weights[name]
         assert torch.equal(copy, weight) and copy.dtype == weight.dtype
-        assert copy.data_ptr() % ALIGNMENT == 0  # so that products have the same last bits
+        assert copy.data_ptr() % ALIGNMENT == 0  # alignment keeps matrix products bit-identical
     for ours, theirs in (
         (again.stream.train, bench.stream.train),
         (again.stream.test, bench.stream.test),
@@ -54,7 +54,7 @@ def test_what_is_shared_is_what_was_opened(bench: Benchmark, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["fedncm", "pilora"])
-def test_runs_have_the_same_bits(name: str, bench: Benchmark, tmp_path: Path) -> None:
+def test_shared_benchmark_gives_identical_run(name: str, bench: Benchmark, tmp_path: Path) -> None:
     runs = [
         world.start(create_method(name, "digits"))
         for world in (bench, share(bench, tmp_path).open())
@@ -64,7 +64,7 @@ def test_runs_have_the_same_bits(name: str, bench: Benchmark, tmp_path: Path) ->
     assert all(torch.equal(value, runs[1].state[key]) for key, value in runs[0].state.items())
 
 
-def test_equal_pixels_and_weights_are_written_once(bench: Benchmark, tmp_path: Path) -> None:
+def test_shared_files_are_written_once(bench: Benchmark, tmp_path: Path) -> None:
     share(bench, tmp_path)
     files = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert sorted(file.suffix for file in files) == [".u8", ".u8", ".weights"]
@@ -72,7 +72,7 @@ def test_equal_pixels_and_weights_are_written_once(bench: Benchmark, tmp_path: P
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == files
 
 
-def test_pixels_that_are_mapped_stay_where_they_are(bench: Benchmark, tmp_path: Path) -> None:
+def test_mapped_pixels_are_not_copied(bench: Benchmark, tmp_path: Path) -> None:
     pixels = bench.stream.train.pixels
     pixels.tofile(tmp_path / "cache.u8")
     memmap = np.memmap(tmp_path / "cache.u8", np.uint8, "c", shape=pixels.shape)
@@ -80,7 +80,7 @@ def test_pixels_that_are_mapped_stay_where_they_are(bench: Benchmark, tmp_path: 
     assert share(replace(bench, stream=stream), tmp_path).train.file == tmp_path / "cache.u8"
 
 
-def test_a_worker_does_not_change_what_others_read(bench: Benchmark, tmp_path: Path) -> None:
+def test_worker_changes_stay_private(bench: Benchmark, tmp_path: Path) -> None:
     shared = share(bench, tmp_path)
     first, second = shared.open(), shared.open()
     first.backbone.weights["norm.bias"] += 1
@@ -89,7 +89,7 @@ def test_a_worker_does_not_change_what_others_read(bench: Benchmark, tmp_path: P
     assert np.array_equal(second.stream.train.pixels, bench.stream.train.pixels)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(bench: Benchmark, tmp_path: Path) -> None:
+def test_unwritable_folder_is_rejected(bench: Benchmark, tmp_path: Path) -> None:
     with pytest.raises(
         FczooError, match=r"cannot share data and weights with --jobs in .*TMPDIR"
     ) as caught:
@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(bench: Benchmark, tmp_path:
     assert "\n" not in str(caught.value)
 
 
-def test_a_disk_that_fills_is_told(bench: Benchmark, tmp_path: Path) -> None:
+def test_full_disk_is_reported(bench: Benchmark, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -108,16 +108,14 @@ def test_a_disk_that_fills_is_told(bench: Benchmark, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("killed", "end"), [(True, "stopped"), (False, "failed")])
-def test_a_worker_whose_command_was_killed_says_nothing(
+def test_worker_of_killed_command_prints_no_traceback(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     killed: bool,
     end: str,
 ) -> None:
-    """Print nothing if the command was killed, whose shared files are gone; otherwise a traceback
-    shows that they are missing.
-    """
+    """Print a traceback for missing shared files only if the command was not killed."""
 
     def check_interrupt() -> None:
         if killed:

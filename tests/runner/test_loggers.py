@@ -1,6 +1,6 @@
-"""Trackers: their records, and what happens without them.
+"""Test loggers with stand-ins for their packages.
 
-Their own packages are tested where installed.
+The real packages are tested if they are installed.
 """
 
 import json
@@ -26,17 +26,17 @@ EVALUATIONS = ("ECE", "client_mean", "client_std", "client_worst", "task_aware",
 BENCH = ["bench", "--methods", "fedavg", "--set", "fedavg.tune=head", *SMALL]
 
 
-class Diary(Logger):
-    """Keep every record; fail at the step that ``broken`` names."""
+class RecordingLogger(Logger):
+    """Store every record and fail at step ``broken``."""
 
-    extra = "math"  # a package that is always there
+    extra = "math"  # a package that is always installed
     broken = -1
-    pages: list[tuple] = []
+    records: list[tuple] = []
 
     def open(self, name, config):
         if self.broken == 0:
             raise ConnectionError("no server\nat all")
-        self.pages.append(
+        self.records.append(
             (
                 "open",
                 self.folder.name,
@@ -50,20 +50,20 @@ class Diary(Logger):
     def log(self, values, step):
         if step == self.broken:
             raise ConnectionError("server gone")
-        self.pages.append((step, *sorted(values)))
+        self.records.append((step, *sorted(values)))
 
     def close(self):
-        self.pages.append(("close",))
+        self.records.append(("close",))
 
 
 @pytest.fixture
-def diary(monkeypatch) -> type[Diary]:
-    monkeypatch.setitem(LOGGERS, "math", Diary)
-    monkeypatch.setattr(Diary, "pages", [])
-    return Diary
+def recording_logger(monkeypatch) -> type[RecordingLogger]:
+    monkeypatch.setitem(LOGGERS, "math", RecordingLogger)
+    monkeypatch.setattr(RecordingLogger, "records", [])
+    return RecordingLogger
 
 
-def test_a_logger_gets_every_round_and_task_and_is_closed(diary, tmp_path):
+def test_logger_gets_rounds_and_tasks_and_is_closed(recording_logger, tmp_path):
     result = CliRunner().invoke(
         main, [*BENCH, "--seeds", "3", "--log", "math", "--out", str(tmp_path / "run")]
     )
@@ -72,49 +72,49 @@ def test_a_logger_gets_every_round_and_task_and_is_closed(diary, tmp_path):
         ("bytes_down", "bytes_up", "loss", "seconds"),
         (*METRICS, *MORE_METRICS, *EVALUATIONS),
     )
-    assert diary.pages == [
+    assert recording_logger.records == [
         ("open", "seed3", "fedavg seed 3", "head", 2, 3),
         *[(1, *round_), (2, *round_), (2, *sorted([*metrics, "task 1"]))],
         *[(3, *round_), (4, *round_), (4, *sorted([*metrics, "task 1", "task 2"])), ("close",)],
     ]
 
 
-def test_a_logger_gets_the_accuracy_of_rounds_that_are_evaluated(diary, tmp_path):
+def test_logger_gets_accuracy_of_evaluated_rounds(recording_logger, tmp_path):
     record = {"loss": 1.0, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
-    with diary(tmp_path, {"rounds": 2}) as tracker:
+    with recording_logger(tmp_path, {"rounds": 2}) as tracker:
         tracker.start(create_method("fedavg"), 0, 2, 2, 0)
         tracker.round(record)
         tracker.round({**record, "accuracy": 50.0})
-    assert [page for page in diary.pages if page[0] in (1, 2)] == [
+    assert [entry for entry in recording_logger.records if entry[0] in (1, 2)] == [
         (1, *sorted(record)),
         (2, *sorted([*record, "accuracy"])),
     ]
 
 
-def test_a_tracker_that_fails_late_costs_a_warning_and_one_that_cannot_begin_ends_the_command(
-    diary, monkeypatch, tmp_path, caplog
+def test_logger_failure_warns_late_and_aborts_at_start(
+    recording_logger, monkeypatch, tmp_path, caplog
 ):
-    monkeypatch.setattr(diary, "broken", 3)
+    monkeypatch.setattr(recording_logger, "broken", 3)
     with caplog.at_level(logging.WARNING):
         result = CliRunner().invoke(main, [*BENCH, "--log", "math", "--out", str(tmp_path / "run")])
     assert result.exit_code == 0
-    assert [p[0] for p in diary.pages] == ["open", 1, 2, 2]
+    assert [p[0] for p in recording_logger.records] == ["open", 1, 2, 2]
     assert "stops after round 3: server gone" in caplog.text
-    monkeypatch.setattr(diary, "broken", 0)
+    monkeypatch.setattr(recording_logger, "broken", 0)
     result = CliRunner().invoke(main, [*BENCH, "--log", "math", "--out", str(tmp_path / "other")])
     assert result.exit_code == 1
     assert result.stderr.endswith("Error: --log math cannot begin: no server\n")
 
 
-def test_a_failing_run_closes_its_logger(diary, tmp_path):
-    with pytest.raises(ZeroDivisionError), diary(tmp_path, {"rounds": 1}) as logger:
+def test_failed_run_closes_logger(recording_logger, tmp_path):
+    with pytest.raises(ZeroDivisionError), recording_logger(tmp_path, {"rounds": 1}) as logger:
         logger.running = True
         raise ZeroDivisionError
-    assert diary.pages == [("close",)]
+    assert recording_logger.records == [("close",)]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_missing_package_is_one_line_before_anything_is_written(name, monkeypatch, tmp_path):
+def test_missing_logger_package_is_reported(name, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, name, None)
     result = CliRunner().invoke(main, [*BENCH, "--log", name, "--out", str(tmp_path / "run")])
     assert result.exit_code == 1
@@ -125,7 +125,7 @@ def test_a_missing_package_is_one_line_before_anything_is_written(name, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_logger_is_named():
+def test_unknown_logger_is_rejected():
     with pytest.raises(
         FczooError, match="no logger is called 'tensorbord'; did you mean tensorboard"
     ):
@@ -133,7 +133,7 @@ def test_an_unknown_logger_is_named():
 
 
 class Recorder:
-    """Record what a stand-in of a tracker's package gets: its runs, with stored file names."""
+    """Record the runs and stored file names that a stand-in package gets."""
 
     def __init__(self):
         self.runs: list[SimpleNamespace] = []
@@ -150,7 +150,7 @@ class Recorder:
 
 @pytest.fixture
 def wandb(monkeypatch) -> Recorder:
-    """Stand in for the package wandb."""
+    """Replace the package wandb with a stand-in."""
     recorder, module = Recorder(), ModuleType("wandb")
 
     class Artifact:
@@ -179,7 +179,7 @@ def wandb(monkeypatch) -> Recorder:
 
 @pytest.fixture
 def mlflow(monkeypatch) -> Recorder:
-    """Stand in for the package mlflow; experiment ``old`` exists and has ID 7."""
+    """Replace the package mlflow with a stand-in that has experiment ``old`` with ID 7."""
     recorder, module = Recorder(), ModuleType("mlflow")
     recorder.experiments = {"old": "7"}
 
@@ -227,7 +227,7 @@ def bench(folder: Path, *words: str) -> None:
 TABLES = ["tables.md", "tables.csv", "tables.json"]
 
 
-def test_runs_of_other_seeds_share_a_group_and_end_with_their_files(wandb, tmp_path):
+def test_wandb_groups_seeds_and_stores_files(wandb, tmp_path):
     pytest.importorskip("matplotlib")
     bench(tmp_path / "runs", "--log", "wandb", "--seeds", "0,1")
     first, second, report = wandb.runs
@@ -246,14 +246,14 @@ def test_runs_of_other_seeds_share_a_group_and_end_with_their_files(wandb, tmp_p
     assert report.files["tables"] == TABLES and "model" not in report.files
 
 
-def test_the_rest_of_the_servers_state_is_not_sent(wandb, tmp_path):
+def test_server_state_is_not_sent_to_wandb(wandb, tmp_path):
     words = ["bench", "--methods", "hgp", *SMALL, "--log", "wandb", "--out", str(tmp_path / "runs")]
     assert CliRunner().invoke(main, words).exit_code == 0
     assert (tmp_path / "runs/hgp/seed0/server_state.safetensors").is_file()
     assert wandb.runs[0].files["model"] == ["model.safetensors", "model.json", "README.md"]
 
 
-def test_other_options_are_another_group_and_a_sweep_is_in_the_report(wandb, tmp_path):
+def test_wandb_groups_by_options_and_reports_sweep(wandb, tmp_path):
     pytest.importorskip("matplotlib")
     sweep = ("--sweep", "fedavg.lr=0.01,0.1", "--no-keep-model")
     bench(tmp_path / "runs", "--log", "wandb", *sweep)
@@ -267,13 +267,13 @@ def test_other_options_are_another_group_and_a_sweep_is_in_the_report(wandb, tmp
     assert wandb.runs == []
 
 
-def test_the_variables_of_the_trackers_decide(wandb, mlflow, monkeypatch, tmp_path):
+def test_logger_environment_variables_take_precedence(wandb, mlflow, monkeypatch, tmp_path):
     for name in ("NAME", "RUN_GROUP", "JOB_TYPE", "TAGS"):
         monkeypatch.setenv(f"WANDB_{name}", "mine")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "study")
     monkeypatch.setenv("MLFLOW_RUN_NAME", "mine")
     bench(tmp_path / "runs", "--log", "wandb,mlflow")
-    (run,) = wandb.runs  # wandb itself reads its variables where it is given None
+    (run,) = wandb.runs  # None makes wandb read its environment variables
     assert [run.name, run.group, run.job_type, run.tags] == [None] * 4
     (run,) = mlflow.runs
     assert (run.name, run.experiment, mlflow.experiments["study"]) == ("mine", "9", "9")
@@ -332,7 +332,7 @@ def test_tensorboard_shows_tables_and_figures(monkeypatch, tmp_path):
     assert "accuracy" in written and written[-1] == "closed"
 
 
-def test_files_that_fail_cost_a_warning_only(wandb, monkeypatch, tmp_path, caplog):
+def test_failed_logger_files_are_warnings(wandb, monkeypatch, tmp_path, caplog):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     bench(tmp_path / "a", "--log", "wandb")
     assert "trackers get no figures: matplotlib is not installed" in caplog.text
@@ -354,7 +354,7 @@ def test_files_that_fail_cost_a_warning_only(wandb, monkeypatch, tmp_path, caplo
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_the_real_package_takes_the_numbers(name, monkeypatch, tmp_path):
+def test_installed_package_stores_values(name, monkeypatch, tmp_path):
     pytest.importorskip(name)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())

@@ -1,4 +1,4 @@
-"""Dry runs on shapes: as many bytes and operations as with values, and no work of the backbone."""
+"""Test dry runs on shapes: same bytes and operations as real tensors, without backbone passes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -24,10 +24,10 @@ SMALL = {"glfc": {"perturb_steps": 1}, "lga": {"perturb_steps": 1}}
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_bytes_are_those_of_tensors_with_values(name: str) -> None:
-    """Byte counts by shape equal those of real tensors.
+def test_byte_counts_match_real_tensors(name: str) -> None:
+    """Compare byte counts of shapes with real tensors.
 
-    A client has all ten classes of a task of digits.
+    Every client has all ten classes of the one digits task.
     """
     method, settings = create_method(name, **SMALL.get(name, {})), Settings(tasks=1)
     real, outline = measure(method, settings), first_round(method, settings)
@@ -38,8 +38,10 @@ def test_bytes_are_those_of_tensors_with_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_few_classes_tell_the_upload_of_many(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 and 4 classes give the bytes of 10, since each class adds the same."""
+def test_upload_size_is_extrapolated_from_few_classes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extrapolate the upload size of 10 classes from 2 and 4 classes."""
     method, settings = create_method(name), Settings(tasks=1)
     byte_count = first_round(method, settings).up
     monkeypatch.setattr(cost, "EVERY", 5)
@@ -47,21 +49,19 @@ def test_few_classes_tell_the_upload_of_many(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_a_method_on_a_large_backbone_passes_no_image_through_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dry runs on a ViT-B at 224 pixels work on shapes and take few operations.
+def test_dry_run_on_vit_b_needs_few_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the operations of a dry run on a ViT-B at 224 pixels.
 
-    They take one image with its teacher and passes of a loss.
+    It processes one image with its teacher and the passes of one loss.
     """
     passes, forward = Counter[str](), Backbone._forward
 
-    def counting(self: Backbone, images: Tensor, *more: Any) -> Tensor:
+    def counting_forward(self: Backbone, images: Tensor, *more: Any) -> Tensor:
         passes["images"] += len(images)
         assert self.weights["blocks.0.mlp.fc1.weight"].untyped_storage().nbytes() == 4  # an outline
         return forward(self, images, *more)
 
-    monkeypatch.setattr(Backbone, "_forward", counting)
+    monkeypatch.setattr(Backbone, "_forward", counting_forward)
     settings = Settings(
         backbone="vit_base_patch16_224.augreg_in21k_ft_in1k", dataset="cifar100", tasks=10
     )
@@ -80,21 +80,21 @@ def test_a_method_on_a_large_backbone_passes_no_image_through_it(
     assert dispatches["operations"] <= most
 
 
-def test_a_dry_run_of_a_vit_b_computes_no_pass_of_the_whole_backbone(
+def test_dry_run_computes_no_full_vit_b_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No pass of a dry run has the weights of a ViT-B.
+    """Never run a pass with the weights of a whole ViT-B.
 
-    GLFC has 50 steps of perturbation and FedNCM a pass over all images.
+    GLFC has 50 perturbation steps, and FedNCM passes over all images.
     """
     forward = Backbone._forward
 
-    def of_few_blocks(self: Backbone, *given: Any) -> Tensor:
+    def limited_forward(self: Backbone, *given: Any) -> Tensor:
         weight_bytes = sum(v.untyped_storage().nbytes() for v in self.weights.values())
         assert self.depth <= 2 or weight_bytes < 1_000_000, "a pass of the whole backbone"
         return forward(self, *given)
 
-    monkeypatch.setattr(Backbone, "_forward", of_few_blocks)
+    monkeypatch.setattr(Backbone, "_forward", limited_forward)
     vit_b = "vit_base_patch16_224.augreg_in21k_ft_in1k"
     words = [
         "--methods",
@@ -129,7 +129,7 @@ def test_query_features_are_counted_once_per_image() -> None:
     assert moving.query_flops == 0 and moving.flops > counter.get_total_flops()
 
 
-def test_time_of_long_steps_is_that_of_their_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_step_time_follows_from_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimate the time of long steps by their operations.
 
     1 GFLOP per second: 20 image-steps of 3 GFLOP and 5 query features of 2 GFLOP take 70 s.
@@ -142,10 +142,10 @@ def test_time_of_long_steps_is_that_of_their_operations(monkeypatch: pytest.Monk
     assert timer.seconds(create_method("fedncm"), seen, image_steps=20, images=5) == 0
 
 
-def test_an_outline_holds_one_row_and_has_its_shape() -> None:
-    """An outline holds one row and has its shape.
+def test_outline_stores_one_row_with_full_shape() -> None:
+    """Store one row of a large tensor and report the full shape.
 
-    A product of two outlines costs nothing, counts its operations and keeps small results real.
+    A product of two outlines costs nothing and counts its operations. Small results stay real.
     """
     with Outlines() as outlines:
         large = torch.zeros(1000, LARGE)
@@ -158,8 +158,8 @@ def test_an_outline_holds_one_row_and_has_its_shape() -> None:
     assert outlines.bytes[large.untyped_storage().data_ptr()] == 4 * 1000 * LARGE
 
 
-def test_operations_are_those_that_torch_counts() -> None:
-    """Operation counts equal torch's, of the same forward and backward with values."""
+def test_operation_count_matches_torch() -> None:
+    """Compare with the operations that torch counts for a real forward and backward pass."""
     settings = Settings()
     backbone = cost.random_backbone(settings)
     x, tokens = torch.zeros(1, 3, 32, 32), torch.zeros(1, backbone.dim, requires_grad=True)
@@ -171,7 +171,7 @@ def test_operations_are_those_that_torch_counts() -> None:
     assert ours.flops == theirs.get_total_flops() > 0
 
 
-def test_repeated_steps_are_the_fewest() -> None:
+def test_with_fewest_steps_sets_minimum() -> None:
     from fczoo.core.options import with_fewest_steps
 
     method: Any = create_method("glfc", perturb_steps=7)

@@ -1,4 +1,4 @@
-"""Progress of a bench on a terminal, without one, and in its log."""
+"""Test the progress of a bench on a terminal, without a terminal and in the log."""
 
 import logging
 import os
@@ -22,8 +22,8 @@ def bench(out: Path, *more: str) -> list[str]:
     return [warm_python(), "-m", "fczoo", "bench", "--out", str(out), *TINY, *more]
 
 
-def on_terminal(command: list[str], columns: int = 140) -> str:
-    """Return all that a command writes to a terminal of this many columns."""
+def run_on_terminal(command: list[str], columns: int = 140) -> str:
+    """Run a command on a terminal of this width and return its output."""
     import fcntl
     import struct
     import termios
@@ -36,7 +36,7 @@ def on_terminal(command: list[str], columns: int = 140) -> str:
         }
         os.execve(
             sys.executable, [sys.executable, *command[1:]], environment
-        )  # the terminal has them
+        )  # the terminal sets them
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     written = b""
     try:
@@ -49,8 +49,8 @@ def on_terminal(command: list[str], columns: int = 140) -> str:
     return written.decode()
 
 
-def test_a_terminal_shows_tasks_runs_time_and_the_best(tmp_path: Path) -> None:
-    screen = on_terminal(
+def test_terminal_shows_tasks_runs_time_and_best_run(tmp_path: Path) -> None:
+    screen = run_on_terminal(
         bench(tmp_path / "run", "--methods", "fedncm,fedavg", "--set", "fedavg.tune=head")
     )
     lines = [line.strip() for line in re.split(r"[\r\n]+", screen)]
@@ -66,18 +66,22 @@ def test_a_terminal_shows_tasks_runs_time_and_the_best(tmp_path: Path) -> None:
     assert f"2 runs; log: {tmp_path / 'run' / 'log.txt'}" in lines
 
 
-def test_a_run_of_several_settings_is_told_with_its_own(tmp_path: Path) -> None:
+def test_sweep_progress_names_settings(tmp_path: Path) -> None:
     words = [*bench(tmp_path / "run", "--methods", "fedncm"), "--partition", "iid,quantity:2"]
     words += ["--seeds", "0,1", "--vary", "training,partition"]
-    screen = on_terminal(words)
+    screen = run_on_terminal(words)
     assert "run 1 of 4, iid, fedncm seed 0: task 1 of 3" in screen
     assert "run 4 of 4, quantity_2, fedncm seed 1: task 3 of 3" in screen
 
 
-def test_one_bar_shows_all_runs_that_go_on_in_other_processes(tmp_path: Path) -> None:
+def test_progress_bar_covers_parallel_runs(tmp_path: Path) -> None:
     words = ["--methods", "hgp", "--seeds", "0,1,2", "--jobs", "2", "--rounds", "3"]
-    command = [sys.executable, *bench(tmp_path / "run")[1:], *words]  # whose workers start slowly
-    lines = re.split(r"[\r\n]+", on_terminal(command))
+    command = [
+        sys.executable,
+        *bench(tmp_path / "run")[1:],
+        *words,
+    ]  # a fresh interpreter, whose workers start slowly
+    lines = re.split(r"[\r\n]+", run_on_terminal(command))
     bars = [
         line for line in lines if re.match(r"\d of 3 runs ", line.strip()) and " elapsed, " in line
     ]
@@ -95,9 +99,9 @@ def test_one_bar_shows_all_runs_that_go_on_in_other_processes(tmp_path: Path) ->
     assert sorted(tasks) == [(str(run), str(t)) for run in (1, 2, 3) for t in (1, 2, 3)]
 
 
-def test_on_a_narrow_terminal_sentences_break_at_words(tmp_path: Path) -> None:
+def test_narrow_terminal_wraps_at_words(tmp_path: Path) -> None:
     command = bench(tmp_path / "run", "--methods", "fedncm", "--seeds", "0,1")
-    screen = on_terminal(command, 70)
+    screen = run_on_terminal(command, 70)
     table = screen[screen.index("digits: 3 tasks") :].splitlines()
     assert [line for line in table if len(line) > 70 and "  " not in line and "/" not in line] == []
     (row,) = [line for line in table if line.startswith("fedncm ")]
@@ -107,7 +111,7 @@ def test_on_a_narrow_terminal_sentences_break_at_words(tmp_path: Path) -> None:
     assert " ".join(without_terminal.stdout.split()) == " ".join("\n".join(table).split())
 
 
-def test_without_a_terminal_there_are_lines_and_a_log(tmp_path: Path) -> None:
+def test_progress_without_terminal_prints_lines(tmp_path: Path) -> None:
     wild = [
         "--methods",
         "fedncm,pilora",
@@ -131,10 +135,10 @@ def test_without_a_terminal_there_are_lines_and_a_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell, shown", [("none", False), ("no kernel", False), ("kernel", True)])
-def test_a_bar_is_for_a_notebook_alone(monkeypatch, shell: str, shown: bool):
-    """Show a notebook's bar only in a notebook.
+def test_in_notebook_needs_running_kernel(monkeypatch, shell: str, shown: bool):
+    """Detect a notebook by its running kernel.
 
-    The package ipykernel may be imported without IPython, and both without a kernel that runs.
+    ipykernel can be imported without IPython, and both without a running kernel.
     """
     from fczoo.runner.progress import in_notebook
 
@@ -148,7 +152,7 @@ def test_a_bar_is_for_a_notebook_alone(monkeypatch, shell: str, shown: bool):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to a device that is full")
-def test_a_full_disk_takes_no_line_of_the_log_and_prints_no_traceback(capsys):
+def test_full_disk_disables_log_without_traceback(capsys):
     with log_to_file(Path("/dev/full")) as handler:
         logging.getLogger("fczoo").warning("a line")
     assert handler not in logging.getLogger().handlers

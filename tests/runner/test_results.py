@@ -1,4 +1,4 @@
-"""Results as objects: ``fczoo.bench``, ``fczoo.load_results``, a run as an iterator of tasks."""
+"""Test result objects: ``fczoo.bench``, ``fczoo.load_results`` and stepped runs."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def results():
     )
 
 
-def test_bench_returns_what_the_command_prints(results):
+def test_bench_returns_results_as_printed(results):
     assert len(results) == 4 and [r.seed for r in results["fedridge"]] == [0, 1]
     assert all(r.options["ridge"] == 3.0 for r in results["fedridge"])
     text = str(results)
@@ -46,7 +46,7 @@ def test_representations_are_short(results):
     assert repr(bench).startswith("<Benchmark: digits in 5 tasks, <Partition dirichlet:0.5, seed 0")
 
 
-def test_notebooks_get_tables(results):
+def test_results_render_as_html_tables(results):
     html = results._repr_html_()
     assert html.count("<tr>") == 3
     assert "<td>fedncm" in html
@@ -57,13 +57,13 @@ def test_notebooks_get_tables(results):
     assert sum(map(int, cells)) == 120
 
 
-def test_a_data_frame_has_a_row_a_run(results):
+def test_data_frame_has_one_row_per_run(results):
     frame = results.to_pandas()
     assert frame.shape[0] == 4 and list(frame["method"][:2]) == ["fedncm", "fedncm"]
     assert frame["A_N"].tolist() == [r.metrics["A_N"] for r in results]
 
 
-def test_what_is_saved_is_loaded(results, tmp_path):
+def test_saved_results_are_loaded(results, tmp_path):
     results.save(tmp_path / "all.csv")
     assert str(fczoo.load_results(tmp_path / "all.csv")) == str(results)
     results["fedncm"][0].save(tmp_path / "result.json")
@@ -72,7 +72,7 @@ def test_what_is_saved_is_loaded(results, tmp_path):
         fczoo.load_results(tmp_path / "nothing")
 
 
-def test_with_a_run_folder_runs_are_kept_and_varied_seeds_share_a_table(tmp_path):
+def test_run_folder_stores_varied_seeds_in_one_table(tmp_path):
     results = fczoo.bench(
         "fedncm", (0, 1), out=tmp_path / "runs", vary=("training", "partition"), **TINY
     )
@@ -82,7 +82,7 @@ def test_with_a_run_folder_runs_are_kept_and_varied_seeds_share_a_table(tmp_path
     assert str(fczoo.load_results(tmp_path / "runs")) == str(results)
 
 
-def test_plots_have_a_curve_a_method(results):
+def test_plot_has_one_curve_per_method(results):
     figure = results.plot()
     assert len(figure.axes[0].lines) == 2
     assert figure.get_layout_engine() is not None  # which keeps the legend out of the axes
@@ -93,7 +93,7 @@ def test_plots_have_a_curve_a_method(results):
         results.plot("digits")
 
 
-def test_tables_come_in_the_styles_of_reports(results):
+def test_table_supports_report_styles(results):
     assert "| fedncm" in results.table("markdown")
     assert r"\toprule" in results.table("latex")
     assert results.table("csv").startswith("dataset,partition")
@@ -101,7 +101,7 @@ def test_tables_come_in_the_styles_of_reports(results):
         results.table("word")
 
 
-def test_a_stepped_run_tells_the_losses_of_single_steps():
+def test_callback_gets_losses_of_single_steps():
     """Report the losses of single steps, whose mean is the client's loss.
 
     Each client has two epochs of batches of 8.
@@ -132,7 +132,7 @@ def test_a_stepped_run_tells_the_losses_of_single_steps():
     )
 
 
-def test_a_run_can_be_stepped_and_ends_like_a_whole_one():
+def test_stepped_run_equals_whole_run():
     bench = fczoo.Benchmark.open(fczoo.Settings.for_dataset("digits", **TINY))
     run = bench.start(fczoo.create_method("fedridge", "digits"))
     progress = []
@@ -144,8 +144,8 @@ def test_a_run_can_be_stepped_and_ends_like_a_whole_one():
     assert run.result.accuracy == reference.accuracy
 
 
-def test_features_of_a_run_are_what_its_answers_come_from():
-    """Class means or a linear head on a run's features give the run's accuracy by hand."""
+def test_run_features_reproduce_accuracy():
+    """Compute the accuracy of a run from its features by class means or a linear head."""
     bench = fczoo.Benchmark.open(fczoo.Settings.for_dataset("digits", **TINY))
     for method in (fczoo.create_method("fedncm"), fczoo.create_method("hgp", "digits")):
         run = bench.start(method)

@@ -1,7 +1,4 @@
-"""Resumed runs equal uninterrupted ones.
-
-A run that must not continue is refused.
-"""
+"""Test that resumed runs equal uninterrupted ones and that invalid resumes are rejected."""
 
 import json
 import os
@@ -26,7 +23,7 @@ from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
 from helpers_warm import warm_python
 
 
-def test_rounds_that_were_logged_but_not_saved_are_logged_once(make_bench, small_method, tmp_path):
+def test_unsaved_rounds_are_logged_once(make_bench, small_method, tmp_path):
     bench, method, path = make_bench(), small_method("fcilpt"), tmp_path / "checkpoint.safetensors"
     with pytest.raises(Crash):
         run_and_record(bench, method, tmp_path, Checkpoint(path, crash_after(2)))
@@ -38,7 +35,7 @@ def test_rounds_that_were_logged_but_not_saved_are_logged_once(make_bench, small
     ]
 
 
-def test_a_log_shorter_than_the_checkpoint_is_refused(make_bench, small_method, tmp_path):
+def test_log_shorter_than_checkpoint_is_rejected(make_bench, small_method, tmp_path):
     bench, method, path = make_bench(), small_method("fcilpt"), tmp_path / "checkpoint.safetensors"
     with pytest.raises(Crash):
         run_and_record(bench, method, tmp_path, Checkpoint(path, crash_after(2)))
@@ -63,7 +60,7 @@ SMALL = {
 }
 
 
-def grid(out: Path, options=None, **changes):
+def run_small_sweep(out: Path, options=None, **changes):
     return run_sweep(sweep(options, **changes), out)
 
 
@@ -73,16 +70,19 @@ def sweep(options=None, **changes):
 
 
 @pytest.fixture(scope="module")
-def finished_grid(tmp_path_factory) -> Path:
+def finished_sweep(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("grid") / "run"
-    grid(out)
+    run_small_sweep(out)
     return out
 
 
-def test_a_finished_grid_is_not_run_again(finished_grid):
-    result = finished_grid / "fedncm" / "seed0" / "result.json"
+def test_finished_sweep_is_not_run_again(finished_sweep):
+    result = finished_sweep / "fedncm" / "seed0" / "result.json"
     mtime = result.stat().st_mtime_ns
-    assert grid(finished_grid) == ([finished_grid], 0) and result.stat().st_mtime_ns == mtime
+    assert (
+        run_small_sweep(finished_sweep) == ([finished_sweep], 0)
+        and result.stat().st_mtime_ns == mtime
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,31 +94,33 @@ def test_a_finished_grid_is_not_run_again(finished_grid):
         ({}, {"fedncm": {"distance": "cosine"}}, "methods.fedncm.distance was euclid, is cosine"),
     ],
 )
-def test_another_configuration_is_refused_by_name(finished_grid, changes, options, named):
+def test_changed_configuration_is_rejected(finished_sweep, changes, options, named):
     with pytest.raises(FczooError, match="already in use by another configuration") as error:
-        grid(finished_grid, options, **changes)
+        run_small_sweep(finished_sweep, options, **changes)
     message = str(error.value)
     assert named in message
     assert "\n" not in message
     assert len(message) < 600
     hashes = message.partition("sha256 was ")[2]
-    assert "settings." not in hashes and "methods." not in hashes  # what was typed is told first
+    assert (
+        "settings." not in hashes and "methods." not in hashes
+    )  # given options are named before derived hashes
 
 
 @pytest.mark.parametrize("part", ["backbone.sha256", "data.sha256", "versions.torch", "device"])
-def test_changed_weights_code_and_data_are_refused_by_name(finished_grid, tmp_path, part):
-    about = json.loads((finished_grid / "bench.json").read_text())
+def test_changed_environment_is_rejected(finished_sweep, tmp_path, part):
+    about = json.loads((finished_sweep / "bench.json").read_text())
     section, _, name = part.partition(".")
     new_about = {**about, section: {**about[section], name: "0"} if name else "0"}
-    check_same(finished_grid, about, {**about, "started": "later", "command": [], "hardware": {}})
+    check_same(finished_sweep, about, {**about, "started": "later", "command": [], "hardware": {}})
     with pytest.raises(FczooError, match=f"{part} was .*, is 0"):
-        check_same(finished_grid, about, new_about)
+        check_same(finished_sweep, about, new_about)
 
 
-def test_code_that_a_run_uses_may_change_only_if_that_is_accepted(tmp_path):
-    """Changed code needs a flag where a run uses it.
+def test_changed_code_needs_acceptance(tmp_path):
+    """Require a flag if code that a run uses has changed.
 
-    A method from its own file changes; the method next to it does not count.
+    The file of the method changes; changes in another method are ignored.
     """
     out, environment = tmp_path / "run", {"PYTHONPATH": str(tmp_path), **os.environ}
     for name in ("aside", "other"):
@@ -162,17 +164,17 @@ def test_code_that_a_run_uses_may_change_only_if_that_is_accepted(tmp_path):
         for s in (0, 1)
     ]
     assert codes[0] != codes[1]
-    assert bench().returncode == 0  # what was accepted once is known
+    assert bench().returncode == 0  # the accepted change is remembered
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path):
+def test_foreign_folder_is_rejected(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(FczooError, match="already in use"):
-        grid(tmp_path)
+        run_small_sweep(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_resume_needs_something_to_resume(tmp_path):
+def test_resume_without_run_is_rejected(tmp_path):
     with pytest.raises(FczooError, match="no run to resume"):
         run_sweep(sweep(), tmp_path / "run", ExecutionConfig(resume=True))
     assert not list(tmp_path.iterdir())
@@ -189,7 +191,7 @@ with only_process(Path(sys.argv[1])):
 """
 
 
-def test_a_folder_has_one_process_and_a_killed_one_lets_go(tmp_path):
+def test_killed_process_releases_folder_lock(tmp_path):
     out = tmp_path / "run"
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(out)], stdout=subprocess.PIPE, text=True
@@ -197,10 +199,8 @@ def test_a_folder_has_one_process_and_a_killed_one_lets_go(tmp_path):
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(FczooError, match="another process is running"):
-            grid(out)
-        assert (
-            holder.poll() is None
-        )  # refused while the other process still holds it, not when it ends
+            run_small_sweep(out)
+        assert holder.poll() is None  # rejected while the other process still holds the folder
     finally:
         holder.kill()
         holder.wait()
@@ -208,30 +208,30 @@ def test_a_folder_has_one_process_and_a_killed_one_lets_go(tmp_path):
         pass
 
 
-def test_a_run_that_a_worker_has_left_from_a_killed_command_is_not_begun_again(tmp_path):
-    """A run has one process at a time, whoever started it.
+def test_run_held_by_worker_is_not_restarted(tmp_path):
+    """Allow one process per run.
 
-    Workers hold the folder of their run.
+    Workers lock the folder of their run, also after their command was killed.
     """
-    grid(tmp_path)
+    run_small_sweep(tmp_path)
     run = tmp_path / "fedncm" / "seed0"
     (run / "result.json").unlink()
     with only_process(run), pytest.raises(FczooError, match="another process"):
-        grid(tmp_path)
-    grid(tmp_path)
+        run_small_sweep(tmp_path)
+    run_small_sweep(tmp_path)
     assert (run / "result.json").is_file()
 
 
-def test_a_folder_in_which_nothing_was_written_is_removed(tmp_path):
+def test_empty_folder_is_removed(tmp_path):
     with pytest.raises(ZeroDivisionError), only_process(tmp_path / "a" / "b"):
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
 
 
-# --- being told to stop
+# --- stop requests
 
 
-def test_the_first_signal_waits_and_the_second_does_not(tmp_path):
+def test_second_signal_stops_at_once(tmp_path):
     handler = signal.getsignal(signal.SIGINT)
     with Interrupts(tmp_path) as interrupts:
         interrupts.check_interrupt()
@@ -246,7 +246,7 @@ def test_the_first_signal_waits_and_the_second_does_not(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_a_real_process_is_stopped_and_goes_on(tmp_path, number, code):
+def test_stopped_process_resumes_with_equal_results(tmp_path, number, code):
     command = shutil.which("fczoo", path=str(Path(sys.executable).parent))
     out, checkpoint = (
         tmp_path / "run",

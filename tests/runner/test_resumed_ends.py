@@ -1,4 +1,4 @@
-"""Resumed runs whose rounds on exemplars are empty, and measurements of all their processes."""
+"""Test resumed runs with empty exemplar rounds and their peak memory."""
 
 from dataclasses import asdict
 
@@ -9,9 +9,7 @@ from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
 
 
 @pytest.mark.parametrize("saves", [1, 3, 4, 5])
-def test_a_round_on_exemplars_that_nobody_has_is_logged_and_a_run_goes_on(
-    make_bench, small_method, tmp_path, saves
-):
+def test_run_resumes_after_empty_exemplar_round(make_bench, small_method, tmp_path, saves):
     bench, method = make_bench(rounds=1), small_method("podnet", memory=0)
     unhurt = run_and_record(bench, method, tmp_path / "unhurt")
     path = tmp_path / "checkpoint.safetensors"
@@ -25,9 +23,7 @@ def test_a_round_on_exemplars_that_nobody_has_is_logged_and_a_run_goes_on(
     assert [r["clients"] for r in records if r["round"]] == [[], []]
 
 
-def test_the_largest_memory_is_that_of_all_processes_of_a_run(
-    make_bench, small_method, tmp_path, monkeypatch
-):
+def test_peak_memory_covers_all_processes(make_bench, small_method, tmp_path, monkeypatch):
     bench, method, path = make_bench(), small_method("fedncm"), tmp_path / "checkpoint.safetensors"
     peaks = iter([7, 3, 3, 3])
     monkeypatch.setattr("fczoo.federation.run.peak_memory", lambda _: {"run": next(peaks)})

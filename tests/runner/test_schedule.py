@@ -1,4 +1,4 @@
-"""Only a schedule far below that for which a method's rates were chosen gives a warning."""
+"""Test warnings of schedules far below the one that a method was tuned for."""
 
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ def schedule_warnings(out: Path, *more: str) -> list[str]:
     return [line for line in result.stderr.splitlines() if "for the schedule of" in line]
 
 
-def test_steps_grow_with_training_and_images_and_fall_with_clients_and_batch() -> None:
+def test_steps_match_hand_calculation() -> None:
     full = Settings.for_dataset("cifar100")
     assert steps(full) == 5 * 5 * 500 / 10 / 16
     less = Settings.for_dataset("cifar100", rounds=1, train_per_class=50, clients=5, batch_size=32)
     assert steps(less) == 1 * 5 * 50 / 5 / 32
 
 
-def test_a_method_with_a_rate_of_the_data_set_is_named(tmp_path: Path) -> None:
+def test_warning_names_method_with_dataset_rate(tmp_path: Path) -> None:
     short = ["--clients", "5", "--batch-size", "32"]  # and 1 round instead of 2, batches of 8
     (line,) = schedule_warnings(tmp_path / "run", *short)
     assert (
@@ -42,76 +42,66 @@ def test_a_method_with_a_rate_of_the_data_set_is_named(tmp_path: Path) -> None:
     "more",
     [["--clients", "5", "--batch-size", "32", "--set", "hgp.server_lr=0.02"], ["--clients", "5"]],
 )
-def test_own_rates_and_enough_training_need_no_word(tmp_path: Path, more: list[str]) -> None:
+def test_given_rate_or_enough_steps_give_no_warning(tmp_path: Path, more: list[str]) -> None:
     assert not schedule_warnings(tmp_path / "run", *more)
 
 
-def given_warnings(caplog: pytest.LogCaptureFixture, name: str, **changes: Any) -> list[str]:
-    """Return the warnings of a method with the options that the settings have for it."""
+def warnings_for(caplog: pytest.LogCaptureFixture, name: str, **changes: Any) -> list[str]:
+    """Return the warnings of a method with its options for these settings."""
     settings = Settings.for_dataset(changes.pop("dataset"), **changes)
     warn_of_short_schedules([configure_run(name, settings, {})])
     return caplog.messages
 
 
-def test_values_of_quick_are_said_to_come_from_the_search_that_found_them(
+def test_warning_names_search_behind_quick_values(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Warnings name the search that found quick's values.
+    """Name the search that found the values of protocol quick.
 
     The search has 2 * 2 * 10 / 10 / 8 steps per class, this run 1 * 1 * 10 / 10 / 16.
     """
     short = {"protocol": "quick", "rounds": 1, "epochs": 1}
-    (line,) = given_warnings(caplog, "hgp", dataset="tinyimagenet", **short)
+    (line,) = warnings_for(caplog, "hgp", dataset="tinyimagenet", **short)
     assert "for the schedule of a search on cifar100 (fczoo tune: CIFAR-100, ViT-Ti/16 at " in line
     assert "2 epochs, 12 trials), which has 8 times the steps per class of this run: it may" in line
     assert "tinyimagenet" not in line
 
 
 @pytest.mark.parametrize("dataset", ["tinyimagenet", "cifar100", "cub200", "imagefolder"])
-def test_quick_as_it_comes_has_enough_steps_for_its_values(
-    caplog: pytest.LogCaptureFixture, dataset: str
-) -> None:
-    assert not given_warnings(caplog, "hgp", dataset=dataset, protocol="quick")
+def test_quick_protocol_gives_no_warning(caplog: pytest.LogCaptureFixture, dataset: str) -> None:
+    assert not warnings_for(caplog, "hgp", dataset=dataset, protocol="quick")
 
 
-def test_quick_with_all_images_of_a_folder_is_not_compared(
+def test_quick_with_unknown_image_count_gives_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Do not compare a folder of all images.
-
-    No one knows how many images that is.
-    """
+    """Skip the warning for a folder with all images, whose number is unknown."""
     short = {"protocol": "quick", "rounds": 1, "epochs": 1, "train_per_class": "none"}
-    assert not given_warnings(caplog, "hgp", dataset="imagefolder", **short)
+    assert not warnings_for(caplog, "hgp", dataset="imagefolder", **short)
 
 
-def test_a_value_for_a_data_set_comes_from_the_protocol_that_states_it(
+def test_warning_names_protocol_behind_value(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Warnings name the protocol that states a data set's value.
+    """Name the protocol that states the value for a data set.
 
     HGP's paper has 5 rounds x 5 epochs and batches of 16, this run 1 x 1 and the same batches.
     """
-    (line,) = given_warnings(
-        caplog, "hgp", dataset="imagenet_r", rounds=1, epochs=1, protocol="none"
-    )
+    (line,) = warnings_for(caplog, "hgp", dataset="imagenet_r", rounds=1, epochs=1, protocol="none")
     warning = (
         "hgp has lr=0.03 for the schedule of protocol hgp (paper, appendix H), which has 25 times"
     )
     assert warning in line
 
 
-def test_rates_of_two_sources_have_a_line_each(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_are_separate_per_source(caplog: pytest.LogCaptureFixture) -> None:
     short = {"rounds": 1, "epochs": 1, "train_per_class": 5, "protocol": "none"}
-    lines = given_warnings(caplog, "pilora", dataset="tinyimagenet", **short)
+    lines = warnings_for(caplog, "pilora", dataset="tinyimagenet", **short)
     assert ["lr_prototype=0.005" in line for line in lines] == [True, False]
     assert ["released scripts" in line for line in lines] == [False, True]
 
 
-def test_a_value_of_unknown_origin_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """A value of unknown origin gives no warning.
-
-    No protocol states rates of FedCLM.
-    """
+def test_value_of_unknown_origin_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Skip the warning for FedCLM, whose rates no protocol states."""
     short = {"rounds": 1, "epochs": 1, "train_per_class": 5, "protocol": "none"}
-    assert not given_warnings(caplog, "fedclm", dataset="imagenet_r", **short)
+    assert not warnings_for(caplog, "fedclm", dataset="imagenet_r", **short)

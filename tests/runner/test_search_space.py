@@ -1,4 +1,4 @@
-"""First trials of ``fczoo tune``: a method's default options, then points spread over its space."""
+"""Test the first trials of ``fczoo tune``: default options, then points of the search space."""
 
 from dataclasses import asdict
 
@@ -14,7 +14,7 @@ from helpers_cli import run
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]
 
 
-def test_a_space_is_widened_to_the_value_that_the_method_has():
+def test_search_space_is_extended_to_default_value():
     space = {"lr": (1e-3, 1e-1, "log"), "kind": ["a", "b"]}
     assert extended_space(space, {"lr": 0.5, "kind": "c"}) == {
         "lr": [1e-3, 0.5, "log"],
@@ -26,10 +26,10 @@ def test_a_space_is_widened_to_the_value_that_the_method_has():
     }
 
 
-def test_the_first_trial_is_the_method_as_it_comes():
-    """The first trial has the method's default options.
+def test_first_trial_has_default_options():
+    """Start the search from the default options of the method.
 
-    A head's rate that is none is that of the prompts; nothing else that is none is searched.
+    If head_lr is none, lr replaces it. Other options with default none need a choice of none.
     """
     space = {"head_lr": [1e-3, 1e-1, "log"], "lr": [1e-3, 1e-1, "log"]}
     assert own_values(space, {"head_lr": None, "lr": 0.03}) == {"head_lr": 0.03, "lr": 0.03}
@@ -38,7 +38,7 @@ def test_the_first_trial_is_the_method_as_it_comes():
         own_values({"ridge": [1e-2, 1e8, "log"]}, {"ridge": None, "lr": 0.01})
 
 
-def test_the_next_trials_are_spread_from_the_middle_of_the_space_on(tmp_path):
+def test_next_trials_spread_from_middle_of_space(tmp_path):
     space = {"lr": [1e-4, 1.0, "log"], "kind": ["a", "b"], "part": [0.0, 1.0, "linear"]}
     points = [tuple(spread(space, number).values()) for number in range(1, SPREAD + 1)]
     assert [kind for _, kind, _ in points] == ["b", "a", "b", "a"]
@@ -65,7 +65,7 @@ def test_the_next_trials_are_spread_from_the_middle_of_the_space_on(tmp_path):
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_of_every_method_the_first_trial_has_itsown_values(name):
+def test_first_trial_has_default_options_for_every_method(name):
     defaults = asdict(create_method(name, "digits"))
     space = extended_space(spaces(METHODS.get(name)), defaults)
     first_values = own_values(space, defaults).items()

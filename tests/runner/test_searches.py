@@ -1,4 +1,4 @@
-"""``fczoo tune`` in a folder that holds a search, where trials fail, and its notes on effort."""
+"""Test ``fczoo tune`` with earlier searches, failed trials and invalid files."""
 
 import contextlib
 import json
@@ -40,31 +40,31 @@ def error_line(*arguments: str) -> str:
     return result.output.strip().splitlines()[-1]
 
 
-def trials_kept(out: Path, name: str) -> int:
+def stored_trials(out: Path, name: str) -> int:
     url = URL.create("sqlite", database=str(out / f"{name}.db")).render_as_string()
     return len(optuna.load_study(study_name=name, storage=url).trials)
 
 
 @pytest.fixture
 def replace_runs(monkeypatch) -> Callable[[Callable[[Any], float]], None]:
-    """Let a function of the method take the place of runs."""
+    """Return a function that replaces runs by a score of the method."""
 
-    def instead(score: Callable[[Any], float]) -> None:
+    def patch_run(score: Callable[[Any], float]) -> None:
         def run_scored(bench: Benchmark, method: Any, *more: Any) -> SimpleNamespace:
             return SimpleNamespace(metrics={"A_N": score(method)})
 
         monkeypatch.setattr(Benchmark, "run", run_scored)
 
-    return instead
+    return patch_run
 
 
-def test_what_was_tried_beyond_the_effort_does_not_count(tmp_path, replace_runs):
+def test_trials_beyond_effort_are_ignored(tmp_path, replace_runs):
     replace_runs(lambda method: 50.0 + method.ridge / 1e5 if method.name == "fedridge" else 50.0)
     three = run_search(tmp_path / "more", "--methods", "fedridge", "--trials", "3")
     one = run_search(tmp_path / "more", "--methods", "fedridge", "--trials", "1")
     assert one == run_search(tmp_path / "one", "--methods", "fedridge", "--trials", "1")
     assert three.methods["fedridge"].score > one.methods["fedridge"].score
-    assert trials_kept(tmp_path / "more", "fedridge") == 3
+    assert stored_trials(tmp_path / "more", "fedridge") == 3
     two_methods = run_search(tmp_path / "more", "--methods", "fedridge,fedncm", "--trials", "2")
     assert [len(search.trials) for search in two_methods.methods.values()] == [2, 2]
     assert (
@@ -75,7 +75,7 @@ def test_what_was_tried_beyond_the_effort_does_not_count(tmp_path, replace_runs)
     )
 
 
-def test_trials_of_other_code_are_not_gone_on_with(tmp_path, replace_runs, monkeypatch):
+def test_trials_of_other_code_are_rejected(tmp_path, replace_runs, monkeypatch):
     replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     monkeypatch.setattr(
@@ -85,10 +85,10 @@ def test_trials_of_other_code_are_not_gone_on_with(tmp_path, replace_runs, monke
         "tune", *TINY, "--methods", "fedncm", "--trials", "2", "--out", str(tmp_path)
     )
     assert "the trials of fedncm in this folder have other code; give another --out" in message
-    assert trials_kept(tmp_path, "fedncm") == 1
+    assert stored_trials(tmp_path, "fedncm") == 1
 
 
-def test_trials_on_other_weights_of_the_same_name_are_not_gone_on_with(tmp_path, replace_runs):
+def test_trials_with_other_weights_are_rejected(tmp_path, replace_runs):
     replace_runs(lambda method: 50.0)
     weights, out = tmp_path / "net.safetensors", tmp_path / "search"
     tensors = load_file(files("fczoo") / "assets" / "vit_nano_32.safetensors")
@@ -106,10 +106,10 @@ def test_trials_on_other_weights_of_the_same_name_are_not_gone_on_with(tmp_path,
     (out / TUNED_FILE).unlink()
     message = error_line("tune", *TINY, "--methods", "fedncm", "--trials", "2", *folder)
     assert "the trials of fedncm in this folder have other weights; give another --out" in message
-    assert trials_kept(out, "fedncm") == 1
+    assert stored_trials(out, "fedncm") == 1
 
 
-def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, replace_runs):
+def test_tuned_file_keeps_earlier_methods(tmp_path, replace_runs):
     replace_runs(lambda method: 50.0)
     old_searches = run_search(tmp_path, "--methods", "fedncm", "--trials", "1").methods
     new_searches = run_search(tmp_path, "--methods", "fedridge", "--trials", "1").methods
@@ -118,7 +118,7 @@ def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, replace_ru
     content, out = (tmp_path / TUNED_FILE).read_bytes(), ["--out", str(tmp_path)]
     message = error_line("tune", *TINY, "--methods", "fedridge", "--trials", "2", *out)
     assert "does not have 2 trials of fedncm; add these to --methods, or give" in message
-    assert trials_kept(tmp_path, "fedridge") == 1
+    assert stored_trials(tmp_path, "fedridge") == 1
     assert "was found with other settings" in error_line(
         *ONE, "--methods", "fedcof", "--rounds", "2", *out
     )
@@ -141,12 +141,12 @@ def test_methods_that_were_searched_before_stay_in_the_file(tmp_path, replace_ru
         (["--methods", "fedncm", "--local", "scaffold"], "fedncm trains nothing"),
     ],
 )
-def test_nothing_is_written_before_a_command_that_cannot_work_is_refused(tmp_path, words, said):
+def test_invalid_tune_command_writes_nothing(tmp_path, words, said):
     assert said in error_line(*ONE, *words, "--out", str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
 
 
-def test_options_of_which_a_search_decides_itself_are_unknown(tmp_path):
+def test_tune_rejects_options_set_by_search(tmp_path):
     for option in ("--vary", "--class-order", "--class-order-seed", "--partition-seed"):
         result = CliRunner().invoke(
             main, [*ONE, "--methods", "fedncm", option, "3", "--out", str(tmp_path)]
@@ -156,7 +156,7 @@ def test_options_of_which_a_search_decides_itself_are_unknown(tmp_path):
         assert option in result.output
 
 
-def test_where_no_trial_succeeds_the_reason_is_said_and_others_are_kept(tmp_path, replace_runs):
+def test_failed_search_reports_reason_and_keeps_others(tmp_path, replace_runs):
     def diverging(method: Any) -> float:
         if method.name == "fedavg":
             raise FczooError("it diverged")
@@ -174,21 +174,21 @@ def test_where_no_trial_succeeds_the_reason_is_said_and_others_are_kept(tmp_path
     assert list(read_tuned(tmp_path / TUNED_FILE).methods) == ["fedncm"]
 
 
-def test_where_clients_are_too_few_no_trial_begins(tmp_path):
+def test_too_few_clients_start_no_trial(tmp_path):
     message = error_line(*ONE, "--methods", "fedncm", "--min-clients", "50", "--out", str(tmp_path))
     assert "--min-clients 50 is more than the " in message
     assert not (tmp_path / TUNED_FILE).exists()
 
 
-def test_a_trial_that_fails_is_never_the_best(tmp_path, replace_runs):
-    """A trial that fails is never the best, not even where the others score 0."""
+def test_failed_trial_is_never_best(tmp_path, replace_runs):
+    """Never choose a failed trial, even if the others score 0."""
 
-    def broken_but_at_one(method: Any) -> float:
+    def fail_unless_ridge_is_1e4(method: Any) -> float:
         if method.ridge != 1e4:
             raise FczooError("broken")
         return 0.0
 
-    replace_runs(broken_but_at_one)
+    replace_runs(fail_unless_ridge_is_1e4)
     words = ["--methods", "fedridge", *TINY, "--trials", "4", "--out", str(tmp_path)]
     assert "  failed  " in run("tune", *words)
     search = read_tuned(tmp_path / TUNED_FILE).methods["fedridge"]
@@ -197,10 +197,10 @@ def test_a_trial_that_fails_is_never_the_best(tmp_path, replace_runs):
 
 
 @pytest.mark.parametrize("words", [["--partition", "overlap:0.6"], ["--moving", "1"], []])
-def test_image_steps_are_those_of_a_dry_run(tmp_path, replace_runs, words):
-    """Image-steps are those of a dry run.
+def test_image_steps_match_dry_run(tmp_path, replace_runs, words):
+    """Compare the image-steps of a search with a dry run.
 
-    They cover all tasks but for the fifth that is held out: 8 images per class, 2 of them held out.
+    They cover all tasks. The search holds out 2 of 8 images per class.
     """
     replace_runs(lambda method: 50.0)
     steps = run_search(tmp_path, "--methods", "fedncm", "--trials", "1", *words).image_steps
@@ -218,7 +218,7 @@ def test_image_steps_are_those_of_a_dry_run(tmp_path, replace_runs, words):
     assert (steps > 60) == bool(words)
 
 
-def test_the_first_tasks_are_as_many_as_there_are(tmp_path, replace_runs):
+def test_first_tasks_are_limited_to_task_count(tmp_path, replace_runs):
     replace_runs(lambda method: 50.0)
     two = ["--methods", "fedncm", "--tasks", "2", "--trials", "1", "--out", str(tmp_path)]
     assert "after the first 2 tasks, on" in run("tune", *TINY, *two)
@@ -227,18 +227,18 @@ def test_the_first_tasks_are_as_many_as_there_are(tmp_path, replace_runs):
     study = optuna.load_study(study_name="fedncm", storage=url)
     search = study.user_attrs["search"]
     study.set_user_attr("search", {**search, "effort": {**search["effort"], "tasks": 3}})
-    run("tune", *TINY, *two)  # as an earlier version wrote it
+    run("tune", *TINY, *two)  # as written by an earlier version
 
 
-def test_a_large_seed_and_a_folder_with_a_sign_of_addresses(tmp_path):
+def test_tune_accepts_large_seed_and_special_characters(tmp_path):
     out = tmp_path / "a?b {c} 50%41"
     run_search(out, "--methods", "fedncm", "--trials", "1", "--seed", "5000000")
     assert sorted(path.name for path in tmp_path.iterdir()) == [out.name]
-    assert (out / "fedncm.db").is_file() and trials_kept(out, "fedncm") == 1
+    assert (out / "fedncm.db").is_file() and stored_trials(out, "fedncm") == 1
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5])
-def test_a_damaged_search_is_named(tmp_path, replace_runs, kept):
+def test_damaged_search_is_rejected(tmp_path, replace_runs, kept):
     replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     file = tmp_path / "fedncm.db"
@@ -260,7 +260,7 @@ def test_a_damaged_search_is_named(tmp_path, replace_runs, kept):
         ),
     ],
 )
-def test_a_sealed_file_that_cannot_be_used_is_named(tmp_path, replace_runs, change, said):
+def test_unusable_tuned_file_is_rejected(tmp_path, replace_runs, change, said):
     replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     content = json.loads((tmp_path / TUNED_FILE).read_text())
@@ -275,7 +275,7 @@ def test_a_sealed_file_that_cannot_be_used_is_named(tmp_path, replace_runs, chan
     assert str(tmp_path / TUNED_FILE) in message and said in message
 
 
-def test_a_file_of_before_images_that_score_could_be_others_is_read(tmp_path, replace_runs):
+def test_tuned_file_without_score_per_class_is_read(tmp_path, replace_runs):
     replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     content = json.loads((tmp_path / TUNED_FILE).read_text())
@@ -284,17 +284,15 @@ def test_a_file_of_before_images_that_score_could_be_others_is_read(tmp_path, re
     assert read_tuned(tmp_path / TUNED_FILE).effort.trials == 1
 
 
-def test_an_interrupt_that_compiled_code_swallows_ends_the_search_after_a_round(
-    tmp_path, monkeypatch
-):
-    """scipy's Sobol sequence prints a KeyboardInterrupt that arrives in it, and continues."""
+def test_swallowed_interrupt_stops_search(tmp_path, monkeypatch):
+    """Stop although scipy's Sobol sequence prints a KeyboardInterrupt and continues."""
     calls = []
 
     def swallow(*arguments: Any) -> dict[str, Any]:
         calls.append(arguments)
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)  # the handler runs before
+            time.sleep(5)  # the signal handler runs earlier
         return point(*arguments)
 
     point = study.spread
@@ -302,7 +300,7 @@ def test_an_interrupt_that_compiled_code_swallows_ends_the_search_after_a_round(
     words = ["tune", *TINY, "--trials", "4", "--methods", "fedavg", "--out", str(tmp_path)]
     handler = signal.getsignal(signal.SIGINT)
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a script may have it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a script may ignore SIGINT
         result = CliRunner().invoke(main, words)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:

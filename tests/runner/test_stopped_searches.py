@@ -1,4 +1,4 @@
-"""``fczoo tune`` after a kill or a stop: its workers end, and the same command resumes."""
+"""Test killed and stopped searches of ``fczoo tune``."""
 
 import os
 import signal
@@ -17,11 +17,8 @@ from helpers_cli import TINY
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
-def test_workers_end_with_a_command_that_is_killed(tmp_path: Path):
-    """Workers end with a killed command.
-
-    They would continue with all trials of their methods.
-    """
+def test_workers_stop_with_killed_command(tmp_path: Path):
+    """Stop workers that would otherwise run all trials of their methods."""
     words = [
         "--methods",
         "fedavg,fedclm",
@@ -37,18 +34,16 @@ def test_workers_end_with_a_command_that_is_killed(tmp_path: Path):
         wait_for(lambda: len(list(tmp_path.glob("*.db"))) == 2)
         command.kill()
         command.wait()
-        wait_for(lambda: not living(command.pid))
+        wait_for(lambda: not is_alive(command.pid))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX's")
 @pytest.mark.parametrize(("jobs", "group"), [(1, False), (2, False), (2, True)])
-def test_a_search_that_is_told_to_stop_ends_at_once_and_says_what_carries_on(
-    tmp_path: Path, jobs: int, group: bool
-):
-    """A stopped search ends at once and names what resumes it.
+def test_stopped_search_names_command_to_resume(tmp_path: Path, jobs: int, group: bool):
+    """Stop a search at once and name the command that resumes it.
 
-    A terminal signals the workers, too.
+    With ``group``, the workers get the signal too, as on a terminal.
     """
     words = ["--methods", "fedavg,fedclm", "--trials", "500", "--jobs", str(jobs), *TINY]
     with start_search([*words, "--out", str(tmp_path)]) as command:
@@ -60,15 +55,14 @@ def test_a_search_that_is_told_to_stop_ends_at_once_and_says_what_carries_on(
         advice = "finished trials are stored, and the same command resumes"
         assert lines[-1] == f"Error: stopped on request; {advice} in {tmp_path}"
         assert len(lines) < 20 and "trial 1 of 500" in lines[0]
-        wait_for(lambda: not living(command.pid))
+        wait_for(lambda: not is_alive(command.pid))
 
 
 @contextmanager
 def start_search(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """Run ``fczoo tune`` in its own process group, and end the whole group afterwards.
 
-    It obeys SIGINT as in a terminal; tests that a script runs in its background would hand down to
-    ignore it.
+    It handles SIGINT as on a terminal, even if the tests run in the background of a script.
     """
     command = subprocess.Popen(
         [sys.executable, "-m", "fczoo", "tune", *words],
@@ -80,21 +74,21 @@ def start_search(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     try:
         yield command
     finally:
-        if living(command.pid):
+        if is_alive(command.pid):
             os.killpg(command.pid, signal.SIGKILL)
         command.communicate()
 
 
-def wait_for(happened: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     for _ in range(600):
-        if happened():
+        if condition():
             return
         time.sleep(0.2)
     raise AssertionError("it did not happen within two minutes")
 
 
-def living(group: int) -> bool:
-    """Return whether a process of the group still lives."""
+def is_alive(group: int) -> bool:
+    """Return whether the group has a running process."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

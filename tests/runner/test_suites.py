@@ -1,4 +1,4 @@
-"""Suites: runs to repeat, rows of the archive, and the page that its rows rebuild."""
+"""Test suites: stale runs, rows of the archive and the page of results."""
 
 import re
 import shutil
@@ -64,9 +64,7 @@ def states(*words: str) -> list[str]:
     return [re.split(r"  +", line)[3] for line in lines[start : start + 3]]
 
 
-def test_a_suite_runs_what_is_missing_or_stale(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_suite_runs_missing_and_stale_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert states() == ["2 missing"] * 3
     run("suite", "run", "means", "--rows", "fedncm,cosine")
     assert states() == ["2 current", "2 missing", "2 current"]
@@ -93,19 +91,19 @@ def test_a_suite_runs_what_is_missing_or_stale(
     assert states() == ["2 stale (code)"] * 3
 
 
-def test_rows_are_entered_as_runs_end_and_are_complete(
+def test_interrupted_suite_keeps_finished_rows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupt a suite in its fourth run: three rows are there, and another machine continues."""
+    """Interrupt a suite in its fourth run and resume it after three rows without run folders."""
     execute, begun = sweep.execute_run, []
 
-    def stop_at_the_fourth(spec: RunSpec, *arguments: Any) -> bool:
+    def stop_at_fourth_run(spec: RunSpec, *arguments: Any) -> bool:
         begun.append(spec.label)
         if len(begun) == 4:
             raise KeyboardInterrupt
         return execute(spec, *arguments)
 
-    monkeypatch.setattr(sweep, "execute_run", stop_at_the_fourth)
+    monkeypatch.setattr(sweep, "execute_run", stop_at_fourth_run)
     outcome = CliRunner().invoke(main, ["suite", "run", "means"])
     assert outcome.exit_code == 130
     errors = [line for line in outcome.stderr.splitlines() if line.startswith("Error")]
@@ -130,8 +128,8 @@ def test_rows_are_entered_as_runs_end_and_are_complete(
     assert (folder / "means.csv").read_text().startswith("".join(lines))
 
 
-def test_a_row_is_run_again_as_a_replication(folder: Path) -> None:
-    """Run a current row again: its values go to a separate file, and the page has a column."""
+def test_replication_is_stored_in_separate_file(folder: Path) -> None:
+    """Run a current row again, store it in a separate file and add a column to the page."""
     assert "nothing to replicate" in run("suite", "run", "means", "--replicate")
     run("suite", "run", "means", "--rows", "fedncm,fedlda")
     archive = (folder / "means.csv").read_bytes()
@@ -183,15 +181,15 @@ def table(page: Path) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(cells[0], row, strict=True)) for row in cells[2:stop]}
 
 
-def test_the_time_of_rows_that_never_ran_is_estimated(folder: Path) -> None:
-    """Estimate rows without training by their features, which the others share."""
+def test_time_of_missing_rows_is_estimated(folder: Path) -> None:
+    """Estimate the features of rows without training once, since all rows share them."""
     lines = run("suite", "status", "means").splitlines()
     times = {line.split()[0]: re.split(r"  +", line)[-1] for line in lines[3:] if "missing" in line}
     assert re.fullmatch(r"\d+ (s|min)", times["fedncm"])
     assert times["fedlda"] == times["cosine"] == "features of another row"
 
 
-def test_the_page_has_the_rows_of_the_archive_alone(folder: Path) -> None:
+def test_page_is_rebuilt_from_archive(folder: Path) -> None:
     run("suite", "run", "means")
     (folder / "suites/means.notes.md").write_text("A note.\n")
     run("suite", "report", "means")
@@ -207,7 +205,7 @@ def test_the_page_has_the_rows_of_the_archive_alone(folder: Path) -> None:
     assert (folder / "pictures/means-1.png").is_file()
 
 
-def test_differences_are_tested_and_worded(tmp_path: Path) -> None:
+def test_page_reports_significance(tmp_path: Path) -> None:
     # A_N is the mean of the accuracy given and 80: differences of HGP to FedAvg 5.0, 5.5, 6.0
     # (t = 19.05, p = 0.00274), to EWC 0.5, -0.5, 1.5 (t = 0.866, p = 0.478)
     write_run(
@@ -239,7 +237,7 @@ def test_differences_are_tested_and_worded(tmp_path: Path) -> None:
     assert round(Page("which", suite, read_experiments([tmp_path])).critical.distance, 2) == 1.91
 
 
-def test_a_picture_of_ranks_needs_three_blocks_and_no_ablation(tmp_path: Path) -> None:
+def test_rank_figure_needs_three_blocks_without_ablation(tmp_path: Path) -> None:
     seeds = {0: 70.0, 1: 71.0}
     scores = {"hgp": seeds, "fedavg": seeds, "ewc": seeds, "lwf": {**seeds, 2: 70.0}}
     write_run(tmp_path / "run", scores)
@@ -250,7 +248,7 @@ def test_a_picture_of_ranks_needs_three_blocks_and_no_ablation(tmp_path: Path) -
     assert "## Ranks" not in page.text
 
 
-def test_rows_of_two_versions_of_the_code_share_no_page(folder: Path) -> None:
+def test_page_rejects_rows_of_different_code(folder: Path) -> None:
     run("suite", "run", "means", "--rows", "fedncm")
     archive = folder / "means.csv"
     first, second = read_archive(archive)
@@ -278,7 +276,7 @@ def test_rows_of_two_versions_of_the_code_share_no_page(folder: Path) -> None:
         ('role = "control"', 'role = "upper"', "is not a suite"),
     ],
 )
-def test_a_wrong_file_is_one_line(folder: Path, old: str, new: str, problem: str) -> None:
+def test_invalid_suite_file_is_rejected(folder: Path, old: str, new: str, problem: str) -> None:
     (folder / "suites/means.toml").write_text(SUITE.replace(old, new))
     outcome = CliRunner().invoke(main, ["suite", "status", "means"])
     assert outcome.exit_code != 0
@@ -294,14 +292,14 @@ def test_a_wrong_file_is_one_line(folder: Path, old: str, new: str, problem: str
         (["run", "means", "--rows", "fedncn"], "means has no row 'fedncn'; did you mean fedncm"),
     ],
 )
-def test_a_wrong_command_is_one_line(folder: Path, words: list[str], problem: str) -> None:
+def test_invalid_suite_command_is_rejected(folder: Path, words: list[str], problem: str) -> None:
     outcome = CliRunner().invoke(main, ["suite", *words])
     assert outcome.exit_code != 0
     assert problem in outcome.output
 
 
 @pytest.mark.slow
-def test_a_row_carries_its_search(folder: Path) -> None:
+def test_row_stores_its_search(folder: Path) -> None:
     text = f"trials = 2\nfirst_tasks = 1\n{SUITE}"
     (folder / "suites/means.toml").write_text(text)
     run("suite", "run", "means", "--rows", "fedncm,cosine")
@@ -320,9 +318,7 @@ def test_a_row_carries_its_search(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_machine_takes_the_values_that_a_row_carries(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_search_values_are_reused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"trials = 2\nfirst_tasks = 1\n{SUITE}"
     (folder / "suites/means.toml").write_text(text.replace('"0-1"', '"0"'))
     run("suite", "run", "means", "--rows", "fedncm")
@@ -336,9 +332,7 @@ def test_another_machine_takes_the_values_that_a_row_carries(
     assert first.search == second.search
 
 
-def test_a_search_without_a_result_fails_its_row_only(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_search_fails_only_its_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(methods: list[str], *arguments: Any, **more: Any) -> None:
         raise FczooError(f"no trial of {methods[0]} succeeded")
 
@@ -351,20 +345,20 @@ def test_a_search_without_a_result_fails_its_row_only(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_a_search_ends_in_one_line(
+def test_signal_during_search_keeps_finished_trials(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """Stop a search in its second trial: the first is kept, and the command resumes after it."""
     (folder / "suites/means.toml").write_text(f"trials = 3\nfirst_tasks = 1\n{SUITE}")
     trial, begun = Benchmark.run, []
 
-    def stop_in_the_second(bench: Benchmark, *arguments: Any) -> Any:
+    def stop_at_second_trial(bench: Benchmark, *arguments: Any) -> Any:
         begun.append(arguments)
         if len(begun) == 2:
             signal.raise_signal(number)
         return trial(bench, *arguments)
 
-    monkeypatch.setattr(Benchmark, "run", stop_in_the_second)
+    monkeypatch.setattr(Benchmark, "run", stop_at_second_trial)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     outcome = CliRunner().invoke(main, ["suite", "run", "means", "--rows", "fedncm"])
     signal.signal(signal.SIGINT, handler)

@@ -1,14 +1,11 @@
-"""A control is searched and run with the same words."""
+"""Test tuned options that ``--set`` fixes in the search and in the run."""
 
 from fczoo.runner.tuned_file import TUNED_FILE
 from helpers_cli import TINY, run
 
 
-def test_what_was_found_stays_tuned_when_it_is_given_by_hand_too(tmp_path, caplog):
-    """Tuned options stay tuned when given by hand, too.
-
-    Controls are searched and run with the same words: ``--set fedridge.score=cosine`` for both.
-    """
+def test_tuned_options_stay_tuned_if_set_explicitly(tmp_path, caplog):
+    """Count options as tuned if ``--set`` has the same values in the search and in the run."""
     control = ["--set", "fedridge.score=cosine", "--set", "fedridge.bias=none"]
     run(
         "tune",

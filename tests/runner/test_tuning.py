@@ -1,4 +1,4 @@
-"""``fczoo tune``: trials see no test image, all have equal effort, and ``bench`` takes the best."""
+"""Test ``fczoo tune``: held-out images, equal effort, and tuned values in ``bench``."""
 
 import json
 from dataclasses import replace
@@ -38,7 +38,7 @@ def search_folder(tmp_path_factory) -> Path:
     return out
 
 
-def test_trials_see_training_images_alone_and_score_on_those_held_out():
+def test_trials_score_on_held_out_training_images():
     settings = Settings.for_dataset("digits", train_per_class=20, class_order_seed=7)
     stream, part = whole_stream(settings), trial_images(settings, EFFORT)
     assert [task.size for task in part.tasks] == [2, 2] and part.tasks[0].classes == 4
@@ -51,10 +51,10 @@ def test_trials_see_training_images_alone_and_score_on_those_held_out():
     all_images = {pixels.tobytes() for pixels in stream.train.pixels}
     held_out = {pixels.tobytes() for pixels in part.test.pixels}
     assert held_out <= all_images
-    assert len(training_images | held_out) == 80  # none is in both
+    assert len(training_images | held_out) == 80  # no image is in both
 
 
-def test_images_that_score_can_be_others_than_those_kept_of_each_class():
+def test_score_per_class_takes_images_beyond_training():
     settings = Settings.for_dataset("digits", train_per_class=20)
     part = trial_images(settings, replace(EFFORT, score_per_class=30))
     assert np.bincount(part.train.labels).tolist() == [20] * 4
@@ -69,7 +69,7 @@ def test_images_that_score_can_be_others_than_those_kept_of_each_class():
         trial_images(settings, replace(EFFORT, score_per_class=10_000))
 
 
-def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_comes(search_folder):
+def test_methods_have_equal_trials_starting_from_defaults(search_folder):
     search = read_tuned(search_folder / TUNED_FILE)
     assert search.image_steps == 3 * 2 * 16  # three tasks of two classes of sixteen images, once
     for name, method in search.methods.items():
@@ -83,9 +83,7 @@ def test_every_method_gets_the_same_trials_and_the_first_is_the_method_as_it_com
     }
 
 
-def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(
-    search_folder, tmp_path
-):
+def test_resumed_search_equals_uninterrupted_search(search_folder, tmp_path):
     short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path)]
     run(*short, "--trials", "1")
     run(*short, "--trials", "3")
@@ -96,9 +94,7 @@ def test_a_search_goes_on_where_it_ended_and_finds_what_an_unbroken_one_finds(
 
 
 @pytest.mark.parametrize("begun", [0, 1])
-def test_a_search_that_ended_before_its_first_trial_did_begins_with_the_method_as_it_comes(
-    search_folder, tmp_path, begun
-):
+def test_search_killed_in_first_trial_restarts_from_defaults(search_folder, tmp_path, begun):
     study = optuna.create_study(
         storage=f"sqlite:///{tmp_path / 'fedridge.db'}", study_name="fedridge", direction="maximize"
     )
@@ -106,7 +102,7 @@ def test_a_search_that_ended_before_its_first_trial_did_begins_with_the_method_a
         read_tuned(search_folder / TUNED_FILE).methods["fedridge"].trials[0]["values"]
     )
     for _ in range(begun):
-        study.ask()  # and is killed before it has drawn any value
+        study.ask()  # as if killed before drawing any value
     run("tune", "--methods", "fedridge", *TINY, "--trials", "3", "--out", str(tmp_path))
     assert (
         read_tuned(tmp_path / TUNED_FILE).methods["fedridge"]
@@ -114,13 +110,13 @@ def test_a_search_that_ended_before_its_first_trial_did_begins_with_the_method_a
     )
 
 
-def test_a_word_that_is_set_is_no_scale(tmp_path):
+def test_set_string_value_is_not_read_as_scale(tmp_path):
     words = ["--set", "fedridge.score=linear", "--out", str(tmp_path)]
     run("tune", "--methods", "fedridge", *TINY, "--trials", "1", *words)
     assert read_tuned(tmp_path / TUNED_FILE).methods["fedridge"].values["score"] == "linear"
 
 
-def test_a_picture_shows_how_much_each_option_matters(tmp_path):
+def test_importance_figure_shows_option_shares(tmp_path):
     from PIL import Image
 
     write_importance(tmp_path / "two.png", {"fedridge": {"ridge": 0.75, "scaled": 0.25}})
@@ -138,7 +134,7 @@ def test_a_picture_shows_how_much_each_option_matters(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_bench_takes_the_values_and_says_so(search_folder, tmp_path):
+def test_bench_uses_and_reports_tuned_values(search_folder, tmp_path):
     file, out = str(search_folder / TUNED_FILE), tmp_path / "runs"
     text = run("bench", "--methods", "fedncm,fedridge", *TINY, "--tuned", file, "--out", str(out))
     assert "values found by fczoo tune, 3 trials of 96 image-steps each" in text
@@ -156,7 +152,7 @@ def test_bench_takes_the_values_and_says_so(search_folder, tmp_path):
     assert "values found by fczoo tune" in run("report", str(tmp_path / "all.csv"))
 
 
-def test_what_is_given_by_hand_was_not_tuned(search_folder, tmp_path, caplog):
+def test_set_option_is_not_reported_as_tuned(search_folder, tmp_path, caplog):
     by_hand = [
         "--tuned",
         str(search_folder / TUNED_FILE),
@@ -172,10 +168,10 @@ def test_what_is_given_by_hand_was_not_tuned(search_folder, tmp_path, caplog):
     assert "fczoo tune" not in run("bench", "--methods", "fedridge", *TINY, *by_hand)
 
 
-def test_other_settings_than_those_of_the_search_are_said(search_folder, tmp_path, caplog):
-    """Warn of settings other than the search's.
+def test_settings_other_than_of_search_are_reported(search_folder, tmp_path, caplog):
+    """Warn of settings other than those of the search.
 
-    Device and test images do not count.
+    The device and the number of test images are ignored.
     """
     bench = [
         "bench",
@@ -205,7 +201,7 @@ def test_other_settings_than_those_of_the_search_are_said(search_folder, tmp_pat
     assert "scored on 24 images, with partition=dirichlet:0.5, epochs=1: fedncm" in output
 
 
-def test_a_folder_is_searched_by_one_command_at_a_time(search_folder):
+def test_search_folder_is_locked(search_folder):
     content = (search_folder / TUNED_FILE).read_bytes()
     with only_process(search_folder):
         message = error_line(
@@ -215,19 +211,19 @@ def test_a_folder_is_searched_by_one_command_at_a_time(search_folder):
     assert (search_folder / TUNED_FILE).read_bytes() == content
 
 
-def test_image_steps_are_those_of_the_clients_that_are_drawn(tmp_path):
+def test_image_steps_count_participating_clients(tmp_path):
     one_of_three = ["--methods", "fedncm", "--trials", "1", *TINY, "--first-tasks", "1"]
     run("tune", *one_of_three, "--participation", "0.34", "--out", str(tmp_path))
     assert read_tuned(tmp_path / TUNED_FILE).image_steps == round(2 * 16 / 3)
 
 
-def test_all_stands_alone(tmp_path):
+def test_methods_all_excludes_other_names(tmp_path):
     message = error_line("tune", "--methods", "all,fedavg", *TINY, "--out", str(tmp_path / "none"))
     assert "--methods all names every method already; leave the others out" in message
     assert not (tmp_path / "none").exists()
 
 
-def test_warnings_of_a_search_are_in_its_log(tmp_path):
+def test_search_warnings_are_logged(tmp_path):
     run(
         "tune",
         "--methods",
@@ -243,7 +239,7 @@ def test_warnings_of_a_search_are_in_its_log(tmp_path):
     assert "the last draw was repaired" in (tmp_path / "log.txt").read_text()
 
 
-def test_set_beats_tuned(search_folder, tmp_path):
+def test_set_overrides_tuned(search_folder, tmp_path):
     options = [
         "--tuned",
         str(search_folder / TUNED_FILE),
@@ -257,7 +253,7 @@ def test_set_beats_tuned(search_folder, tmp_path):
     assert about["methods"]["fedncm"]["distance"] == "cosine"
 
 
-def test_what_is_set_is_not_searched_but_part_of_what_is_found(tmp_path):
+def test_set_options_are_fixed_in_search(tmp_path):
     head = ["--set", "fedavg.tune=head", "--set", "fedavg.lr_backbone=0.5"]
     run("tune", "--methods", "fedavg", *TINY, "--trials", "3", *head, "--out", str(tmp_path))
     (search,) = read_tuned(tmp_path / TUNED_FILE).methods.values()
@@ -267,7 +263,7 @@ def test_what_is_set_is_not_searched_but_part_of_what_is_found(tmp_path):
     assert search.values["tune"] == "head" and search.values["lr_backbone"] == 0.5
 
 
-def test_what_cannot_be_tuned_is_one_line(search_folder, tmp_path):
+def test_invalid_tuning_is_rejected(search_folder, tmp_path):
     message = error_line(
         "tune",
         "--methods",

@@ -1,4 +1,4 @@
-"""One line names settings without effect, and the heading leaves them out."""
+"""Test the warning about settings without effect and the heading without them."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def bench(folder: Path, *words: str) -> tuple[list[str], str]:
     return warnings, result.stdout.split("\n\n")[0]
 
 
-def test_a_method_without_training_has_no_schedule(tmp_path: Path) -> None:
+def test_method_without_training_has_no_schedule(tmp_path: Path) -> None:
     words = [
         "--methods",
         "fedncm,fedridge",
@@ -50,7 +50,7 @@ def test_a_method_without_training_has_no_schedule(tmp_path: Path) -> None:
     assert "80 training (8 per class) and " in heading
 
 
-def test_beside_a_method_that_trains_the_heading_has_the_schedule(tmp_path: Path) -> None:
+def test_heading_has_schedule_if_any_method_trains(tmp_path: Path) -> None:
     words = [
         "--methods",
         "fedncm,fedavg",
@@ -68,11 +68,11 @@ def test_beside_a_method_that_trains_the_heading_has_the_schedule(tmp_path: Path
     assert "1 rounds x 2 epochs" in heading and "aggregator median" in heading
 
 
-def test_nothing_is_said_of_a_plain_run(tmp_path: Path) -> None:
+def test_plain_run_gives_no_warning(tmp_path: Path) -> None:
     assert bench(tmp_path / "c", "--methods", "fedncm")[0] == []
 
 
-def test_a_method_without_class_statistics_withholds_none(tmp_path: Path) -> None:
+def test_min_class_count_needs_class_statistics(tmp_path: Path) -> None:
     words = ["--methods", "fedavg,fedncm", "--rounds", "1", "--min-class-count", "2"]
     warnings, heading = bench(tmp_path / "both", *words)
     assert "statistics of at least 2 images of a class" in heading  # of fedncm

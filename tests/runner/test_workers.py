@@ -1,4 +1,4 @@
-"""``--jobs``: the same numbers side by side, and a process that dies costs its own run only."""
+"""Test ``--jobs``: parallel runs, worker deaths and stop requests."""
 
 import json
 import os
@@ -24,10 +24,9 @@ LONG = shlex.split(
 
 
 def workers_of(out: Path) -> list[int]:
-    """Return the processes that hold the rounds of a run of this folder open, once there is one.
+    """Wait for processes that have ``rounds.jsonl`` of a run open, and return them.
 
-    Any file of its folder would not do: until its own program is loaded, a child holds what its
-    parent does.
+    Other files do not identify a worker: a new child first has the same files open as its parent.
     """
     for _ in range(6000):
         if workers := holders(out, "/rounds.jsonl"):
@@ -36,7 +35,7 @@ def workers_of(out: Path) -> list[int]:
     raise AssertionError("no worker began a run")
 
 
-def test_runs_side_by_side_give_the_numbers_of_runs_in_turn(tmp_path):
+def test_parallel_runs_match_sequential_runs(tmp_path):
     for name, options in {"turn": [], "side": ["--jobs", "2"]}.items():
         code, stderr = wait_for(
             start(tmp_path / name, "fedncm,hgp", "--seeds", "0,1", *TINY, *options)
@@ -54,11 +53,11 @@ def test_runs_side_by_side_give_the_numbers_of_runs_in_turn(tmp_path):
         assert float(task_lines[-1][1]) == pytest.approx(result["metrics"]["A_N"], abs=0.06)
     about = json.loads((tmp_path / "side" / "bench.json").read_text())
     assert about["hardware"]["threads"] == 1
-    assert about["command"][:2] == ["fczoo", "bench"]  # though it was begun as a module of Python
+    assert about["command"][:2] == ["fczoo", "bench"]  # although started as a Python module
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
-def test_a_worker_that_dies_costs_its_own_run_and_is_begun_again(tmp_path):
+def test_dead_worker_is_restarted(tmp_path):
     bench = start(tmp_path, "pilora", "--seeds", "0,1", *LONG)
     os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
     code, stderr = wait_for(bench)
@@ -68,7 +67,7 @@ def test_a_worker_that_dies_costs_its_own_run_and_is_begun_again(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
-def test_told_to_stop_every_worker_saves_its_round_and_the_same_command_goes_on(tmp_path):
+def test_stopped_workers_save_round_and_resume(tmp_path):
     options = ["--seeds", "0,1", *LONG]
     bench = start(tmp_path, "pilora", *options)
     workers_of(tmp_path)
@@ -82,23 +81,25 @@ def test_told_to_stop_every_worker_saves_its_round_and_the_same_command_goes_on(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
-def test_a_bench_that_is_killed_leaves_none_of_the_files_that_it_lent(tmp_path):
-    loans = tmp_path / "lent"
-    loans.mkdir()
+def test_killed_bench_leaves_no_shared_files(tmp_path):
+    shared_folder = tmp_path / "lent"
+    shared_folder.mkdir()
     options = ["--seeds", "0,1", *LONG]
-    bench = start(tmp_path / "out", "pilora", *options, env={**ONE_THREAD, "TMPDIR": str(loans)})
+    bench = start(
+        tmp_path / "out", "pilora", *options, env={**ONE_THREAD, "TMPDIR": str(shared_folder)}
+    )
     workers_of(tmp_path / "out")
-    assert list(loans.rglob("*.weights"))
+    assert list(shared_folder.rglob("*.weights"))
     bench.kill()
     bench.communicate(timeout=100)
-    for _ in range(600):  # workers end after the round in which they are
-        if not list(loans.glob("fczoo-*")):
+    for _ in range(600):  # workers finish their round first
+        if not list(shared_folder.glob("fczoo-*")):
             return
         time.sleep(0.1)
-    raise AssertionError(f"left over: {list(loans.rglob('*'))}")
+    raise AssertionError(f"left over: {list(shared_folder.rglob('*'))}")
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "two", "1.5", "4096", ""])
-def test_a_number_of_jobs_that_cannot_be_is_one_line(word):
+def test_invalid_jobs_is_rejected(word):
     with pytest.raises(FczooError, match="--jobs"):
         parse_jobs(word)

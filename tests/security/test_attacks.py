@@ -1,7 +1,4 @@
-"""Attacks: uploads and labels of hostile clients.
-
-Invalid attacks are refused.
-"""
+"""Attacks: uploads and labels of hostile clients, and errors of invalid attacks."""
 
 from dataclasses import replace
 
@@ -39,7 +36,7 @@ def test_forged_uploads(make_bench, small_method, spec, expected):
     )
 
 
-def test_gaussian_noise_is_as_long_as_asked_for(make_bench, small_method):
+def test_gaussian_noise_has_given_scale(make_bench, small_method):
     attackers = (
         make_bench(attack="gaussian:10", attackers=1.0).uplink(small_method("hgp"), 0).attackers
     )
@@ -54,9 +51,7 @@ def test_gaussian_noise_is_as_long_as_asked_for(make_bench, small_method):
     assert abs(float(noise.mean())) < 0.5
 
 
-def test_flipped_labels_are_those_of_the_attackers_alone(
-    make_bench, small_method, stream, partition
-):
+def test_label_flip_changes_only_labels_of_attackers(make_bench, small_method, stream, partition):
     attackers = (
         make_bench(attack="label-flip", attackers=0.34).uplink(small_method("fedavg"), 0).attackers
     )
@@ -71,11 +66,11 @@ def test_flipped_labels_are_those_of_the_attackers_alone(
             ).all()
 
 
-def test_flipped_images_keep_their_view_and_lie_in_memory_once(make_bench, small_method):
+def test_label_flip_store_shares_pixels_and_views(make_bench, small_method):
     bench = make_bench(attack="label-flip", attackers=0.34)
     honest = ImageStore(bench.stream.train, bench.backbone, test_crop=0.5)
     attackers = bench.uplink(small_method("fedavg"), 0).attackers
-    honest.query(torch.arange(3))  # what is kept of it must not pass for the other's
+    honest.query(torch.arange(3))  # its cached queries must not be used for the other
     hostile = attackers.store(bench.stream, bench.partition, honest)
     assert hostile.test_crop == 0.5
     assert hostile.pixels.data_ptr() == honest.pixels.data_ptr()
@@ -86,7 +81,7 @@ def test_flipped_images_keep_their_view_and_lie_in_memory_once(make_bench, small
 
 @pytest.mark.parametrize("attack", ATTACKS.names("fczoo.security"))
 @pytest.mark.parametrize("part", [0.0, 0.1])
-def test_an_attack_that_nobody_carries_out_is_refused(make_bench, small_method, attack, part):
+def test_attack_without_attackers_is_rejected(make_bench, small_method, attack, part):
     spec = ATTACKS.canonical(attack)
     says = (
         rf"attackers {part:g} of 3 clients selects no client, so attack {spec} .* "
@@ -97,21 +92,21 @@ def test_an_attack_that_nobody_carries_out_is_refused(make_bench, small_method, 
 
 
 @pytest.mark.parametrize("name", ATTACKS.names("fczoo.security"))
-def test_every_attack_keeps_the_rules(name):
+def test_every_attack_passes_check(name):
     check_attack(name)
 
 
-def test_an_unknown_attack_is_named_before_anything_runs(make_bench, small_method):
+def test_unknown_attack_is_rejected(make_bench, small_method):
     with pytest.raises(
         FczooError, match=r"no attack is called 'sing-flip'; did you mean sign-flip"
     ):
         make_bench(attack="sing-flip").check(small_method("fedavg"))
 
 
-def test_false_labels_need_images_of_one_owner(make_bench, small_method, stream, partition):
-    """Refuse false labels where clients share images.
+def test_label_flip_rejects_shared_images(make_bench, small_method, stream, partition):
+    """Reject false labels if clients share images.
 
-    The last client has all images of the first one, too.
+    The last client also has all images of the first one.
     """
     overlap = replace(partition, tasks=tuple((*parts[:-1], parts[0]) for parts in partition.tasks))
     bench = make_bench(attack="label-flip", attackers=0.34)
@@ -130,8 +125,8 @@ def test_false_labels_need_images_of_one_owner(make_bench, small_method, stream,
     )
 
 
-def test_uploads_are_forged_where_clients_send_them(make_bench, small_method, watch):
-    """An attacker that multiplies its change by zero sends what it received."""
+def test_clients_send_forged_uploads(make_bench, small_method, watch):
+    """Send back the broadcast if an attacker multiplies its change by zero."""
     run = watch(make_bench(attack="scale:0", attackers=0.34, rounds=1), small_method("fedavg"))
     (hostile,) = run.bench.uplink(run.method, 0).attackers.numbers
     for call in run.rounds:

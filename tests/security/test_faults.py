@@ -36,7 +36,7 @@ def upload(number: int, rows: int = 2, **changes):
     return Payload({k: v for k, v in payload.items() if v is not None}, client, num_samples)
 
 
-def sift_one(bad, count: int = 4):
+def validate_with_others(bad, count: int = 4):
     payloads = {**{k: upload(k, rows=k % 3) for k in range(1, count)}, 0: bad}
     return validate_uploads(payloads, BEFORE, TRAINING, TASK, dict.fromkeys(payloads, 5))
 
@@ -98,16 +98,16 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         ),
     ],
 )
-def test_a_broken_upload_is_turned_away_with_a_reason(bad, reason):
-    sound, reasons = sift_one(bad)
+def test_invalid_upload_is_rejected_with_reason(bad, reason):
+    sound, reasons = validate_with_others(bad)
     assert [p.client for p in sound] == [1, 2, 3]
     assert reasons.keys() == {0}
     assert reason in reasons[0]
     assert "\n" not in reasons[0]
 
 
-def test_counts_are_bounded_by_the_clients_images_and_epochs():
-    """``usage`` counts images and ``local_steps`` steps, so no client can count more of them."""
+def test_counts_are_bounded_by_images_and_epochs():
+    """Limit ``usage`` by the images of the client and ``local_steps`` by its steps."""
     uploads = {"usage": whole_tensors("counts"), "local_steps": whole_tensors("counts")}
     training, limits = replace(TRAINING, uploads=uploads), {0: {"usage": 10, "local_steps": 4}}
 
@@ -147,7 +147,7 @@ def test_counts_are_bounded_by_the_clients_images_and_epochs():
         ({"gauss__cov": torch.ones(2, 4, 4)}, "expected a square matrix of side 3"),
     ],
 )
-def test_the_declaration_says_what_a_statistic_is_like_whatever_others_send(bad, reason):
+def test_statistics_are_checked_against_declaration(bad, reason):
     """Check a statistic against its declaration.
 
     It is the only upload, so it cannot be compared with others.
@@ -161,17 +161,17 @@ def test_the_declaration_says_what_a_statistic_is_like_whatever_others_send(bad,
     assert reason in reasons[0]
 
 
-def test_sound_uploads_may_differ_in_rows_and_length():
+def test_valid_uploads_may_differ_in_rows_and_norm():
     long_upload = upload(0, head=0.5 * LARGEST_NORM * torch.ones(2, 3))
     assert (
-        sift_one(upload(0, rows=0))[1]
-        == sift_one(upload(0, rows=1))[1]
-        == sift_one(long_upload)[1]
+        validate_with_others(upload(0, rows=0))[1]
+        == validate_with_others(upload(0, rows=1))[1]
+        == validate_with_others(long_upload)[1]
         == {}
     )
 
 
-def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
+def test_gradients_of_images_are_optional_but_validated():
     training = replace(
         TRAINING, uploads={**TRAINING.uploads, "image.": samples("gradients of single images")}
     )
@@ -188,7 +188,7 @@ def test_gradients_of_single_images_need_not_be_sent_but_have_to_fit():
     assert reasons == {3: "image.b has shape (1, 2, 2), expected (2, 2, 2)"}
 
 
-def test_a_round_without_enough_sound_uploads_stops():
+def test_round_with_too_few_valid_uploads_raises():
     guard = UploadValidator("toy", TRAINING, least=2)
     with pytest.raises(
         FczooError, match=r"1 of 1 uploads are valid, 2 needed; lower --min-clients"
@@ -231,7 +231,7 @@ def spoil_first(payloads):
 
 
 def repeat_first(payloads):
-    """Let the first client send its class statistics 50 times over, as if it were 50 clients."""
+    """Let the first client send its class statistics 50 times, as if it were 50 clients."""
     names = [n for n in payloads[0] if n.startswith(("gauss.", "local."))]
     many = {n: payloads[0][n].repeat(50, *[1] * (payloads[0][n].dim() - 1)) for n in names}
     return [payloads[0].holding({**payloads[0], **many}), *payloads[1:]]
@@ -240,9 +240,7 @@ def repeat_first(payloads):
 @pytest.mark.parametrize(
     ("name", "options"), [("hgp", {}), ("fppl", {}), ("ccvr", {"calibrate": "each_round"})]
 )
-def test_a_client_that_repeats_its_rows_is_turned_away_and_the_honest_stay(
-    make_bench, small_method, name, options
-):
+def test_client_with_repeated_rows_is_rejected(make_bench, small_method, name, options):
     bench, train = make_bench(rounds=1, epochs=1, outliers=4.0), ClientEngine.train
     with mock.patch.object(ClientEngine, "train", lambda *a: repeat_first(train(*a))):
         result = bench.run(small_method(name, **options))
@@ -251,13 +249,10 @@ def test_a_client_that_repeats_its_rows_is_turned_away_and_the_honest_stay(
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS.names() if name != "local"])
-def test_every_method_goes_on_without_a_broken_client(make_bench, small_method, name):
-    """Every method continues without a broken client.
+def test_every_method_continues_without_broken_client(make_bench, small_method, name):
+    """Continue without a broken client.
 
     It is rejected in every upload, in the log and in the result, whose numbers are all finite.
-
-    It is rejected in every upload, in the log and in the result; no result holds a number that is
-    none.
     """
     small = {"rounds": 1, "epochs": 1, "batch_size": 8}
     bench, method, log = make_bench(**small), small_method(name), Log()
@@ -281,7 +276,7 @@ def test_every_method_goes_on_without_a_broken_client(make_bench, small_method, 
     json.dumps(result.rejected, allow_nan=False)
 
 
-def test_dropped_clients_are_named_and_depend_on_the_seed_alone(make_bench, small_method):
+def test_dropped_clients_are_listed_and_depend_on_seed(make_bench, small_method):
     runs = [
         make_bench(drop_rate=0.4).run(small_method("fedavg", tune="head"), seed)
         for seed in (0, 0, 1)
@@ -289,7 +284,7 @@ def test_dropped_clients_are_named_and_depend_on_the_seed_alone(make_bench, smal
     assert runs[0].rejected == runs[1].rejected != runs[2].rejected
     assert runs[0].rejected
     assert {r["reason"] for r in runs[0].rejected} == {"dropped out"}
-    assert runs[0].client_rounds == 16 - len(runs[0].rejected)  # 3 + 3 + 2 + 2 + 3 + 3 were asked
+    assert runs[0].client_rounds == 16 - len(runs[0].rejected)  # 3 + 3 + 2 + 2 + 3 + 3 were drawn
 
 
 def test_too_few_clients_stop_the_run(make_bench, small_method):
@@ -303,7 +298,7 @@ def test_too_few_clients_stop_the_run(make_bench, small_method):
 # --- hostile clients
 
 
-def test_attackers_are_the_same_in_every_round_and_as_many_as_asked_for(make_bench, small_method):
+def test_attackers_match_setting_and_depend_on_seed(make_bench, small_method):
     bench = make_bench(attack="scale:5", attackers=0.67)
     attackers = {
         seed: bench.uplink(small_method("fedavg"), seed).attackers.numbers for seed in range(8)

@@ -1,4 +1,4 @@
-"""Updates much longer than others': a fault, or the only training that remains."""
+"""Norms of updates: rejected outliers, and valid updates next to converged clients."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ TASK = Task(0, 0, 2, 4, 2)
 TRAINING = Training({"head": Optim()})
 
 
-def test_who_still_learns_is_no_fault_where_others_have_nothing_left_to_learn():
-    """A client that still learns is not a fault.
+def test_norm_limit_among_converged_clients():
+    """Accept a client that still learns while the others have converged, up to a limit.
 
     Start [2, 3] of twos, norm 4.9; three clients move by 1e-6, the last by 19 (norm 46.5) or 21
     (51.4).
@@ -32,8 +32,11 @@ def test_who_still_learns_is_no_fault_where_others_have_nothing_left_to_learn():
 
 
 @pytest.mark.parametrize(("factor", "rejected"), [(900.0, set()), (1100.0, {1})])
-def test_of_two_updates_the_longer_one_is_compared_with_the_other(factor, rejected):
-    """Start [2, 3] of 0.01, norm 0.0245; the other client moves by 0.01, this one by a multiple."""
+def test_norm_limit_of_two_updates(factor, rejected):
+    """Compare the longer of two updates with the other one.
+
+    Start [2, 3] of 0.01, norm 0.0245; one client moves by 0.01, the other by a multiple.
+    """
     start = torch.full((2, 3), 0.01)
     payloads = {
         0: Payload({"head": start + 0.01}, 0, 5),

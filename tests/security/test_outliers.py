@@ -1,4 +1,4 @@
-"""Class statistics far from the other clients': outliers by hand, and the limits of a minority."""
+"""Outliers among class statistics: cases by hand, and limits on a minority of clients."""
 
 import json
 
@@ -47,11 +47,11 @@ def test_geometric_medians_by_hand():
     )
 
 
-def test_labelled_rows_by_hand():
+def test_outliers_of_labelled_rows_by_hand():
     """Compare outliers among labelled rows with values worked out by hand.
 
-    Class 2: distances 0, 1, 1 and 100 from the middle of the honest, so the last is left out; class
-    3 has two clients, who may differ.
+    Class 2: distances 0, 1, 1 and 100 from the middle of the honest, so the last is left out. Class
+    3 has only two clients, who may differ.
     """
     honest = [
         pool(0, c2=[0.0, 0.0]),
@@ -71,23 +71,21 @@ def test_labelled_rows_by_hand():
     )
 
 
-def test_a_huge_mean_does_not_hide_a_large_one():
-    """A huge mean does not hide a large one.
+def test_huge_mean_does_not_mask_large_mean():
+    """Leave out a large mean next to a huge one.
 
-    Distances 0, 0.1, 0.1, 500 and 1e12: the last two are out, although 500 is nothing next to 1e12.
+    Distances 0, 0.1, 0.1, 500 and 1e12: the last two are outliers, although 500 is small next to
+    1e12.
     """
     payloads = [pool(k, c2=[x]) for k, x in enumerate((0.0, 0.1, -0.1, 500.0, 1e12))]
     assert leave_out(payloads, ROWS, 3, SECOND)[1] == {3: [2], 4: [2]}
 
 
-def test_sums_by_hand():
+def test_outliers_of_sums_by_hand():
     """Compare outliers among sums with values worked out by hand.
 
     Means 1, 1, 3 and -50 of class 2 are in sums of different counts. Class 3, which only client 3
-    has, is not an outlier; sums of 0 images do not count.
-
-    Means 1, 1, 3 and -50 of class 2 are in sums of different counts. Class 3, which only client 3
-    has, is not an outlier; 0 images count nothing.
+    has, is not an outlier. Sums of 0 images are ignored.
     """
     counts, sums = (
         [[2, 0], [4, 0], [1, 0], [2, 5], [0, 0]],
@@ -101,11 +99,11 @@ def test_sums_by_hand():
         for k, (c, s) in enumerate(zip(counts, sums, strict=True))
     ]
     remainder, outliers = leave_out(payloads, SUMS, 1e9, SECOND)
-    assert outliers == {3: [2], 2: [2]}  # the median distance is 0: whoever differs at all is out
+    assert outliers == {3: [2], 2: [2]}  # the median distance is 0: any difference is an outlier
     assert remainder[3]["class.count"].tolist() == [0, 5]
     assert remainder[3]["class.sum"].flatten().tolist() == [0, 900]
     assert remainder[0]["class.sum"].tolist() == payloads[0]["class.sum"].tolist()
-    assert payloads[3]["class.count"][0] == 2  # the upload itself stays
+    assert payloads[3]["class.count"][0] == 2  # the upload itself is not changed
 
 
 @some
@@ -115,7 +113,7 @@ def test_sums_by_hand():
     factor=st.floats(1, 5),
     side=st.floats(1e4, 1e12),
 )
-def test_less_than_half_of_the_clients_cannot_get_far_means_in(seed, count, factor, side):
+def test_far_means_of_minority_are_outliers(seed, count, factor, side):
     rng = torch.Generator().manual_seed(seed)
     minority = (count - 1) // 2
     means = [
@@ -130,22 +128,22 @@ def test_less_than_half_of_the_clients_cannot_get_far_means_in(seed, count, fact
     assert any(len(p["local.label"]) for p in remainder)
     assert (
         leave_out([payloads[i] for i in range(count)[::-1]], ROWS, factor, SECOND)[1] == outliers
-    )  # whoever comes first
+    )  # in any order
 
 
 @pytest.mark.parametrize("name", ["fedncm", "hgp", "fppl", "pilora", "fedproto"])
-def test_a_run_leaves_hostile_statistics_out_and_says_so(make_bench, small_method, name):
+def test_run_drops_and_reports_hostile_statistics(make_bench, small_method, name):
     hostile = {"attack": "sign-flip:1", "attackers": 0.34, "epochs": 1}
     protection = make_bench(outliers=4.0, **hostile)
     result = protection.run(small_method(name))
     numbers = protection.uplink(small_method(name), 0).attackers.numbers
     outliers = [r for r in result.rejected if "statistics of classes" in r["reason"]]
     assert {r["client"] for r in outliers} >= numbers and len(numbers) == 1
-    if name == "fedncm":  # which nothing else protects
+    if name == "fedncm":  # no other defence applies
         assert result.metrics["A_N"] > make_bench(**hostile).run(small_method(name)).metrics["A_N"]
 
 
-def test_fedavg_says_what_its_head_starts_from(make_bench):
+def test_fedavg_counts_bytes_of_head_init_means(make_bench):
     result = make_bench(outliers=5.0, epochs=1).run(
         create_method("fedavg", "digits", head_init="means", tune="head")
     )
@@ -153,22 +151,22 @@ def test_fedavg_says_what_its_head_starts_from(make_bench):
     assert sum(result.uploaded.values()) == result.bytes_up
 
 
-def test_a_method_without_class_means_is_refused(make_bench):
+def test_method_without_class_means_is_rejected(make_bench):
     with pytest.raises(FczooError, match="outliers looks at class means, and fedavg uploads none"):
         make_bench(outliers=3.0).check(create_method("fedavg", "digits"))
 
 
-def test_far_statistics_are_noted_and_used_all_the_same(make_bench, small_method, monkeypatch):
-    """Statistics that are far, but not longer than features, are recorded and still used.
+def test_far_statistics_are_recorded_and_used(make_bench, small_method, monkeypatch):
+    """Record far statistics that are not longer than features, and use them.
 
-    Distances 0, 1, 1 and 100 from the median: the last is recorded; twice 20 would not be.
+    Distances 0, 1, 1 and 100 from the median: the last is recorded; 20 would not be.
     """
     similar = [pool(k, c2=[x, 0.0]) for k, x in enumerate((0.0, 1.0, -1.0))]
     assert extreme_clients([*similar, pool(3, c2=[100.0, 0.0])], ROWS, SECOND) == [3]
     assert extreme_clients([*similar, pool(3, c2=[20.0, 0.0])], ROWS, SECOND) == []
     assert (
         extreme_clients([pool(0, c2=[0.0]), pool(1, c2=[1e6])], ROWS, SECOND) == []
-    )  # no one can say who is right
+    )  # two clients: neither is an outlier
     assert make_bench().run(small_method("fedncm")).far == {}
     monkeypatch.setattr("fczoo.security.outliers.EXTREME_FACTOR", 4.0)
     result = make_bench(attack="sign-flip:1", attackers=0.34).run(small_method("fedncm"))
@@ -176,7 +174,7 @@ def test_far_statistics_are_noted_and_used_all_the_same(make_bench, small_method
     assert len(result.far) == 1 and all(number >= 1 for number in result.far.values())
 
 
-def test_far_statistics_are_told_below_the_table(make_run, tmp_path):
+def test_table_notes_far_statistics(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
     path = folder / "one" / "seed0" / "result.json"
     write_json(path, {**json.loads(path.read_text()), "far": {"3": 12}})

@@ -1,4 +1,4 @@
-"""Statistics that no honest client can have, in a world whose features are at most 5 long."""
+"""Statistics that no honest client can have, if features have at most norm 5."""
 
 import math
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ HONEST = {  # class 0: (3, 4) and (0, 0); class 1: none
 }
 
 
-def test_honest_statistics_pass_also_at_the_longest_feature():
+def test_honest_statistics_are_valid_up_to_largest_norm():
     assert fault(HONEST) == ""
     assert fault({"class.count": [1.0], "class.sum": [[3.0, 4.0]]}) == ""
     no_row = torch.empty(0, 2)
@@ -70,12 +70,12 @@ def test_honest_statistics_pass_also_at_the_longest_feature():
         ({"momentum": [6e3, 0.0]}, "momentum has norm 6e+03, at most 5e+03"),
     ],
 )
-def test_impossible_statistics_are_named(bad, reason):
+def test_impossible_statistics_are_rejected(bad, reason):
     assert fault({**HONEST, **bad}).startswith(reason)
 
 
-def test_projected_features_and_a_trained_norm_have_a_wide_bound():
-    """The width of 8 is four times that of features: 1000 x 5 x 2 = 10,000."""
+def test_projected_features_and_trained_norm_have_wide_bound():
+    """Bound features of width 8, four times the backbone's, by 1000 x 5 x 2 = 10,000."""
     wide = {"class.count": [1.0], "class.sum": [[9_000.0] + [0.0] * 7]}
     assert fault(wide) == ""
     wide["class.sum"] = [[11_000.0] + [0.0] * 7]
@@ -87,23 +87,26 @@ def test_projected_features_and_a_trained_norm_have_a_wide_bound():
 
 
 @pytest.mark.parametrize("name", ["ranpac", "stsae"])
-def test_random_features_as_wide_as_the_backbones_are_admitted(make_bench, small_method, name):
+def test_random_features_of_backbone_width_are_accepted(make_bench, small_method, name):
     assert not make_bench().run(small_method(name, width=BACKBONE_WIDTH)).rejected
 
 
-def test_rounding_of_large_matrices_is_no_fault():
+def test_rounding_of_large_matrices_is_accepted():
     features = torch.randn(1000, 300, generator=torch.Generator().manual_seed(0))
     assert matrix_fault(features.mT @ features) == ""
     assert matrix_fault(torch.zeros(3, 3)) == matrix_fault(torch.zeros(0, 0)) == ""
 
 
-def test_the_largest_value_is_the_cube_root_of_the_types_largest():
+def test_largest_value_is_cube_root_of_dtype_maximum():
     assert largest_value(torch.float32) == pytest.approx(6.98e12, rel=1e-3)
     assert largest_value(torch.int64) == math.inf
 
 
-def test_a_feature_is_no_longer_than_the_final_norm_allows():
-    """Scales 1 and -2 of width 4 and shift (3, 0, 0, 4): 2 sqrt(4) + 5 = 9."""
+def test_final_norm_bounds_features():
+    """Bound features by the largest scale times the root of the width, plus the norm of the shift.
+
+    Scales 1 and -2 of width 32 and shift (3, 4, 0, ...): 2 sqrt(32) + 5.
+    """
     weights = random_weights(CONFIG)
     weights["norm.weight"] = torch.ones(32)
     weights["norm.bias"] = torch.zeros(32)
@@ -116,14 +119,14 @@ def test_a_feature_is_no_longer_than_the_final_norm_allows():
     assert 0.3 * backbone.largest_norm < float(norms.max()) <= backbone.largest_norm
 
 
-def test_where_no_upload_is_left_the_reason_is_the_features(make_bench, small_method, monkeypatch):
+def test_error_without_valid_uploads_names_features(make_bench, small_method, monkeypatch):
     monkeypatch.setattr(Backbone, "largest_norm", 1e-3)
     with pytest.raises(FczooError, match="if the method projects features, declare it"):
         make_bench().run(small_method("fedncm"))
 
 
 @pytest.mark.parametrize(("name", "group"), [("fppl", "local.mean"), ("pilora", "class.mean")])
-def test_a_client_with_absurd_statistics_is_rejected_without_a_defence(
+def test_absurd_statistics_are_rejected_without_defence(
     make_bench, small_method, name, group, monkeypatch
 ):
     from fczoo.federation.engine import ClientEngine

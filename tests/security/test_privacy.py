@@ -1,4 +1,4 @@
-"""Uploads disclose what the documentation lists, and privacy promises hold."""
+"""Disclosures of uploads, and differential privacy."""
 
 import builtins
 import math
@@ -53,15 +53,18 @@ def gaussian_delta(multiplier: float, eps: float) -> float:
     ("noise", "uploads", "delta"),
     [(2.0, 1, 1e-5), (8.0, 1, 1e-5), (20.0, 15, 1e-5), (40.0, 100, 1e-6)],
 )
-def test_epsilon_agrees_with_the_closed_form(noise, uploads, delta):
-    """Epsilon agrees with the closed form: T uploads of multiplier m are one of m / sqrt(T)."""
+def test_epsilon_matches_closed_form(noise, uploads, delta):
+    """Compare with the closed form: T uploads of multiplier m are one of m / sqrt(T)."""
     ours = epsilon(noise, uploads, delta)
     multiplier = noise / 2 / math.sqrt(uploads)
     assert gaussian_delta(multiplier, ours) == pytest.approx(delta, rel=0.02)
 
 
-def test_epsilon_of_a_known_mechanism():
-    """Multiplier 1 at delta 1e-5 has epsilon 4.377, from the closed form by bisection."""
+def test_epsilon_of_known_mechanism():
+    """Compare with epsilon 4.377 of multiplier 1 at delta 1e-5.
+
+    The value is found in the closed form by bisection.
+    """
     low, high = 0.0, 50.0
     for _ in range(200):
         low, high = (
@@ -72,8 +75,8 @@ def test_epsilon_of_a_known_mechanism():
     assert epsilon(4.0, 10, 1e-5) < epsilon(4.0, 20, 1e-5) < epsilon(2.0, 20, 1e-5)
 
 
-def test_updates_are_clipped_as_one_vector_and_noise_has_the_stated_size():
-    """Clip updates as one vector; noise has the stated size.
+def test_updates_are_clipped_as_vector_and_noise_has_given_size():
+    """Clip updates as one vector, and add noise of the given size.
 
     The change is (3, 0, 0) and four times 2: norm 5.
     """
@@ -94,7 +97,7 @@ def test_updates_are_clipped_as_one_vector_and_noise_has_the_stated_size():
     assert not torch.equal(one, second_client)
 
 
-def test_updates_are_clipped_where_clients_send_them(make_bench, small_method, watch):
+def test_clients_send_clipped_updates(make_bench, small_method, watch):
     run = watch(make_bench(dp_clip=0.01, rounds=1), small_method("fedavg"))
     for call in run.rounds:
         for upload in call.payloads:
@@ -102,7 +105,7 @@ def test_updates_are_clipped_where_clients_send_them(make_bench, small_method, w
             assert 0 < change.norm() <= 0.01 * (1 + 1e-9)
 
 
-def test_an_update_that_is_not_finite_is_not_sent():
+def test_nonfinite_update_is_not_sent():
     """Do not send an update that is not finite.
 
     It has no norm, so its finite coordinates could not be clipped.
@@ -115,10 +118,11 @@ def test_an_update_that_is_not_finite_is_not_sent():
     assert [len(p) for p in out] == [0, 0, 2] and out[0].client == 4
 
 
-def test_noise_hides_that_training_has_diverged():
-    """A server may choose states with which training diverges only for some images.
+def test_noise_hides_diverged_training():
+    """Send noise around the start if training diverges, as for an update of zero.
 
-    With secure noise, z C = 2, the upload is noise around the start then, as of an update of zero.
+    Else a server could choose states with which training diverges only for some images. The secure
+    noise is z C = 2.
     """
     start = {"w": torch.full((20000,), 7.0)}
     privacy = Privacy(0, clip=1.0, noise=2.0, secure=True)
@@ -131,11 +135,12 @@ def test_noise_hides_that_training_has_diverged():
     assert not empty  # a client without images, whose number is public
 
 
-def test_rounding_does_not_grow_an_update():
-    """Around 2^25 float32 has steps of 4: updates of 2.1 must not become 4 before the noise.
+def test_rounding_does_not_enlarge_update():
+    """Add the noise before rounding.
 
-    Clipped to norm 300, 20,000 updates of 4 become 2.12; with noise of z C = 150 their mean is
-    2.12 with a deviation of 150 / sqrt(20,000) = 1.06 if rounding comes last, and else 4.
+    Around 2^25 float32 has steps of 4: updates of 2.1 must not become 4 before the noise. Clipped
+    to norm 300, 20,000 updates of 4 become 2.12. With noise of z C = 150 their mean is 2.12 with a
+    deviation of 150 / sqrt(20,000) = 1.06 if rounding comes last, and else 4.
     """
     start = {"w": torch.full((20000,), 2.0**25)}
     uploads = [Payload({"w": start["w"] + 4}, c, 3) for c in range(40)]
@@ -145,13 +150,13 @@ def test_rounding_does_not_grow_an_update():
     assert float(mean) == pytest.approx(2.12, abs=0.7)  # four deviations of 40 uploads
 
 
-def test_what_nobody_declared_does_not_leave_a_client_unclipped():
+def test_clipping_rejects_undeclared_tensor():
     raw = Payload({**upload().tensors, "raw.sums": torch.full((3,), 1e6)})
     with pytest.raises(FczooError, match=r"'raw.sums' is uploaded, too, and would go unprotected"):
         Privacy(0, clip=1e-6).protect([raw], START, TRAINING, ROUND)
 
 
-def test_secure_noise_is_normal_and_does_not_come_from_the_seed():
+def test_secure_noise_is_normal_and_ignores_seed():
     large = {"w": torch.zeros(40000)}
     one, two = (
         Privacy(0, clip=2.0, noise=3.0, secure=True).protect(
@@ -183,22 +188,21 @@ def test_statistics_of_rare_classes_are_withheld():
 
 
 @pytest.mark.parametrize("name", ["fedncm", "hgp", "pilora"])
-def test_a_run_goes_on_without_the_rare_classes(make_bench, small_method, watch, name):
+def test_run_continues_without_rare_classes(make_bench, small_method, watch, name):
     record = watch(make_bench(min_class_count=4), small_method(name))
     assert len(record.result.accuracy) == 3
 
 
-def test_a_noisy_run_states_its_epsilon(make_bench, small_method):
+def test_noisy_run_reports_epsilon(make_bench, small_method):
     result = make_bench(dp_clip=1.0, dp_noise=30.0).run(small_method("fedavg", tune="head"))
     assert result.privacy == {"epsilon": epsilon(30.0, 6, 1e-5), "delta": 1e-5}
     assert make_bench().run(small_method("fedncm")).privacy == {}
 
 
-def test_drawing_clients_is_counted_only_where_nobody_sees_who_is_drawn(make_bench, small_method):
-    """Credit for drawing needs secret draws.
+def test_subsampling_credit_needs_secret_draws(make_bench, small_method):
+    """Give credit for subsampling only if the draws are secret.
 
-    There are three tasks of two rounds; one of 3, 2 and 3 clients is drawn in each, or in each
-    task.
+    There are three tasks of two rounds. One of 3, 2 and 3 clients is drawn per round or per task.
     """
     method = small_method("fedavg", tune="head")
     noisy = {"dp_clip": 1.0, "dp_noise": 30.0, "participation": 0.34, "epochs": 1}
@@ -217,15 +221,15 @@ def test_drawing_clients_is_counted_only_where_nobody_sees_who_is_drawn(make_ben
     assert by_task == sampled_epsilon(30.0, [Draw(n, 1, 2, 1) for n in (3, 2, 3)], 1e-5) < public
 
 
-def test_credit_for_drawing_grows_as_fewer_are_drawn():
-    """Credit for drawing grows as fewer are drawn.
+def test_subsampling_credit_grows_with_fewer_clients():
+    """Give more credit if fewer clients are drawn, and none if all take part.
 
-    If all take part there is none: Renyi accounting gives no less than the exact one.
+    Renyi accounting gives no less than the exact epsilon.
     """
     epsilons = [sampled_epsilon(4.0, [Draw(100, m, 1, 50)], 1e-5) for m in (1, 10, 30)]
-    everybody = sampled_epsilon(4.0, [Draw(100, 100, 1, 50)], 1e-5)
+    full_participation = sampled_epsilon(4.0, [Draw(100, 100, 1, 50)], 1e-5)
     assert epsilons == sorted(epsilons)
-    assert epsilons[-1] < epsilon(4.0, 50, 1e-5) <= everybody
+    assert epsilons[-1] < epsilon(4.0, 50, 1e-5) <= full_participation
     assert sampled_epsilon(4.0, [Draw(9, 9, 1, 0), Draw(100, 1, 1, 50)], 1e-5) == epsilons[0]
 
 
@@ -245,19 +249,17 @@ def test_credit_for_drawing_grows_as_fewer_are_drawn():
         ({"min_class_count": 2}, "fppl", "min_class_count needs counts in addition to local."),
     ],
 )
-def test_a_promise_that_cannot_be_kept_is_refused_before_anything_runs(
-    make_bench, small_method, settings, name, says
-):
+def test_invalid_privacy_settings_are_rejected(make_bench, small_method, settings, name, says):
     with pytest.raises(FczooError, match=says):
         make_bench(**settings).check(small_method(name))
 
 
-def test_a_delta_too_small_to_reckon_with_is_refused():
+def test_too_small_delta_is_rejected():
     with pytest.raises(FczooError, match=r"dp.delta is 1e-18.*1e-12"):
         Settings(dp_delta=1e-18)
 
 
-def test_a_missing_accountant_is_named(monkeypatch):
+def test_missing_dp_accounting_is_reported(monkeypatch):
     epsilon.cache_clear()
     real = builtins.__import__
 
@@ -271,8 +273,8 @@ def test_a_missing_accountant_is_named(monkeypatch):
         epsilon(1.0, 1, 1e-5)
 
 
-def test_rare_classes_cannot_be_withheld_from_what_covers_all_of_them():
-    """Rare classes cannot be withheld from sums over all classes.
+def test_min_class_count_rejects_sums_over_all_classes():
+    """Reject withholding rare classes from sums over all classes.
 
     DDE sends the mean feature of all of a client's images, FedRidge their second moments.
     """
@@ -284,7 +286,7 @@ def test_rare_classes_cannot_be_withheld_from_what_covers_all_of_them():
     Privacy(0, least=2).check(create_method("lucir"))
 
 
-def test_show_says_what_a_server_could_learn():
+def test_show_lists_disclosures_of_uploads():
     page = part_page("hgp", "digits")
     assert "What a server could learn" in page
     assert DISCLOSURES["class variances"] in page
@@ -303,13 +305,13 @@ def test_show_says_what_a_server_could_learn():
         ("icarl", "kept.sum", "class means"),
     ],
 )
-def test_show_says_so_of_what_is_sent_at_a_tasks_boundaries_too(name, tensor, content):
+def test_show_lists_disclosures_at_task_boundaries(name, tensor, content):
     _, _, page = part_page(name, "digits").partition("What a server could learn")
     (line,) = [line for line in page.splitlines() if line.startswith(f"{content} (")]
     assert tensor in line and DISCLOSURES[content] in line
 
 
-def test_what_epsilon_covers_is_said_below_the_table(make_run, tmp_path):
+def test_table_notes_scope_of_epsilon(make_run, tmp_path):
     for name, noise in (("noisy", 2.0), ("plain", 0.0)):
         make_run(tmp_path / name, {"one": {0: 70.0}}, dp_clip=1.0, dp_noise=noise)
     sentence = (

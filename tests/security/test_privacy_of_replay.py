@@ -1,4 +1,4 @@
-"""Differential privacy of methods that replay or share: protected where only parameters leave."""
+"""Differential privacy of replay methods: protected if clients send only parameters."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ PROTECTED: dict[str, dict[str, Any]] = {"lander": {}, "mfcl": {}, "affcl": {"sta
 
 
 @pytest.mark.parametrize("name", PROTECTED)
-def test_all_that_a_client_sends_is_clipped(make_bench, small_method, watch, name) -> None:
-    """Clients send no statistics, and no tensors in addition to the trained ones, in any task."""
+def test_whole_upload_is_clipped(make_bench, small_method, watch, name) -> None:
+    """Clip uploads, which hold only trained tensors and no statistics, in every task."""
     method = small_method(name, **PROTECTED[name])
     record = watch(make_bench(dp_clip=CLIP, rounds=1, epochs=1), method)
     assert [call for call in record.calls if call.payloads] == record.rounds
@@ -25,7 +25,7 @@ def test_all_that_a_client_sends_is_clipped(make_bench, small_method, watch, nam
 
 
 @pytest.mark.parametrize("name", PROTECTED)
-def test_noise_states_its_epsilon(make_bench, small_method, name) -> None:
+def test_noisy_run_reports_epsilon(make_bench, small_method, name) -> None:
     settings = {"dp_clip": CLIP, "dp_noise": 30.0, "rounds": 1, "epochs": 1}
     result = make_bench(**settings).run(small_method(name, **PROTECTED[name]))
     assert result.privacy == {"epsilon": epsilon(30.0, 3, 1e-5), "delta": 1e-5}
@@ -46,7 +46,7 @@ def test_noise_states_its_epsilon(make_bench, small_method, name) -> None:
         ("uopp", {}, "class means, class variances, counts, surveys"),
     ],
 )
-def test_other_uploads_are_refused_in_one_line(
+def test_other_uploads_are_rejected_with_one_line(
     make_bench, small_method, name, options, sends
 ) -> None:
     with pytest.raises(FczooError) as refusal:

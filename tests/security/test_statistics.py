@@ -27,7 +27,7 @@ def gauss(client: int, label: int, mean: float, var: float = 1.0) -> Payload:
 @pytest.mark.parametrize(
     ("centre", "expected"), [("median", 2.5), ("trimmed_mean", 2.5), ("geometric_median", 2.5)]
 )
-def test_rows_by_hand(centre, expected):
+def test_centres_of_rows_by_hand(centre, expected):
     """Compare centres of rows with values worked out by hand.
 
     Class 2 has the means 1, 2, 3 and 1e6; class 3 two clients, who may both be right.
@@ -42,17 +42,17 @@ def test_rows_by_hand(centre, expected):
     assert 2 <= means[0] <= 3
     assert means[4:] == [15, 15]
     assert 2 <= float(out[0]["gauss.var"]) <= 3
-    if centre != "geometric_median":  # on a line every point between the middle two is one
+    if centre != "geometric_median":  # every point between the middle two is one
         assert means[0] == expected
     assert all(float(p["gauss.count"]) == 2 and "x" in p for p in out)
-    assert float(payloads[3]["gauss.mean"]) == 1e6  # the upload itself stays
+    assert float(payloads[3]["gauss.mean"]) == 1e6  # the upload itself is not changed
 
 
 @pytest.mark.parametrize("centre", CENTRES)
-def test_sums_become_counts_times_the_centre(centre):
-    """Sums become counts times the centre.
+def test_sums_equal_counts_times_centre(centre):
+    """Replace sums by counts times the centre.
 
-    Means 1, 1, 1 and 50 of class 2; of class 3 no one but client 0 has an image.
+    Class 2 has the means 1, 1, 1 and 50; only client 0 has an image of class 3.
     """
     counts, sums = [[2, 4], [1, 0], [3, 0], [5, 0]], [[2, 8], [1, 0], [3, 0], [250, 0]]
     payloads = [
@@ -70,13 +70,13 @@ def test_sums_become_counts_times_the_centre(centre):
 
 
 @pytest.mark.parametrize("name", ["hgp", "fppl", "ccvr", "fedproto", "fedncm", "pilora"])
-def test_a_run_merges_from_the_centre(make_bench, small_method, name):
+def test_run_merges_centres(make_bench, small_method, name):
     hostile = {"attack": "sign-flip:1", "attackers": 0.34, "epochs": 1, "rounds": 1}
     options = {"calibrate": "each_round"} if name == "ccvr" else {}
     bench = make_bench(merge_statistics="geometric_median", **hostile)
     result = bench.run(small_method(name, **options))
     assert len(result.accuracy) == 3
-    if name == "fedncm":  # which nothing else protects
+    if name == "fedncm":  # no other defence applies
         assert result.metrics["A_N"] > make_bench(**hostile).run(small_method(name)).metrics["A_N"]
 
 
@@ -93,6 +93,6 @@ def test_a_run_merges_from_the_centre(make_bench, small_method, name):
         ),
     ],
 )
-def test_where_it_makes_no_sense_it_is_refused(make_bench, small_method, name, options, says):
+def test_unsupported_methods_are_rejected(make_bench, small_method, name, options, says):
     with pytest.raises(FczooError, match=says):
         make_bench(merge_statistics="median").check(small_method(name, **options))

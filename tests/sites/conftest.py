@@ -1,4 +1,4 @@
-"""Images in folders, and an agreement on them."""
+"""Fixtures: folders of images and an agreement."""
 
 from pathlib import Path
 
@@ -19,6 +19,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def agreement_folder(tmp_path: Path) -> Path:
-    """Return the folder of an agreement."""
+    """Write an agreement and return its folder."""
     write_agreement(tmp_path / "agreed", "hgp", NAMES, TASKS, SETTINGS)
     return tmp_path / "agreed"

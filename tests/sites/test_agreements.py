@@ -1,4 +1,4 @@
-"""Sites with folders of images, and the three files on which they agree."""
+"""Sites with folders of images, and the three files of their agreement."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from helpers_site_folders import CLASSES, SETTINGS, TASKS, simulated_folders
 from helpers_sites import NAMES, LocalConnection
 
 
-def way_of(agreement_folder, data, folder):
+def connection_of(agreement_folder, data, folder):
     agreement = read_agreement(agreement_folder)
     return LocalConnection(
         {k: open_site(agreement, n, data / n, folder / n) for k, n in enumerate(agreement.sites)}
@@ -27,13 +27,13 @@ def way_of(agreement_folder, data, folder):
 
 
 @pytest.mark.parametrize("method", ["hgp", "icarl"])
-def test_folders_of_sites_give_the_numbers_of_a_simulation(
-    agreement_folder, data, tmp_path, method
-):
+def test_site_folders_match_simulation(agreement_folder, data, tmp_path, method):
     run = agreement_folder / "run.toml"
     run.write_text(run.read_text().replace('"hgp"', f'"{method}"'))
     result = open_server(
-        read_agreement(agreement_folder), data / "test", way_of(agreement_folder, data, tmp_path)
+        read_agreement(agreement_folder),
+        data / "test",
+        connection_of(agreement_folder, data, tmp_path),
     ).run()
     simulation = simulated_folders(agreement_folder, data).run(create_method(method))
     assert result.metrics["A_N"] == pytest.approx(simulation.metrics["A_N"], abs=1e-5)
@@ -43,9 +43,7 @@ def test_folders_of_sites_give_the_numbers_of_a_simulation(
     assert result.bytes_up == simulation.bytes_up > 0
 
 
-def test_images_and_features_are_kept_in_a_sites_own_folder_for_its_owner_alone(
-    agreement_folder, data, tmp_path, monkeypatch
-):
+def test_caches_are_private_and_in_site_folder(agreement_folder, data, tmp_path, monkeypatch):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
     run = agreement_folder / "run.toml"
     run.write_text(run.read_text().replace('"hgp"', '"fedncm"'))
@@ -53,7 +51,7 @@ def test_images_and_features_are_kept_in_a_sites_own_folder_for_its_owner_alone(
     open_server(
         read_agreement(agreement_folder),
         data / "test",
-        way_of(agreement_folder, data, tmp_path),
+        connection_of(agreement_folder, data, tmp_path),
         server,
     ).run()
     for folder in (server / "cache", *(tmp_path / name for name in NAMES)):
@@ -63,28 +61,25 @@ def test_images_and_features_are_kept_in_a_sites_own_folder_for_its_owner_alone(
     assert not (tmp_path / "home").exists()
 
 
-def test_a_class_list_in_another_order_changes_labels_alone(agreement_folder, data, tmp_path):
-    """Another order of classes changes only labels.
-
-    Original labels follow the list, tasks the schedule, and the order of the images neither.
-    """
+def test_class_list_order_changes_only_labels(agreement_folder, data, tmp_path):
+    """Change only the original labels if the class list has another order."""
     first = open_server(
         read_agreement(agreement_folder),
         data / "test",
-        way_of(agreement_folder, data, tmp_path / "a"),
+        connection_of(agreement_folder, data, tmp_path / "a"),
     ).run()
     (agreement_folder / "classes.txt").write_text("\n".join(reversed(CLASSES)))
     second = open_server(
         read_agreement(agreement_folder),
         data / "test",
-        way_of(agreement_folder, data, tmp_path / "b"),
+        connection_of(agreement_folder, data, tmp_path / "b"),
     ).run()
     assert first.class_order == [5, 1, 0, 4, 3, 2]
     assert second.class_order == [0, 4, 5, 1, 2, 3]
     assert first.accuracy == second.accuracy
 
 
-def test_a_site_with_another_schedule_refuses(agreement_folder, data, tmp_path):
+def test_site_rejects_other_schedule(agreement_folder, data, tmp_path):
     site = open_site(read_agreement(agreement_folder), "lyon", data / "lyon", tmp_path / "lyon")
     terms = {**site.terms, "schedule": [["bee", "fox"], *site.terms["schedule"][1:]]}
     answer = site.answer(serialize(CALL, Call("a run", terms)))
@@ -94,14 +89,14 @@ def test_a_site_with_another_schedule_refuses(agreement_folder, data, tmp_path):
     )
 
 
-def test_a_folder_that_is_no_class_is_named(agreement_folder, data, tmp_path):
+def test_unknown_class_folder_is_rejected(agreement_folder, data, tmp_path):
     shutil.copytree(data / "lyon", tmp_path / "images")
     (tmp_path / "images" / "bee").rename(tmp_path / "images" / "Bee")
     with pytest.raises(FczooError, match=r"images/Bee is not a class in classes\.txt"):
         open_site(read_agreement(agreement_folder), "lyon", tmp_path / "images", tmp_path / "lyon")
 
 
-def test_files_that_a_site_does_not_read_are_said(agreement_folder, data, tmp_path, caplog):
+def test_site_warns_about_unread_files(agreement_folder, data, tmp_path, caplog):
     shutil.copytree(data / "lyon", tmp_path / "images")
     image = next((tmp_path / "images" / "bee").iterdir())
     Image.open(image).save(tmp_path / "images" / "bee" / "x.tga")
@@ -113,11 +108,8 @@ def test_files_that_a_site_does_not_read_are_said(agreement_folder, data, tmp_pa
     assert len(site.world.stream.train.labels) == len(list((data / "lyon").rglob("*.*")))
 
 
-def test_class_names_are_compared_in_one_unicode_form(agreement_folder, data, tmp_path):
-    """Compare class names in one Unicode form.
-
-    A folder from macOS has its accents separate from their letters (NFD); the list has not (NFC).
-    """
+def test_class_names_are_unicode_normalised(agreement_folder, data, tmp_path):
+    """Match a folder name from macOS (NFD) with the class list (NFC)."""
     for name in ("classes.txt", "schedule.json"):
         text = (
             (agreement_folder / name)
@@ -135,14 +127,14 @@ def test_class_names_are_compared_in_one_unicode_form(agreement_folder, data, tm
     assert classes.count(unicodedata.normalize("NFC", "béé")) == len(list(folder.iterdir()))
 
 
-def test_the_server_needs_test_images_of_every_class(agreement_folder, data, tmp_path):
+def test_server_needs_test_images_of_every_class(agreement_folder, data, tmp_path):
     shutil.copytree(data / "test", tmp_path / "test")
     shutil.rmtree(tmp_path / "test" / "eel")
     with pytest.raises(FczooError, match=r"no test image of class eel in .*test"):
         open_server(read_agreement(agreement_folder), tmp_path / "test", LocalConnection({}))
 
 
-def test_a_class_of_which_no_site_has_images_is_told(agreement_folder, data, tmp_path):
+def test_task_without_images_is_rejected(agreement_folder, data, tmp_path):
     (agreement_folder / "classes.txt").write_text("\n".join([*CLASSES, "gnu"]))
     tasks = {"tasks": [*map(list, TASKS), ["gnu"]]}
     (agreement_folder / "schedule.json").write_text(json.dumps(tasks))
@@ -152,7 +144,7 @@ def test_a_class_of_which_no_site_has_images_is_told(agreement_folder, data, tmp
         open_server(
             read_agreement(agreement_folder),
             tmp_path / "test",
-            way_of(agreement_folder, data, tmp_path),
+            connection_of(agreement_folder, data, tmp_path),
         )
 
 
@@ -190,24 +182,24 @@ def test_a_class_of_which_no_site_has_images_is_told(agreement_folder, data, tmp
         ("run.toml", 'method = "joint"\nsites = ["a"]', "pools the images"),
     ],
 )
-def test_files_of_an_agreement_are_checked(agreement_folder, file, content, words):
+def test_invalid_agreement_file_is_rejected(agreement_folder, file, content, words):
     (agreement_folder / file).write_text(content)
     with pytest.raises(FczooError, match=words) as caught:
         read_agreement(agreement_folder)
     assert "\n" not in str(caught.value)
 
 
-def test_an_agreement_is_not_overwritten(agreement_folder):
+def test_agreement_is_not_overwritten(agreement_folder):
     with pytest.raises(FczooError, match="exists already"):
         write_agreement(agreement_folder, "hgp", NAMES, TASKS, SETTINGS)
 
 
-def test_no_site_has_another_name(agreement_folder, data, tmp_path):
+def test_unknown_site_name_is_rejected(agreement_folder, data, tmp_path):
     with pytest.raises(FczooError, match="no site is called 'london'"):
         open_site(read_agreement(agreement_folder), "london", data / "lyon", tmp_path)
 
 
-def test_without_cryptography_no_keys_are_written(agreement_folder, tmp_path, monkeypatch):
+def test_init_needs_cryptography(agreement_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
     words = [
         "site",
@@ -222,7 +214,7 @@ def test_without_cryptography_no_keys_are_written(agreement_folder, tmp_path, mo
     assert result.exit_code == 1 and "pip install 'fczoo[sites]'" in result.output
 
 
-def test_without_flare_no_job_is_written(agreement_folder, tmp_path, monkeypatch):
+def test_job_needs_nvflare(agreement_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvflare.apis.controller_spec", None)
     monkeypatch.delitem(sys.modules, "fczoo.sites.flare", raising=False)
     result = CliRunner().invoke(

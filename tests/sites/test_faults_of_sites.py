@@ -1,4 +1,4 @@
-"""Sites that die, are silent, send rubbish, or differ from the agreement."""
+"""Sites that are killed, are silent, send damaged data or differ from the agreement."""
 
 from dataclasses import replace
 
@@ -20,10 +20,10 @@ from fczoo.sites.site import Site
 from helpers_sites import NAMES, LocalConnection, own_world, server_of, simulate, sites_of
 
 
-class Dying(LocalConnection):
-    """Lose all site processes before each second exchange, and the answers of each third one.
+class RestartingConnection(LocalConnection):
+    """Restart all sites before each second exchange; repeat each third exchange.
 
-    The server loses all answers of each third.
+    Sites are also restarted before the repetition, which must give the same answers.
     """
 
     def __init__(self, start_site, sites):
@@ -43,7 +43,7 @@ class Dying(LocalConnection):
 
 
 @pytest.mark.parametrize("name", ["icarl", "lwf", "glfc", "fedcof"])
-def test_killed_sites_go_on_from_their_folders(make_bench, small_method, tmp_path, name):
+def test_killed_sites_resume_from_their_folders(make_bench, small_method, tmp_path, name):
     method, bench = (
         small_method(name),
         make_bench(epochs=1, local="scaffold" if name == "lwf" else None),
@@ -52,54 +52,56 @@ def test_killed_sites_go_on_from_their_folders(make_bench, small_method, tmp_pat
     def start_site(number: int) -> Site:
         return Site(own_world(bench, number), method, 0, number, NAMES, tmp_path / str(number))
 
-    way = Dying(start_site, sites_of(bench, method, tmp_path))
+    way = RestartingConnection(start_site, sites_of(bench, method, tmp_path))
     remote, simulation = server_of(bench, method, way), simulate(bench, method)
     assert repr(remote.run().accuracy) == repr(simulation.run().accuracy)
     assert way.lost
 
 
-def test_a_silent_site_is_one_that_drops_out(make_bench, small_method, tmp_path):
+def test_silent_site_is_recorded_as_dropped_out(make_bench, small_method, tmp_path):
     bench, method = make_bench(epochs=1), small_method("fedavg")
 
-    class Deaf(LocalConnection):
+    class SilentSiteConnection(LocalConnection):
         def __call__(self, questions, limit, /):
             answers = dict(super().__call__(questions, limit))
             if len(self.passed) == 6:  # the first round, after three enrolments
                 del answers[1]
             return answers
 
-    run = server_of(bench, method, Deaf(sites_of(bench, method, tmp_path)))
+    run = server_of(bench, method, SilentSiteConnection(sites_of(bench, method, tmp_path)))
     result = run.run()
     assert result.rejected == [{"task": 0, "moment": 0, "client": 1, "reason": "dropped out"}]
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"nothing", b"\0" * 100])
-def test_damaged_answers_are_told_and_left_out(make_bench, small_method, tmp_path, caplog, rubbish):
+def test_damaged_answers_are_reported_and_ignored(
+    make_bench, small_method, tmp_path, caplog, rubbish
+):
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
 
-    class Broken(LocalConnection):
+    class DamagingConnection(LocalConnection):
         def __call__(self, questions, limit, /):
             answers = dict(super().__call__(questions, limit))
             return answers if len(self.passed) == 3 else {**answers, 2: rubbish}
 
-    run = server_of(bench, method, Broken(sites_of(bench, method, tmp_path)))
+    run = server_of(bench, method, DamagingConnection(sites_of(bench, method, tmp_path)))
     result = run.run()
     assert {entry["client"] for entry in result.rejected} == {2}
     assert all(entry["reason"].startswith("sent no upload: ") for entry in result.rejected)
     assert "site lyon: sent no upload: " in caplog.text
 
 
-def test_an_answer_to_another_question_is_left_out(make_bench, small_method, tmp_path, caplog):
+def test_answer_to_other_question_is_ignored(make_bench, small_method, tmp_path, caplog):
     bench, method = make_bench(epochs=1, rounds=2), small_method("fedavg")
 
-    class Late(LocalConnection):
+    class LateConnection(LocalConnection):
         def __call__(self, questions, limit, /):
             answers = dict(super().__call__(questions, limit))
-            if len(self.passed) == 9:  # the second round gets what site 0 said in the first
+            if len(self.passed) == 9:  # repeat the answer of site 0 to the first round
                 answers[0] = next(a for k, q, a in self.passed[3:] if k == 0)
             return answers
 
-    result = server_of(bench, method, Late(sites_of(bench, method, tmp_path))).run()
+    result = server_of(bench, method, LateConnection(sites_of(bench, method, tmp_path))).run()
     assert [entry["client"] for entry in result.rejected] == [0]
     assert "it answers another request" in caplog.text
 
@@ -112,7 +114,7 @@ def test_an_answer_to_another_question_is_left_out(make_bench, small_method, tmp
         (Enrolment([1, 1, 10**12], None), "site paris sent no enrolment: images"),
     ],
 )
-def test_enrolments_that_cannot_be_are_refused(make_bench, small_method, enrolment, words):
+def test_invalid_enrolments_are_rejected(make_bench, small_method, enrolment, words):
     def way(questions, limit):
         return dict.fromkeys(questions, serialize(ENROLMENT, enrolment))
 
@@ -127,11 +129,8 @@ def test_enrolments_that_cannot_be_are_refused(make_bench, small_method, enrolme
         ({"min_class_count": 3}, "setting min_class_count is 3 here and 1 at the server"),
     ],
 )
-def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, changes, words):
-    """Sites refuse other settings.
-
-    They also refuse a server's settings that would have them protect less than agreed.
-    """
+def test_site_rejects_other_settings(make_bench, small_method, tmp_path, changes, words):
+    """Reject other settings, also those that protect data less than agreed."""
     method, bench = small_method("fedncm"), make_bench()
     sites = sites_of(bench, method, tmp_path)
     sites[1] = sites_of(make_bench(**changes), method, tmp_path / "other")[1]
@@ -157,10 +156,10 @@ def test_sites_with_other_settings_refuse(make_bench, small_method, tmp_path, ch
         ),
     ],
 )
-def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms, words):
+def test_site_rejects_other_terms(make_bench, small_method, tmp_path, terms, words):
     bench, method = make_bench(), small_method("fedavg")
 
-    class OtherTerms(LocalConnection):
+    class OtherTermsConnection(LocalConnection):
         def __call__(self, questions, limit, /):
             calls = {site: change_terms(call) for site, call in questions.items()}
             return super().__call__(calls, limit)
@@ -171,7 +170,7 @@ def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms
         return serialize(CALL, Call(call.run, {**call.terms, **new}))
 
     with pytest.raises(FczooError, match=f"^site paris: {words}; give both the same$"):
-        server_of(bench, method, OtherTerms(sites_of(bench, method, tmp_path)))
+        server_of(bench, method, OtherTermsConnection(sites_of(bench, method, tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -183,14 +182,14 @@ def test_sites_with_other_terms_refuse(make_bench, small_method, tmp_path, terms
         ("fedavg", {"dp_clip": 1.0, "dp_noise": 1.0}, "dp_secure = true"),
     ],
 )
-def test_what_cannot_be_between_sites_is_refused(
+def test_sites_reject_unsupported_settings(
     make_bench, small_method, tmp_path, name, settings, words
 ):
     with pytest.raises(FczooError, match=words):
         sites_of(make_bench(**settings), small_method(name), tmp_path)
 
 
-def test_questions_of_another_run_and_rubbish_are_refused(make_bench, small_method, tmp_path):
+def test_site_rejects_invalid_questions(make_bench, small_method, tmp_path):
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
     sites = sites_of(bench, method, tmp_path)
     way = LocalConnection(sites)
@@ -205,10 +204,8 @@ def test_questions_of_another_run_and_rubbish_are_refused(make_bench, small_meth
         assert words in deserialize(REFUSAL, answer, Refusal)[0].reason
 
 
-def test_a_site_whose_agreement_has_changed_leaves_the_run(
-    make_bench, small_method, tmp_path, caplog
-):
-    """It is started again in the middle of a run, when the server compares no terms."""
+def test_site_with_changed_agreement_leaves_run(make_bench, small_method, tmp_path, caplog):
+    """Restart a site in the middle of a run, when the server does not compare terms."""
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
     way = LocalConnection(sites_of(bench, method, tmp_path))
     run = server_of(bench, method, way)
@@ -220,30 +217,30 @@ def test_a_site_whose_agreement_has_changed_leaves_the_run(
     assert f"site paris: {reason}" in caplog.text
 
 
-def test_a_site_that_fails_is_left_out_and_no_text_of_its_error_leaves(
+def test_failed_site_is_skipped_and_error_text_stays_private(
     make_bench, small_method, tmp_path, monkeypatch, caplog
 ):
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
     sites = sites_of(bench, method, tmp_path)
     run = server_of(bench, method, LocalConnection(sites))
 
-    def failing(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("patient 4711")
 
-    monkeypatch.setattr(sites[1], "_client", failing)
+    monkeypatch.setattr(sites[1], "_client", fail)
     result = run.run()
     reason = "refused: RuntimeError at the site; its log has the reason"
     assert {(r["client"], r["reason"]) for r in result.rejected} == {(1, reason)}
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert warnings and set(warnings) == {f"site rome: {reason}; the round continues without it"}
     for number in (0, 2):
-        monkeypatch.setattr(sites[number], "_client", failing)
+        monkeypatch.setattr(sites[number], "_client", fail)
     words = f"no site sends valid uploads in task 1, round 1; site paris: {reason}; site rome"
     with pytest.raises(FczooError, match=f"^{words}"):
         server_of(bench, method, LocalConnection(sites), "another").run()
 
 
-def test_a_damaged_folder_of_a_site_is_named(make_bench, small_method, tmp_path):
+def test_damaged_site_folder_is_rejected(make_bench, small_method, tmp_path):
     bench, method = make_bench(), small_method("fedavg")
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "kept.safetensors").write_bytes(b"nothing")
@@ -251,22 +248,19 @@ def test_a_damaged_folder_of_a_site_is_named(make_bench, small_method, tmp_path)
         sites_of(bench, method, tmp_path)
 
 
-def test_a_class_that_no_site_has_is_no_answer(make_bench, small_method, tmp_path):
-    """Never answer a class that no site has, as in a simulation.
-
-    Refuse a task without any image.
-    """
+def test_task_without_images_at_any_site_is_rejected(make_bench, small_method, tmp_path):
+    """Accept classes that some site has; reject a task without images."""
     bench, method = make_bench(epochs=1), small_method("fedncm")
     run = server_of(bench, method, LocalConnection(sites_of(bench, method, tmp_path)))
     assert run.world.classes_with_images(bench.stream.tasks[-1]).all()
     sites = sites_of(bench, method, tmp_path / "again")
     for site in sites.values():
-        site.world = replace(site.world, partition=none_of_the_last(site.world.partition))
+        site.world = replace(site.world, partition=without_last_task(site.world.partition))
     with pytest.raises(FczooError, match="no site has an image of task 3"):
         server_of(bench, method, LocalConnection(sites))
     assert len(NAMES) == 3
 
 
-def none_of_the_last(partition):
+def without_last_task(partition):
     empty = [part[:0] for part in partition.tasks[-1]]
     return replace(partition, tasks=(*partition.tasks[:-1], type(partition.tasks[-1])(empty)))

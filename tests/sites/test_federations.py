@@ -1,4 +1,4 @@
-"""Federations over real connections: the numbers of a simulation, failures, restarts, folders."""
+"""Federations over real connections: equality with a simulation, failures and restarts."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from fczoo.sites.site_data import CHECKPOINT, RUN_START_FILE
 from helpers_site_folders import simulated_folders
 from helpers_sites import NAMES, free_port
 
-LONGEST = 240.0  # seconds for which anything is waited for
+TIMEOUT = 240.0  # seconds
 
 
 def run_command(*words: object) -> Result:
@@ -53,10 +53,10 @@ def federation(agreement_folder, tmp_path) -> Path:
 
 @contextmanager
 def sites_in_threads(federation: Path, data: Path, *names: str) -> Iterator[dict[str, object]]:
-    """Run sites as long as the block; afterwards the folder of the model or the error of each."""
+    """Run sites during the block; yield the model folder or the error of each."""
     outcomes: dict[str, object] = {}
 
-    def take_part(name: str) -> None:
+    def run_site(name: str) -> None:
         folder, address = federation / name, read_place(federation / name)[1]
         agreement = read_agreement(folder / "agreed")
         try:
@@ -66,12 +66,12 @@ def sites_in_threads(federation: Path, data: Path, *names: str) -> Iterator[dict
         except FczooError as error:
             outcomes[name] = error
 
-    threads = [threading.Thread(target=take_part, args=(name,), daemon=True) for name in names]
+    threads = [threading.Thread(target=run_site, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
     yield outcomes
     for thread in threads:
-        thread.join(LONGEST)
+        thread.join(TIMEOUT)
 
 
 def serve(federation: Path, images: Path, patience: float = 60.0) -> Result:
@@ -80,7 +80,7 @@ def serve(federation: Path, images: Path, patience: float = 60.0) -> Result:
     )
 
 
-def same_numbers(federation: Path, agreement_folder: Path, data: Path) -> None:
+def assert_result_equals_simulation(federation: Path, agreement_folder: Path, data: Path) -> None:
     """Compare the result of a server with that of a simulation."""
     result = read_result(federation / "server" / "result.json")
     simulation = simulated_folders(agreement_folder, data).run(create_method("hgp"))
@@ -91,13 +91,11 @@ def same_numbers(federation: Path, agreement_folder: Path, data: Path) -> None:
     assert (result.bytes_up, result.bytes_down) == (simulation.bytes_up, simulation.bytes_down)
 
 
-def test_three_sites_get_the_numbers_of_a_simulation_and_the_model(
-    federation, agreement_folder, data
-):
+def test_three_sites_match_simulation_and_get_model(federation, agreement_folder, data):
     with sites_in_threads(federation, data, *NAMES) as outcomes:
         result = serve(federation, data / "test")
     assert result.exit_code == 0, result.output
-    same_numbers(federation, agreement_folder, data)
+    assert_result_equals_simulation(federation, agreement_folder, data)
     assert "MB on the wire" in result.output and "A_N" in result.output
     model = federation / "server" / "model"
     for name in NAMES:
@@ -120,7 +118,7 @@ def test_three_sites_get_the_numbers_of_a_simulation_and_the_model(
     assert not any(path.stat().st_mode & 0o077 for path in private)
 
 
-def without_a_class(data: Path, folder: Path) -> Path:
+def copy_without_class(data: Path, folder: Path) -> Path:
     shutil.copytree(data / "test", folder)
     shutil.rmtree(folder / "eel")
     return folder
@@ -138,13 +136,13 @@ def without_a_class(data: Path, folder: Path) -> Path:
         ("a full disk", "No space left on device: result.json"),
     ],
 )
-def test_a_failure_is_one_line_at_the_server_and_at_all_sites(
+def test_failure_is_reported_at_server_and_sites(
     federation, data, tmp_path, monkeypatch, kind, reason
 ):
     monkeypatch.setattr(node, "RETRY", 0.1)
     images = data / "test"
     if kind == "no test image":
-        images = without_a_class(data, tmp_path / "test")
+        images = copy_without_class(data, tmp_path / "test")
     elif kind == "too large":
         run = federation / "server" / "agreed" / "run.toml"
         run.write_text(f"answer_mb = 0\n{run.read_text()}")
@@ -173,7 +171,7 @@ def test_a_failure_is_one_line_at_the_server_and_at_all_sites(
     assert state.startswith("failed, ") and reason in state
 
 
-def test_a_server_that_is_stopped_says_so_and_can_be_started_again(federation, data, monkeypatch):
+def test_stopped_server_reports_how_to_resume(federation, data, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -185,12 +183,12 @@ def test_a_server_that_is_stopped_says_so_and_can_be_started_again(federation, d
     assert run_command("status", federation / "server").output.startswith("failed, ")
 
 
-def test_sites_learn_that_the_server_kept_no_model(federation, data, monkeypatch):
-    class WithoutModel:
+def test_sites_report_missing_server_model(federation, data, monkeypatch):
+    class RunWithoutModel:
         def run_to(self, outcome: Path) -> None:
             outcome.write_text("{}")
 
-    monkeypatch.setattr(node, "open_server", lambda *_: WithoutModel())
+    monkeypatch.setattr(node, "open_server", lambda *_: RunWithoutModel())
     with sites_in_threads(federation, data, *NAMES) as outcomes:
         node.start(federation / "server", data / "test", 60.0)
     message = (
@@ -199,7 +197,7 @@ def test_sites_learn_that_the_server_kept_no_model(federation, data, monkeypatch
     assert all(str(error).startswith(message) for error in outcomes.values()), outcomes
 
 
-def test_a_site_that_is_absent_is_named(federation, data, monkeypatch):
+def test_absent_site_is_reported(federation, data, monkeypatch):
     monkeypatch.setattr(transport, "GRACE", 0.0)
     with sites_in_threads(federation, data, "paris", "lyon") as outcomes:
         result = serve(federation, data / "test", patience=3)
@@ -209,7 +207,7 @@ def test_a_site_that_is_absent_is_named(federation, data, monkeypatch):
 
 
 @contextmanager
-def process(log: Path, *words: object) -> Iterator[subprocess.Popen[bytes]]:
+def start_process(log: Path, *words: object) -> Iterator[subprocess.Popen[bytes]]:
     """Start ``fczoo site start`` and kill it afterwards."""
     command = [sys.executable, "-m", "fczoo", "site", "start", *map(str, words)]
     with log.open("ab") as out:
@@ -223,15 +221,15 @@ def process(log: Path, *words: object) -> Iterator[subprocess.Popen[bytes]]:
             site_process.wait()
 
 
-def wait(for_what: Callable[[], object], log: Path) -> None:
-    end = time.monotonic() + LONGEST
-    while not for_what():
+def wait(condition: Callable[[], object], log: Path) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not condition():
         assert time.monotonic() < end, log.read_text()[-3000:]
         time.sleep(0.1)
 
 
 def has_answered(state: Path) -> bool:
-    """Return whether a site has answered a question of its first task."""
+    """Return whether a site has answered a question of the first task."""
     return state.exists() and unpack(STATE_FORM, state.read_bytes())[1]["moment"][0] == 0
 
 
@@ -252,7 +250,7 @@ def listening_ports(process_id: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="sockets are those that Linux lists")
-def test_a_server_and_a_site_that_are_killed_continue(agreement_folder, data, tmp_path):
+def test_killed_server_and_stopped_site_resume(agreement_folder, data, tmp_path):
     halves = [["fox", "bee", "ant"], ["eel", "dog", "cat"]]
     (agreement_folder / "schedule.json").write_text(json.dumps({"tasks": halves}))
     federation, port, log = tmp_path / "federation", free_port(), tmp_path / "log"
@@ -260,7 +258,7 @@ def test_a_server_and_a_site_that_are_killed_continue(agreement_folder, data, tm
     server = federation / "server"
 
     def start(name: str, images: str):
-        return process(log, federation / name, "--images", data / images, "--patience", 120)
+        return start_process(log, federation / name, "--images", data / images, "--patience", 120)
 
     with ExitStack() as stack:
         outcomes = stack.enter_context(sites_in_threads(federation, data, "rome", "lyon"))
@@ -283,9 +281,9 @@ def test_a_server_and_a_site_that_are_killed_continue(agreement_folder, data, tm
         assert state.startswith("failed, ") and "ended without a reason; start it again" in state
         run_start = (server / RUN_START_FILE).stat().st_mtime_ns
         second = stack.enter_context(start("server", "test"))
-        assert [p.wait(LONGEST) for p in (second, paris)] == [0, 0], log.read_text()
+        assert [p.wait(TIMEOUT) for p in (second, paris)] == [0, 0], log.read_text()
         assert (server / RUN_START_FILE).stat().st_mtime_ns == run_start  # it continued
-    same_numbers(federation, agreement_folder, data)
+    assert_result_equals_simulation(federation, agreement_folder, data)
     assert "Traceback" not in log.read_text()
     assert outcomes == {name: federation / name / "model" for name in ("rome", "lyon")}
     assert (federation / "paris" / "model" / "model.json").exists()
@@ -314,7 +312,7 @@ def test_a_server_and_a_site_that_are_killed_continue(agreement_folder, data, tm
         (["status", "AGREED"], "no folder of a site at"),
     ],
 )
-def test_words_that_do_not_fit_are_refused_in_one_line(agreement_folder, tmp_path, words, message):
+def test_invalid_site_arguments_are_rejected(agreement_folder, tmp_path, words, message):
     places = {"OUT": str(tmp_path / "out"), "AGREED": str(agreement_folder)}
     result = run_command(*(places.get(argument, argument) for argument in words))
     assert result.exit_code == 1 and message in result.output
@@ -323,7 +321,7 @@ def test_words_that_do_not_fit_are_refused_in_one_line(agreement_folder, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["", "..", "server", "a/b"])
-def test_a_site_is_called_as_a_folder_can_be(agreement_folder, tmp_path, name):
+def test_site_name_must_be_folder_name(agreement_folder, tmp_path, name):
     run = (agreement_folder / "run.toml").read_text()
     (agreement_folder / "run.toml").write_text(run.replace('"lyon"', f'"{name}"'))
     out = tmp_path / "out"
@@ -333,7 +331,7 @@ def test_a_site_is_called_as_a_folder_can_be(agreement_folder, tmp_path, name):
     assert not out.exists()
 
 
-def test_certificates_name_the_server_and_the_sites(agreement_folder, tmp_path):
+def test_certificates_name_server_and_sites(agreement_folder, tmp_path):
     from cryptography.x509 import (
         DNSName,
         SubjectAlternativeName,
@@ -358,7 +356,7 @@ def test_certificates_name_the_server_and_the_sites(agreement_folder, tmp_path):
     assert not list(out.rglob("ca.key"))  # the key of the authority is thrown away
 
 
-def test_a_folder_with_an_address_that_is_none_says_so(federation, tmp_path):
+def test_invalid_server_address_is_rejected(federation, tmp_path):
     address_file = federation / "lyon" / "place.json"
     address_file.write_text(address_file.read_text().replace("localhost:", "localhost"))
     result = run_command("start", address_file.parent, "--images", tmp_path)
@@ -366,7 +364,7 @@ def test_a_folder_with_an_address_that_is_none_says_so(federation, tmp_path):
     assert "place.json is not valid: 'localhost" in result.output
 
 
-def test_a_second_server_leaves_the_first_ones_files(federation, data):
+def test_second_server_keeps_files_of_first(federation, data):
     server = federation / "server"
     (server / "result.json").write_text("{}")
     with socket() as first:
@@ -384,7 +382,7 @@ def test_a_second_server_leaves_the_first_ones_files(federation, data):
     assert (server / "result.json").exists()
 
 
-def test_a_site_that_cannot_be_opened_says_so_where_it_is(federation, data, tmp_path):
+def test_site_start_reports_unknown_class_folder(federation, data, tmp_path):
     shutil.copytree(data / "lyon" / "bee", tmp_path / "images" / "Bee")
     result = run_command("start", federation / "lyon", "--images", tmp_path / "images")
     assert result.exit_code == 1

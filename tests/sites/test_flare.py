@@ -1,6 +1,4 @@
-"""A server and three clients of NVIDIA FLARE (its proof of concept, on this machine): as in a
-simulation.
-"""
+"""A server and three clients of NVIDIA FLARE's proof of concept against a simulation."""
 
 import json
 import os
@@ -28,11 +26,11 @@ from helpers_sites import NAMES
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (extra flare)")
 
 PORTS = 8002, 8003  # which FLARE's proof of concept takes
-LONGEST = 420.0  # seconds for which anything is waited for
+TIMEOUT = 420.0  # seconds
 ADMIN = "admin@nvidia.com"
 
 
-class Poc:
+class ProofOfConcept:
     """Run FLARE's proof of concept in its own folder."""
 
     def __init__(self, folder: Path):
@@ -55,7 +53,7 @@ class Poc:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=LONGEST,
+            timeout=TIMEOUT,
             check=False,
         )
         lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
@@ -63,10 +61,7 @@ class Poc:
         return lines[-1]["data"]
 
     def allow(self, agreement_folder: Path, images: Path) -> None:
-        """Do what each participant does.
-
-        It lets fczoo act, and has the agreed files and its images at hand.
-        """
+        """Allow fczoo in each kit and provide the agreed files and images."""
         for name in ("server", *NAMES):
             local, site_folder = self.kits / name / "local", self.kits / name / "fczoo"
             resources = json.loads((local / "resources.json.default").read_text())
@@ -87,9 +82,9 @@ class Poc:
             self.kill()
 
     def kill(self, of: str = "", what: str = "") -> int:
-        """End processes of a participant's folder at once, and return their number.
+        """Kill processes of a participant's folder whose command contains ``what``.
 
-        Their command has the word.
+        Return their number.
         """
         import psutil  # FLARE needs it, too
 
@@ -105,12 +100,12 @@ class Poc:
         return count
 
     def submit(self, job: Path) -> str:
-        """Return the number of a job that is under way."""
+        """Submit a job and return its number."""
         return str(self.output_of("job", "submit", "-j", str(job), *self.kit)["job_id"])
 
     def status(self, number: str, outcome: Path) -> str:
-        """Return the status of a job once it is over; its files are in ``outcome``."""
-        reply = self.output_of("job", "wait", number, "--timeout", str(int(LONGEST)), *self.kit)
+        """Wait for a job, download its files to ``outcome`` and return its status."""
+        reply = self.output_of("job", "wait", number, "--timeout", str(int(TIMEOUT)), *self.kit)
         self.output_of("job", "download", number, "-o", str(outcome), *self.kit)
         return str(reply["status"])
 
@@ -120,9 +115,7 @@ class Poc:
 
 
 @pytest.mark.slow
-def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulation(
-    agreement_folder, data, tmp_path
-):
+def test_flare_run_with_killed_client_matches_simulation(agreement_folder, data, tmp_path):
     for port in PORTS:
         with socket() as probe:
             if not probe.connect_ex(("127.0.0.1", port)):
@@ -134,7 +127,7 @@ def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulati
         main, ["site", "job", str(job), "--agreed", str(agreement_folder), "--patience", "300"]
     )
     assert command.exit_code == 0, command.output
-    flare = Poc(tmp_path)
+    flare = ProofOfConcept(tmp_path)
     flare.allow(agreement_folder, data)
     resources = flare.kits / "rome" / "local" / "resources.json"
     quiet = resources.read_text()
@@ -148,7 +141,7 @@ def test_three_clients_of_flare_of_which_one_dies_give_the_numbers_of_a_simulati
         log = next((tmp_path / "refused").rglob("log.txt")).read_text()
         assert "site rome: its log goes to the server; set allow_log_streaming = false" in log
         resources.write_text(quiet)
-        cut, end = flare.submit(job), time.monotonic() + LONGEST
+        cut, end = flare.submit(job), time.monotonic() + TIMEOUT
         server_folder = flare.kits / "server" / "fczoo"
         while not (server_folder / CHECKPOINT).exists():
             assert time.monotonic() < end

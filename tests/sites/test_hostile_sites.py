@@ -1,4 +1,4 @@
-"""Sites that send what no honest site sends: the run continues without them."""
+"""Sites that send invalid or hostile messages: the run continues without them."""
 
 import re
 import tracemalloc
@@ -32,8 +32,8 @@ from helpers_sites import LocalConnection, server_of, sites_of
 CPU = torch.device("cpu")
 
 
-class Hostile(LocalConnection):
-    """Change what site 0 answers, after its enrolment."""
+class HostileConnection(LocalConnection):
+    """Change the answers of site 0 after its enrolment."""
 
     def __init__(self, sites, change):
         super().__init__(sites)
@@ -47,7 +47,7 @@ class Hostile(LocalConnection):
         return answers
 
 
-def upload(change_about=None, change_tensors=None):
+def change_upload(change_about=None, change_tensors=None):
     def change(answer):
         about, tensors = deserialize(UPLOAD, answer, About)
         about = replace_fields(about, **(change_about or {}))
@@ -62,22 +62,25 @@ def replace_fields(about, **changes):
     return type(about)(**{**fields, **changes})
 
 
-def as_type(dtype):
-    return upload(change_tensors=lambda v: v.to(dtype))
+def change_dtype(dtype):
+    return change_upload(change_tensors=lambda v: v.to(dtype))
 
 
 CHANGES = {
-    "float64": (as_type(torch.float64), "is float64, expected float32"),
-    "float16": (as_type(torch.float16), "is float16, expected float32"),
-    "bfloat16": (as_type(torch.bfloat16), "is bfloat16, expected float32"),
-    "float8": (as_type(torch.float8_e4m3fn), "is float8_e4m3fn, expected float32"),
-    "int64": (as_type(torch.int64), "is int64, expected float32"),
-    "complex": (as_type(torch.complex64), "is torch.complex64, expected dense real numbers"),
-    "no elements": (upload(change_tensors=lambda v: v[:0]), "has shape (0,"),
-    "size zero": (upload(change_tensors=lambda v: v.new_empty((3, 0))), "has shape (3, 0)"),
-    "exemplars": (upload({"exemplars": []}), "sent no upload: its exemplars are of other tasks"),
-    "no images": (upload({"images": 0}), "claims 0 samples"),
-    "many images": (upload({"images": 10_000_000}), "claims 10000000 samples, it has"),
+    "float64": (change_dtype(torch.float64), "is float64, expected float32"),
+    "float16": (change_dtype(torch.float16), "is float16, expected float32"),
+    "bfloat16": (change_dtype(torch.bfloat16), "is bfloat16, expected float32"),
+    "float8": (change_dtype(torch.float8_e4m3fn), "is float8_e4m3fn, expected float32"),
+    "int64": (change_dtype(torch.int64), "is int64, expected float32"),
+    "complex": (change_dtype(torch.complex64), "is torch.complex64, expected dense real numbers"),
+    "no elements": (change_upload(change_tensors=lambda v: v[:0]), "has shape (0,"),
+    "size zero": (change_upload(change_tensors=lambda v: v.new_empty((3, 0))), "has shape (3, 0)"),
+    "exemplars": (
+        change_upload({"exemplars": []}),
+        "sent no upload: its exemplars are of other tasks",
+    ),
+    "no images": (change_upload({"images": 0}), "claims 0 samples"),
+    "many images": (change_upload({"images": 10_000_000}), "claims 10000000 samples, it has"),
     "refusal": (lambda _: serialize(REFUSAL_FORM, Refusal("no\x1b[2J" * 9999)), "refused: no[2Jno"),
 }
 
@@ -91,15 +94,15 @@ def writes_complex_numbers() -> bool:
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("method", ["fedavg", "icarl"])
-def test_one_site_does_not_end_a_run(make_bench, small_method, tmp_path, caplog, name, method):
-    """It is the first of two sites in the second task, so no majority says what is valid."""
+def test_hostile_site_does_not_end_run(make_bench, small_method, tmp_path, caplog, name, method):
+    """Reject its uploads also in the second task, where only two sites have images."""
     change, reason = CHANGES[name]
     if name == "complex" and not writes_complex_numbers():
         pytest.skip("this version of safetensors writes no complex numbers")
     bench = make_bench(torch.float32, rounds=1, epochs=1, batch_size=8)
     options = {} if method == "icarl" else {"tune": "head"}
     chosen = small_method(method, **options)
-    way = Hostile(sites_of(bench, chosen, tmp_path), change)
+    way = HostileConnection(sites_of(bench, chosen, tmp_path), change)
     result = server_of(bench, chosen, way).run()
     assert len(result.accuracy) == 3
     assert {r["client"] for r in result.rejected} == {0}
@@ -109,8 +112,8 @@ def test_one_site_does_not_end_a_run(make_bench, small_method, tmp_path, caplog,
         assert line.isprintable() and len(line) < 300
 
 
-def test_a_site_cannot_claim_more_steps_than_its_schedule_has(make_bench, small_method, tmp_path):
-    """FedNova scales the changes of all sites by the mean number of steps.
+def test_local_steps_above_schedule_are_rejected(make_bench, small_method, tmp_path):
+    """Reject local steps of FedNova above the number that the schedule allows.
 
     A site with n images has 2 epochs of ceil(n / 3) steps in each task.
     """
@@ -122,7 +125,9 @@ def test_a_site_cannot_claim_more_steps_than_its_schedule_has(make_bench, small_
         steps = {n: v + 1 for n, v in tensors.items() if n == "local_steps"}
         return serialize(UPLOAD, about, {**tensors, **steps})
 
-    result = server_of(bench, method, Hostile(sites_of(bench, method, tmp_path), change)).run()
+    result = server_of(
+        bench, method, HostileConnection(sites_of(bench, method, tmp_path), change)
+    ).run()
     images = [len(task[0]) for task in bench.partition.tasks]
     steps = [2 * -(-n // 3) for n in images]
     assert [(entry["client"], entry["reason"]) for entry in result.rejected] == [
@@ -132,8 +137,8 @@ def test_a_site_cannot_claim_more_steps_than_its_schedule_has(make_bench, small_
     ]
 
 
-class SometimesHostile(LocalConnection):
-    """Change the answers of site 0 while it is the only one that is asked."""
+class SometimesHostileConnection(LocalConnection):
+    """Change the answers of site 0 while only this site gets questions."""
 
     def __init__(self, sites, change):
         super().__init__(sites)
@@ -157,16 +162,16 @@ class SometimesHostile(LocalConnection):
         ("dolfin", "4 exchanges with"),  # two rounds, statistics at both ends
     ],
 )
-def test_the_only_site_of_a_task_does_not_end_a_run(make_bench, small_method, tmp_path, name, note):
-    """No other site has images of the second task, and this one sends nothing of use."""
+def test_hostile_only_site_of_task_does_not_end_run(make_bench, small_method, tmp_path, name, note):
+    """Reject all uploads of the second task, of which only the hostile site has images."""
     bench = make_bench(epochs=1, rounds=2, batch_size=8)
     tasks = list(bench.partition.tasks)
     tasks[1] = type(tasks[1])([tasks[1][0], tasks[1][0][:0], tasks[1][0][:0]])
     bench = replace(bench, partition=replace(bench.partition, tasks=tuple(tasks)))
-    change = {"fedavg": lambda _: None, "fedncm": upload({"images": 10**6})}.get(
+    change = {"fedavg": lambda _: None, "fedncm": change_upload({"images": 10**6})}.get(
         name, lambda _: serialize(REFUSAL_FORM, Refusal("no time"))
     )
-    way = SometimesHostile(sites_of(bench, small_method(name), tmp_path), change)
+    way = SometimesHostileConnection(sites_of(bench, small_method(name), tmp_path), change)
     run = server_of(bench, small_method(name), way)
     result = run.run()
     assert way.alone and len(result.accuracy) == 3
@@ -178,10 +183,10 @@ def test_the_only_site_of_a_task_does_not_end_a_run(make_bench, small_method, tm
         assert entry["reason"].startswith(reasons.get(name, "refused: no time"))
 
 
-def test_fewer_uploads_than_agreed_are_not_merged(make_bench, small_method, tmp_path, monkeypatch):
-    """All three sites must upload, and one never does."""
+def test_too_few_uploads_are_not_merged(make_bench, small_method, tmp_path, monkeypatch):
+    """Require valid uploads of three sites; one site never sends one."""
     method, bench = small_method("fedavg"), make_bench(epochs=1, rounds=1, min_clients=3)
-    way = Hostile(sites_of(bench, method, tmp_path), upload({"images": 0}))
+    way = HostileConnection(sites_of(bench, method, tmp_path), change_upload({"images": 0}))
     run, merged = server_of(bench, method, way), []
     monkeypatch.setattr(run.server, "merge", lambda *uploads: merged.append(uploads))
     result = run.run()
@@ -189,35 +194,37 @@ def test_fewer_uploads_than_agreed_are_not_merged(make_bench, small_method, tmp_
     assert [entry["moment"] for entry in result.skipped if entry["moment"] == 0] == [0, 0, 0]
 
 
-def test_a_site_that_fails_as_a_task_ends_is_recorded(make_bench, small_method, tmp_path):
-    """iCaRL uploads nothing then: sites choose exemplars, and site 1 always refuses."""
+def test_site_failure_at_task_end_is_recorded(make_bench, small_method, tmp_path):
+    """Record refusals of site 1 when sites choose the exemplars of iCaRL."""
     bench, method = make_bench(epochs=1, rounds=1), small_method("icarl")
 
-    class RefusesToEnd(LocalConnection):
+    class RefusingConnection(LocalConnection):
         def __call__(self, questions, limit, /):
             answers = dict(super().__call__(questions, limit))
             if 1 in answers and b"after_rounds" in questions[1]:
                 answers[1] = serialize(REFUSAL_FORM, Refusal("no disk"))
             return answers
 
-    result = server_of(bench, method, RefusesToEnd(sites_of(bench, method, tmp_path))).run()
+    result = server_of(bench, method, RefusingConnection(sites_of(bench, method, tmp_path))).run()
     assert result.rejected == [
         {"task": t, "moment": "after_rounds", "client": 1, "reason": "refused: no disk"}
         for t in range(3)
     ]
 
 
-def test_a_server_that_loses_all_sites_ends(make_bench, small_method, tmp_path):
+def test_server_without_sites_ends_run(make_bench, small_method, tmp_path):
     bench = make_bench(epochs=1, rounds=3)
 
-    class Lost(LocalConnection):
+    class LosingConnection(LocalConnection):
         def __call__(self, questions, limit, /):
             lost = {k for k in questions if len(self.passed) >= 6}  # after enrolment and a round
             answers = super().__call__(questions, limit)
             return {k: answer for k, answer in answers.items() if k not in lost}
 
     run = server_of(
-        bench, small_method("fedavg"), Lost(sites_of(bench, small_method("fedavg"), tmp_path))
+        bench,
+        small_method("fedavg"),
+        LosingConnection(sites_of(bench, small_method("fedavg"), tmp_path)),
     )
     words = "no site sends valid uploads in task 1, round 2; site paris: dropped out; site rome: "
     with pytest.raises(
@@ -226,7 +233,7 @@ def test_a_server_that_loses_all_sites_ends(make_bench, small_method, tmp_path):
         run.run()
 
 
-def test_a_site_cannot_claim_more_images_than_agreed(make_bench, small_method):
+def test_image_count_above_agreement_is_rejected(make_bench, small_method):
     def way(questions, limit):
         return dict.fromkeys(questions, serialize(ENROLMENT, Enrolment([1, 10_000_000, 1], None)))
 
@@ -240,7 +247,7 @@ def test_a_site_cannot_claim_more_images_than_agreed(make_bench, small_method):
         check_image_counts("rome", [6], {"paris": 10, "rome": 5})
 
 
-def test_the_agreement_states_the_limit(tmp_path):
+def test_agreement_reads_max_images(tmp_path):
     write_agreement(tmp_path, "fedncm", ["paris", "rome"], [["a"], ["b"]], {"rounds": 1})
     assert read_agreement(tmp_path).max_images == 100_000  # an agreement without it
     run = tmp_path / "run.toml"
@@ -256,9 +263,11 @@ def test_the_agreement_states_the_limit(tmp_path):
         read_agreement(tmp_path)
 
 
-def test_a_server_needs_memory_for_the_largest_site_only(make_bench):
-    """Ten sites with 100,000 images of each of three tasks: 2 arrays of 300,000 int64 and indices
-    of 4 bytes per image, instead of 2 x 24 MB and more."""
+def test_server_memory_depends_on_largest_site_only(make_bench):
+    """Limit the memory for ten sites with 100,000 images of each of three tasks.
+
+    The server stores 2 arrays of 300,000 int64 and 4 bytes per image, instead of 2 x 24 MB.
+    """
     bench = make_bench(clients=10)
     enrolments = [Enrolment([100_000] * 3, None)] * 10
     tracemalloc.start()
@@ -270,7 +279,7 @@ def test_a_server_needs_memory_for_the_largest_site_only(make_bench):
     assert peak < 40e6
 
 
-def test_refusals_are_one_short_line():
+def test_refusal_reason_is_short_line():
     answer = serialize(REFUSAL_FORM, Refusal("no\x1b[31m\nway " + "x " * 1_000_000))
     sites = Sites(["paris"], lambda *_: {0: answer})
     assert list(sites.uploads([0], answer, 10)) == [None]
@@ -279,7 +288,7 @@ def test_refusals_are_one_short_line():
     assert len(refusal_reason(answer)) > 2_000_000
 
 
-def test_a_message_has_a_header_of_limited_size():
+def test_message_header_size_is_limited():
     """Limit the part of an answer that becomes Python objects, however many tensors it has."""
     answer = serialize(REFUSAL_FORM, Refusal("x" * (LARGEST_HEADER + 1)))
     reason = rf"its header has \d+ bytes, at most {LARGEST_HEADER} are read"
@@ -291,13 +300,11 @@ def test_a_message_has_a_header_of_limited_size():
     assert re.fullmatch(f"sent no upload: {reason}", sites.failures[0])
 
 
-def test_a_site_whose_update_makes_all_others_diverge_does_not_end_a_run(
-    make_bench, small_method, tmp_path
-):
-    """AF-FCL's flow overflows in the next task, as site 1 uploads 900 times its change."""
+def test_divergence_caused_by_one_site_does_not_end_run(make_bench, small_method, tmp_path):
+    """Let the flow of AF-FCL overflow: site 1 uploads 900 times its change."""
     bench, method = make_bench(torch.float32, rounds=1), small_method("affcl")
 
-    class Scaled(LocalConnection):
+    class ScalingConnection(LocalConnection):
         def __call__(self, questions, limit, /):
             answers = dict(super().__call__(questions, limit))
             enrols = len(self.passed) == 3
@@ -308,25 +315,21 @@ def test_a_site_whose_update_makes_all_others_diverge_does_not_end_a_run(
                 answers[1] = serialize(UPLOAD, about, scaled)
             return answers
 
-    result = server_of(bench, method, Scaled(sites_of(bench, method, tmp_path))).run()
+    result = server_of(bench, method, ScalingConnection(sites_of(bench, method, tmp_path))).run()
     assert len(result.accuracy) == 3
     last = [r["reason"] for r in result.rejected if r["task"] == 2]
     assert last == ["diverged, loss nan"] * 3
     assert result.remark.endswith("with less than 1 valid upload: the state stayed")
 
 
-def test_sites_that_diverge_before_anything_is_merged_end_the_run(
-    make_bench, small_method, tmp_path
-):
+def test_divergence_in_first_round_ends_run(make_bench, small_method, tmp_path):
     bench, method = make_bench(torch.float32, rounds=2), small_method("affcl", lr=1e30)
     with pytest.raises(FczooError, match=r"no site sends valid uploads in task 1, round 1.*lower"):
         server_of(bench, method, LocalConnection(sites_of(bench, method, tmp_path))).run()
 
 
-def test_sites_that_aggregate_with_too_few_uploads_keep_the_state(
-    make_bench, small_method, tmp_path
-):
-    """Two sites have images of the second task; the median trimmed by one needs three."""
+def test_too_few_uploads_for_aggregator_keep_state(make_bench, small_method, tmp_path):
+    """Skip the second task: two sites have images, but ``trimmed_mean:1`` needs three."""
     bench = make_bench(epochs=1, rounds=1, aggregator="trimmed_mean:1")
     method = small_method("fedavg", tune="head")
     connection = LocalConnection(sites_of(bench, method, tmp_path))

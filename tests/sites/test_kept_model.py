@@ -1,4 +1,4 @@
-"""The server of real sites keeps the final global model."""
+"""The server of real sites stores the final global model."""
 
 import json
 
@@ -8,7 +8,7 @@ import fczoo
 from helpers_sites import LocalConnection, server_of, sites_of
 
 
-def test_the_server_keeps_the_final_model(make_bench, small_method, tmp_path):
+def test_server_stores_final_model(make_bench, small_method, tmp_path):
     bench, method = make_bench(epochs=1), small_method("fedncm")
     run = server_of(bench, method, LocalConnection(sites_of(bench, method, tmp_path / "sites")))
     folder = tmp_path / "server"

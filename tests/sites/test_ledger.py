@@ -1,4 +1,4 @@
-"""The privacy ledger: epsilon of an institution over runs, and the budget that it sets."""
+"""The privacy ledger: epsilon of an institution over runs, and its budget."""
 
 import multiprocessing
 
@@ -15,8 +15,8 @@ NOISY = {"dp_clip": 1.0, "dp_noise": 8.0, "dp_secure": True}
 SETTINGS = Settings(dataset="toy", **NOISY)
 
 
-def test_uploads_of_different_noise_compose():
-    """Multipliers 4 and 4 are one of 4 / sqrt(2); 1/8^2 + 1/4^2 is five times 1/8^2."""
+def test_epsilon_composes_over_noise_levels():
+    """Compose noise by the sum of 1 / multiplier^2; 1/8^2 + 1/4^2 is five times 1/8^2."""
     assert composed_epsilon([], 1e-5) == 0
     assert composed_epsilon([(8.0, 1)], 1e-5) == pytest.approx(epsilon(8.0, 1, 1e-5), rel=1e-3)
     twice = composed_epsilon([(8.0, 2)], 1e-5)
@@ -27,7 +27,7 @@ def test_uploads_of_different_noise_compose():
     assert composed_epsilon([(1.0, 10_000)], 1e-5) > 10_000  # no overflow
 
 
-def test_a_budget_holds_over_runs_and_data_sets(tmp_path):
+def test_budget_covers_runs_and_datasets(tmp_path):
     three = composed_epsilon([(8.0, 3)], 1e-5)
     ledger = PrivacyLedger(tmp_path / "new" / "ledger.json", three + 1e-6)
     ledger.spend(SETTINGS, "data", "first")
@@ -39,18 +39,18 @@ def test_a_budget_holds_over_runs_and_data_sets(tmp_path):
         with pytest.raises(FczooError, match="would raise the institution's epsilon to"):
             step()
     assert ledger.epsilon() == pytest.approx(three)
-    PrivacyLedger(ledger.path).spend(SETTINGS, "data", "third")  # counted without a budget, too
+    PrivacyLedger(ledger.path).spend(SETTINGS, "data", "third")  # it also counts without a budget
     assert ledger.epsilon() == pytest.approx(composed_epsilon([(8.0, 4)], 1e-5))
 
 
-def test_a_large_delta_of_the_agreement_does_not_help(tmp_path):
-    """Epsilon at delta 0.5 is 0, at 1e-5 it is 0.93; the budget is of delta 1e-5 at most."""
+def test_budget_ignores_larger_delta_of_agreement(tmp_path):
+    """Compute the budget at delta 1e-5 (epsilon 0.93), not at the agreed 0.5 (epsilon 0)."""
     lax = Settings(dataset="toy", **NOISY, dp_delta=0.5)
     with pytest.raises(FczooError, match=r"epsilon to 0\.926, above its budget of 0\.9;"):
         PrivacyLedger(tmp_path / "ledger.json", 0.9).check(lax)
 
 
-def test_a_run_without_noise_is_refused_only_where_there_is_a_budget(tmp_path):
+def test_run_without_noise_is_rejected_only_with_budget(tmp_path):
     plain = Settings(dataset="toy")
     PrivacyLedger(tmp_path / "ledger.json").spend(plain, "data", "run")
     assert not (tmp_path / "ledger.json").exists()
@@ -58,7 +58,7 @@ def test_a_run_without_noise_is_refused_only_where_there_is_a_budget(tmp_path):
         PrivacyLedger(tmp_path / "ledger.json", 3.0).check(plain)
 
 
-def test_a_damaged_ledger_is_named_and_not_replaced(tmp_path):
+def test_damaged_ledger_is_rejected(tmp_path):
     path = tmp_path / "ledger.json"
     PrivacyLedger(path).spend(SETTINGS, "data", "run")
     path.write_text(path.read_text().replace('"uploads": 1', '"uploads": 0'))
@@ -75,8 +75,8 @@ def spend_often(path, budget, done):
             done.put(0)
 
 
-def test_two_processes_cannot_pass_at_once(tmp_path):
-    """Twelve attempts of two processes on a budget for five uploads."""
+def test_concurrent_processes_share_budget(tmp_path):
+    """Spend a budget for five uploads by twelve attempts of two processes."""
     path, budget = tmp_path / "ledger.json", composed_epsilon([(8.0, 5)], 1e-5) + 1e-6
     context = multiprocessing.get_context("fork")
     done = context.Queue()
@@ -89,10 +89,10 @@ def test_two_processes_cannot_pass_at_once(tmp_path):
     assert passed == 5
 
 
-def test_a_curious_server_gets_no_more_than_the_budget(make_bench, small_method, tmp_path):
-    """Every run asks for the first round of one task: the third upload exceeds the budget.
+def test_server_cannot_exceed_budget(make_bench, small_method, tmp_path):
+    """Refuse enrolment once the budget is spent, also at a site with a new folder.
 
-    A repeated request is answered from the folder, and counts once.
+    A repeated request is answered from the folder and counts once.
     """
     bench = make_bench(rounds=1, epochs=1, batch_size=8, **NOISY)
     method = small_method("fedavg", tune="head")
@@ -121,7 +121,7 @@ def test_a_curious_server_gets_no_more_than_the_budget(make_bench, small_method,
     assert site.answer(question) == first
 
 
-def test_the_upload_is_recorded_before_it_leaves(make_bench, small_method, tmp_path, monkeypatch):
+def test_upload_is_recorded_before_it_is_sent(make_bench, small_method, tmp_path, monkeypatch):
     bench = make_bench(rounds=1, epochs=1, batch_size=8, **NOISY)
     method = small_method("fedavg", tune="head")
     way = LocalConnection(sites_of(bench, method, tmp_path))

@@ -1,4 +1,4 @@
-"""Servers that end in the middle of a run: another one resumes its folder, numbers are equal."""
+"""Servers that end in the middle of a run: another server resumes with equal numbers."""
 
 from collections import defaultdict
 
@@ -18,7 +18,7 @@ class PowerCut(BaseException):
 
 
 class FailingConnection(LocalConnection):
-    """Lose the answers of every exchange once, and with them the processes of server and sites."""
+    """Restart all sites per exchange; end the server once after every exchange."""
 
     def __init__(self, start_site):
         super().__init__({})
@@ -38,7 +38,7 @@ class FailingConnection(LocalConnection):
 
 
 def run_until_done(bench, method, way, folder):
-    """Return the finished run, and how many servers it took."""
+    """Start servers until the run has finished; return the run and their number."""
     servers = 0
     while True:
         servers += 1
@@ -62,10 +62,10 @@ def site_starter(bench, method, folder):
 
 
 @pytest.mark.parametrize("name", ["icarl", "lwf", "glfc", "fedcof", "pilora", "podnet"])
-def test_every_exchange_may_be_the_last_of_a_server(make_bench, small_method, tmp_path, name):
-    """A server may end at any exchange and change no number.
+def test_server_resumes_after_any_exchange(make_bench, small_method, tmp_path, name):
+    """End a server at every exchange; the resumed run has the same numbers.
 
-    It may have asked before a round, or after the last one, and have saved nothing since.
+    The server may end before the checkpoint of the exchange.
     """
     settings = {"epochs": 1, "local": "scaffold" if name == "lwf" else None, "participation": 0.7}
     if name != "fedcof":  # which trains nothing
@@ -92,11 +92,8 @@ def test_every_exchange_may_be_the_last_of_a_server(make_bench, small_method, tm
     assert (tmp_path / "result.json").exists() and not (tmp_path / CHECKPOINT).exists()
 
 
-def test_noise_is_drawn_once_for_each_question(make_bench, small_method, tmp_path):
-    """Draw noise once for each question.
-
-    A second draw would disclose more than was promised.
-    """
+def test_noise_is_drawn_once_per_question(make_bench, small_method, tmp_path):
+    """Draw noise once per question; a second draw would increase epsilon."""
     noisy = {"dp_clip": 0.1, "dp_noise": 1.0, "dp_secure": True, "epochs": 1, "batch_size": 8}
     method, bench = small_method("fedavg", tune="head"), make_bench(**noisy)
     way = FailingConnection(site_starter(bench, method, tmp_path))
@@ -105,16 +102,16 @@ def test_noise_is_drawn_once_for_each_question(make_bench, small_method, tmp_pat
     for number, question, answer in way.passed:
         if form_of(question) != CALL:
             answers_by_question[number, seal_of(question)].add(answer)
-    assert len(answers_by_question) < len(way.passed) / 2  # most of it was asked again
+    assert len(answers_by_question) < len(way.passed) / 2  # most questions were repeated
     assert run.result.privacy
     assert all(len(answers) == 1 for answers in answers_by_question.values())
 
 
 def stop_run(make_bench, small_method, folder):
-    """Return method, bench and sites of a run that has ended in its third exchange."""
+    """Stop a run in its third exchange; return method, bench and sites."""
     method, bench = small_method("fedavg"), make_bench(epochs=1)
 
-    class Cut(LocalConnection):
+    class PowerCutConnection(LocalConnection):
         def __call__(self, questions, limit, /):
             if len(self.passed) == 9:  # three enrolments, two rounds
                 raise PowerCut
@@ -122,11 +119,11 @@ def stop_run(make_bench, small_method, folder):
 
     sites = sites_of(bench, method, folder)
     with pytest.raises(PowerCut):
-        server_of(bench, method, Cut(sites), "first", folder).run()
+        server_of(bench, method, PowerCutConnection(sites), "first", folder).run()
     return method, bench, sites
 
 
-def test_a_finished_run_is_followed_by_a_new_one(make_bench, small_method, tmp_path):
+def test_finished_run_is_followed_by_new_run(make_bench, small_method, tmp_path):
     method, bench, sites = stop_run(make_bench, small_method, tmp_path)
     server_of(bench, method, LocalConnection(sites), "second", tmp_path).run_to(
         tmp_path / "result.json"
@@ -136,13 +133,8 @@ def test_a_finished_run_is_followed_by_a_new_one(make_bench, small_method, tmp_p
     assert {site.state.run for site in sites.values()} == {"third"}
 
 
-def test_a_site_that_has_lost_what_it_kept_does_not_go_on(make_bench, small_method, tmp_path):
-    """A site without its memory does not continue.
-
-    It would answer without its memory, and draw noise again after it has given some away.
-
-    Its noise would add to noise that it has given away already.
-    """
+def test_site_without_state_cannot_resume(make_bench, small_method, tmp_path):
+    """Reject a site that has lost its state: it would draw noise a second time."""
     method, bench, _ = stop_run(make_bench, small_method, tmp_path)
     (tmp_path / "1" / "kept.safetensors").unlink()
     with pytest.raises(
@@ -153,7 +145,9 @@ def test_a_site_that_has_lost_what_it_kept_does_not_go_on(make_bench, small_meth
         )
 
 
-def test_what_goes_on_is_what_began(make_bench, small_method, tmp_path, monkeypatch):
+def test_resumed_run_rejects_changed_settings_or_images(
+    make_bench, small_method, tmp_path, monkeypatch
+):
     method, bench, sites = stop_run(make_bench, small_method, tmp_path)
     words = (
         r"^setting batch_size is 5 here and 4 in the run that is resumed; .* or remove "
@@ -169,7 +163,7 @@ def test_what_goes_on_is_what_began(make_bench, small_method, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("content", ["nothing", "{}", '{"run": 1, "terms": {}, "enrolments": []}'])
-def test_a_damaged_beginning_is_told(make_bench, small_method, tmp_path, content):
+def test_damaged_run_start_file_is_rejected(make_bench, small_method, tmp_path, content):
     method, bench, sites = stop_run(make_bench, small_method, tmp_path)
     (tmp_path / RUN_START_FILE).write_text(content)
     with pytest.raises(

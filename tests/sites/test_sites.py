@@ -1,4 +1,4 @@
-"""Runs between sites with separate images: the numbers of a simulation with that split."""
+"""Runs between sites against a simulation with the same partition."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from fczoo.core.registry import METHODS
 from helpers_sites import LocalConnection, server_of, simulate, sites_of
 
-ALIKE = (
+EQUAL_FIELDS = (
     "accuracy",
     "class_accuracy",
     "confusion",
@@ -17,7 +17,7 @@ ALIKE = (
     "rejected",
     "privacy",
 )
-BY_NUMBER = ("pip", "ranpac", "stsae")  # they draw for each image by its number in the data set
+BY_NUMBER = ("pip", "ranpac", "stsae")  # they draw per image by its index in the data set
 METHODS_OF_SITES = [
     name
     for name in METHODS.names()
@@ -26,7 +26,7 @@ METHODS_OF_SITES = [
 
 
 def simulate_and_run(make_bench, method, folder, **settings):
-    """Return the simulated run, and that between sites, both finished."""
+    """Return a finished simulation and a finished run between sites."""
     small = {"epochs": 1, "batch_size": 8, **settings}
     simulation = simulate(make_bench(**small), method)
     bench = make_bench(**small)
@@ -36,31 +36,30 @@ def simulate_and_run(make_bench, method, folder, **settings):
     return simulation, remote
 
 
-def same(here, there):
-    """Compare the accuracy of every task, the state and all that is counted."""
-    for name in ALIKE:
-        assert repr(getattr(there.result, name)) == repr(getattr(here.result, name)), name
+def assert_equal_runs(simulation, remote):
+    """Compare accuracy, state and counts of two runs."""
+    for name in EQUAL_FIELDS:
+        assert repr(getattr(remote.result, name)) == repr(getattr(simulation.result, name)), name
     # the server of real sites does not know the classes of each client
-    of_clients = {name for name in here.result.metrics if name.startswith("client_")}
+    of_clients = {name for name in simulation.result.metrics if name.startswith("client_")}
     assert len(of_clients) == 3
-    for name in here.result.metrics.keys() - of_clients:
+    for name in simulation.result.metrics.keys() - of_clients:
         if name == "ECE":  # a sum of floats, of which torch 2.6 may give another last bit
-            assert there.result.metrics[name] == pytest.approx(here.result.metrics[name], rel=1e-12)
+            assert remote.result.metrics[name] == pytest.approx(
+                simulation.result.metrics[name], rel=1e-12
+            )
         else:
-            assert repr(there.result.metrics[name]) == repr(here.result.metrics[name]), name
-    assert not of_clients & there.result.metrics.keys()
-    assert there.state.keys() == here.state.keys()
-    for name, value in here.state.items():
-        torch.testing.assert_close(there.state[name], value, rtol=1e-7, atol=1e-9)
+            assert repr(remote.result.metrics[name]) == repr(simulation.result.metrics[name]), name
+    assert not of_clients & remote.result.metrics.keys()
+    assert remote.state.keys() == simulation.state.keys()
+    for name, value in simulation.state.items():
+        torch.testing.assert_close(remote.state[name], value, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS_OF_SITES if n not in BY_NUMBER])
-def test_numbers_are_those_of_a_simulation(make_bench, small_method, tmp_path, name):
-    """Numbers are those of a simulation.
-
-    This holds for every method, with clients that are not drawn and one that has nothing of a task.
-    """
-    same(
+def test_site_run_matches_simulation(make_bench, small_method, tmp_path, name):
+    """Compare every method, with participation 0.7 and a client without images of a task."""
+    assert_equal_runs(
         *simulate_and_run(
             make_bench, small_method(name), tmp_path, participation=0.7, augment="crop"
         )
@@ -68,7 +67,7 @@ def test_numbers_are_those_of_a_simulation(make_bench, small_method, tmp_path, n
 
 
 @pytest.mark.parametrize("name", BY_NUMBER)
-def test_methods_that_draw_by_number_run_between_sites(make_bench, small_method, tmp_path, name):
+def test_methods_with_per_index_draws_run_between_sites(make_bench, small_method, tmp_path, name):
     simulation, remote = simulate_and_run(make_bench, small_method(name), tmp_path)
     assert remote.state.keys() == simulation.state.keys()
     assert len(remote.result.accuracy) == 3
@@ -89,14 +88,12 @@ def test_methods_that_draw_by_number_run_between_sites(make_bench, small_method,
         ("hgp", {"aggregator": "median", "together": 3}),
     ],
 )
-def test_settings_act_as_in_a_simulation(make_bench, small_method, tmp_path, name, settings):
-    """Settings act as in a simulation.
-
-    They are clipping, withholding, outliers, control variates, and fixed views with remembered
-    teachers.
-    """
+def test_settings_have_same_effect_as_in_simulation(
+    make_bench, small_method, tmp_path, name, settings
+):
+    """Compare settings such as clipping, withheld classes, outliers and control variates."""
     simulation, remote = simulate_and_run(make_bench, small_method(name), tmp_path, **settings)
-    same(simulation, remote)
+    assert_equal_runs(simulation, remote)
     plain = simulate(make_bench(epochs=1, batch_size=8), small_method(name))
     plain.run()
     differs = any(not torch.equal(plain.state[k], value) for k, value in simulation.state.items())

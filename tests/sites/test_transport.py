@@ -1,4 +1,4 @@
-"""The port of a server and real connections to it: what strangers, sites and hostile sites get."""
+"""The port of a server: connections of strangers, sites and hostile sites."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def federation(agreement_folder, tmp_path) -> tuple[Path, int]:
 
 @pytest.fixture
 def listener(federation, monkeypatch) -> Iterator[SiteListener]:
-    """Open the port of a server, which waits a second for answers."""
+    """Open the port of a server that waits one second for answers."""
     monkeypatch.setattr(transport, "GRACE", 0.0)
     folder, port = federation
     listener = SiteListener(folder / "server", NAMES, port, 1.0)
@@ -56,7 +56,7 @@ def link_of(federation: tuple[Path, int], name: str, patience: float = 5.0) -> S
 
 
 def client_context(authority: Path | None, folder: Path | None, name: str) -> ssl.SSLContext:
-    """Create the context of a stranger who trusts an authority and has a folder's key."""
+    """Create a TLS context that trusts ``authority`` and has the key of ``folder``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -69,7 +69,7 @@ def client_context(authority: Path | None, folder: Path | None, name: str) -> ss
 
 
 def response_of(port: int, context: ssl.SSLContext | None, request: str) -> bytes:
-    """Return all bytes that a caller gets for a request; none if the server refuses it."""
+    """Return the response to a request; empty if the server refuses it."""
     content = b""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
         try:
@@ -83,7 +83,7 @@ def response_of(port: int, context: ssl.SSLContext | None, request: str) -> byte
 
 
 def question_in_background(listener, numbers, limit=10**7):
-    """Ask some sites in another thread; return it and a list that gets their answers."""
+    """Ask sites in another thread; return the thread and the list of answers."""
     answers = []
     thread = threading.Thread(
         target=lambda: answers.append(listener(dict.fromkeys(numbers, b"what"), limit))
@@ -93,10 +93,10 @@ def question_in_background(listener, numbers, limit=10**7):
 
 
 @pytest.mark.parametrize("kind", ["nothing", "plain", "ca.crt", "other key", "server's key"])
-def test_a_caller_without_a_key_of_the_federation_gets_nothing(
+def test_caller_without_valid_key_is_rejected(
     federation, listener, agreement_folder, tmp_path, kind
 ):
-    """A stranger lists, starts and stops nothing, even with all that is public."""
+    """Reject strangers at every path, even with all public files."""
     folder, port = federation
     ca = folder / "paris" / "ca.crt"
     context = None
@@ -107,7 +107,7 @@ def test_a_caller_without_a_key_of_the_federation_gets_nothing(
     elif kind == "other key":
         write_federation(tmp_path / "other", agreement_folder, "localhost", port)
         context = client_context(ca, tmp_path / "other" / "paris", "site")
-    elif kind == "server's key":  # it is for the other end of a connection
+    elif kind == "server's key":  # it is not valid for clients
         context = client_context(ca, folder / "server", "server")
     thread, answers = question_in_background(listener, (0,))
     listener.model = folder / "model"
@@ -124,14 +124,16 @@ def test_a_caller_without_a_key_of_the_federation_gets_nothing(
     assert response_of(port, valid, "GET /1/model.json").endswith(b"what")
 
 
-def test_questions_and_answers_pass(federation, listener):
+def test_questions_and_answers_are_exchanged(federation, listener):
     thread, answers = question_in_background(listener, (0, 2))
     contents = {"paris": b"large " * 500_000, "lyon": b""}
     for name, content in contents.items():
         link = link_of(federation, name)
         status, headers, question = link.request(QUESTION)
         assert (status, question) == (200, b"what")
-        assert link.request(QUESTION)[1][KEY] == headers[KEY]  # it is asked until it is answered
+        assert (
+            link.request(QUESTION)[1][KEY] == headers[KEY]
+        )  # the question stays until it is answered
         assert link.request(f"{ANSWER}/{headers[KEY]}", content, (204,))[0] == 204
         again = link.request(f"{ANSWER}/{headers[KEY]}", b"late", (204, 409))
         assert again[0] == 409
@@ -141,8 +143,8 @@ def test_questions_and_answers_pass(federation, listener):
     assert listener.connected_sites == ["paris", "lyon"]
 
 
-def test_a_server_without_any_site_ends(federation, listener, monkeypatch):
-    """A site that waits for a question is there; without a request of any site no one is."""
+def test_server_without_connected_site_raises(federation, listener, monkeypatch):
+    """Count a waiting site as connected; raise if no site has sent a request."""
     monkeypatch.setattr(transport, "POLL", 0.1)
     link_of(federation, "rome").request(QUESTION, statuses=(204,))
     assert listener({0: b"what"}, 100) == {}
@@ -151,7 +153,7 @@ def test_a_server_without_any_site_ends(federation, listener, monkeypatch):
         listener({0: b"what"}, 100)
 
 
-def test_a_site_waits_for_its_question(federation, listener, monkeypatch):
+def test_site_waits_for_its_question(federation, listener, monkeypatch):
     monkeypatch.setattr(transport, "POLL", 0.1)
     link = link_of(federation, "rome")
     assert link.request(QUESTION, statuses=(204,))[0] == 204
@@ -163,8 +165,8 @@ def test_a_site_waits_for_its_question(federation, listener, monkeypatch):
     thread.join()
 
 
-def test_a_site_cannot_act_as_another_site(federation, listener):
-    """The name in a certificate decides; nothing in a request can claim another one."""
+def test_site_cannot_act_as_other_site(federation, listener):
+    """Identify a site only by the name in its certificate."""
     thread, answers = question_in_background(listener, (0, 1))
     paris, rome = link_of(federation, "paris"), link_of(federation, "rome")
     key = paris.request(QUESTION)[1][KEY]
@@ -175,7 +177,7 @@ def test_a_site_cannot_act_as_another_site(federation, listener):
     assert answers == [{0: b"true"}]
 
 
-def test_a_site_cannot_act_as_the_server(federation):
+def test_site_cannot_act_as_server(federation):
     folder, port = federation
     for kind in ("crt", "key"):
         shutil.copy(folder / "rome" / f"site.{kind}", folder / "server" / f"server.{kind}")
@@ -187,7 +189,7 @@ def test_a_site_cannot_act_as_the_server(federation):
         listener.close()
 
 
-def test_an_answer_that_is_larger_than_declared_is_not_read(federation, listener, caplog):
+def test_answer_above_size_limit_is_rejected(federation, listener, caplog):
     folder, port = federation
     thread, answers = question_in_background(listener, (0,), limit=1000)
     link = link_of(federation, "paris")
@@ -202,12 +204,12 @@ def test_an_answer_that_is_larger_than_declared_is_not_read(federation, listener
         hostile.sendall(head.encode())
         assert hostile.recv(100).startswith(b"HTTP/1.0 413")
     thread.join()
-    assert answers == [{0: b""}]  # is not a message, so the site has no upload in this round
+    assert answers == [{0: b""}]  # an invalid message, so the site has no upload in this round
     assert "site paris sends 1000000000000 bytes, but the limit is 1000" in caplog.text
 
 
 @pytest.mark.parametrize("length", ["", "-1", "1e3", "9" * 30, "²"])
-def test_a_request_without_a_length_is_refused(federation, listener, length):
+def test_invalid_content_length_is_rejected(federation, listener, length):
     folder, port = federation
     thread, answers = question_in_background(listener, (0,))
     key = link_of(federation, "paris").request(QUESTION)[1][KEY]
@@ -224,7 +226,7 @@ def test_a_request_without_a_length_is_refused(federation, listener, length):
     assert len(answers) == 1
 
 
-def test_only_the_newest_connection_of_a_site_counts(federation, listener):
+def test_new_connection_of_site_closes_old_one(federation, listener):
     folder, port = federation
     context = tls_context(folder / "paris", is_server=False)
     with socket.create_connection(("localhost", port), timeout=5) as plain:
@@ -235,15 +237,15 @@ def test_only_the_newest_connection_of_a_site_counts(federation, listener):
         second = link_of(federation, "paris", 2.0)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(second.request, QUESTION, None, (204, RUN_ENDED))
-            assert first.recv(100) == b""  # the first one is cut
+            assert first.recv(100) == b""  # the first connection is closed
             listener.end(RUN_COMPLETED)
             assert waiting.result()[0] == RUN_ENDED
         thread.join()
         assert threading.active_count() <= threads
 
 
-def test_strangers_who_only_connect_do_not_keep_sites_away(federation, listener):
-    """Half-open connections have a bounded number of threads, and the oldest ones go first."""
+def test_half_open_connections_do_not_block_sites(federation, listener):
+    """Limit the number of half-open connections; close the oldest ones first."""
     _, port = federation
     number = transport.MAX_HANDSHAKES + 20
     strangers = [socket.create_connection(("localhost", port)) for _ in range(number)]
@@ -251,12 +253,12 @@ def test_strangers_who_only_connect_do_not_keep_sites_away(federation, listener)
     assert link_of(federation, "paris").request(QUESTION)[2] == b"what"
     thread.join()
     assert len(listener._handshakes) <= transport.MAX_HANDSHAKES
-    assert strangers[0].recv(1) == b""  # cut
+    assert strangers[0].recv(1) == b""  # closed
     for stranger in strangers:
         stranger.close()
 
 
-def test_the_outcome_and_the_model_reach_present_sites(federation, listener, tmp_path):
+def test_connected_sites_get_outcome_and_model(federation, listener, tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     for name in (*MODEL_FILES, "server_state.safetensors"):
@@ -281,16 +283,16 @@ def test_the_outcome_and_the_model_reach_present_sites(federation, listener, tmp
             paris.request(path)
 
 
-def test_a_failure_is_all_that_sites_wait_for(federation, listener, monkeypatch):
+def test_server_informs_sites_of_failure(federation, listener, monkeypatch):
     listener.end("failed", "no test image")
     _, _, content = link_of(federation, "paris").request(QUESTION, statuses=(RUN_ENDED,))
     assert json.loads(content) == {"status": "failed", "reason": "no test image"}
     assert listener.wait_informed(1.0) == []
-    monkeypatch.setattr(transport, "GRACE", 60.0)  # the others may be about to connect
+    monkeypatch.setattr(transport, "GRACE", 60.0)  # other sites may still connect
     assert listener.wait_informed(0.01) == ["rome", "lyon"]
 
 
-def test_errors_of_connections_are_one_line(federation, agreement_folder, tmp_path, monkeypatch):
+def test_connection_errors_are_reported(federation, agreement_folder, tmp_path, monkeypatch):
     folder, port = federation
     monkeypatch.setattr(node, "RETRY", 0.05)
     with pytest.raises(FczooError, match=r"cannot be reached for 5 s: Connection refused; start"):
@@ -318,9 +320,7 @@ def test_errors_of_connections_are_one_line(federation, agreement_folder, tmp_pa
         listener.close()
 
 
-def test_certificates_that_have_expired_or_are_damaged_are_named(
-    agreement_folder, tmp_path, monkeypatch
-):
+def test_expired_or_damaged_certificate_is_rejected(agreement_folder, tmp_path, monkeypatch):
     write_federation(tmp_path / "good", agreement_folder, "localhost", 9443)
     (tmp_path / "good" / "rome" / "site.key").write_text("nothing")
     with pytest.raises(FczooError, match=r"in \S+/rome are missing or damaged: "):
@@ -332,10 +332,10 @@ def test_certificates_that_have_expired_or_are_damaged_are_named(
             tls_context(tmp_path / "old" / name, is_server=name == "server")
 
 
-def test_a_site_with_an_expired_certificate_is_refused(
+def test_server_rejects_expired_site_certificate(
     federation, listener, agreement_folder, tmp_path, monkeypatch
 ):
-    """A site cannot forget to look at its own certificate: the server does."""
+    """Check expiry at the server, even if the site skips its own check."""
     _, port = federation
     monkeypatch.setattr(time, "time", lambda: 0.0)  # its own check passes
     monkeypatch.setattr(credentials, "DAYS", -0.5)
@@ -344,10 +344,8 @@ def test_a_site_with_an_expired_certificate_is_refused(
     assert response_of(port, context, PATHS[0]) == b""
 
 
-def test_a_large_answer_that_comes_too_late_does_not_stop_a_site(
-    federation, listener, tmp_path, monkeypatch
-):
-    """The server closes the connection unread; the site answers the next question."""
+def test_late_large_answer_does_not_stop_site(federation, listener, tmp_path, monkeypatch):
+    """Close the connection of a late answer at the server; the site gets the outcome."""
     folder, port = federation
     thread, answers = question_in_background(listener, (0,), limit=10**8)
 
@@ -365,15 +363,15 @@ def test_a_large_answer_that_comes_too_late_does_not_stop_a_site(
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"status": 1}', b"[" * 10**5, b"\xff"])
-def test_an_outcome_that_is_none_is_one_line(content):
+def test_invalid_outcome_is_rejected(content):
     with pytest.raises(FczooError, match=r"the server sent no outcome of the run: .+; install"):
         node._outcome(content)
     for limit in ("", "-1", "9" * 5000, "many"):
         assert node._limit({transport.LIMIT: limit}) == 0
 
 
-def test_sites_learn_of_a_failure_that_cannot_be_written(federation, tmp_path, monkeypatch):
-    """On a full disk the server cannot even write the reason."""
+def test_sites_get_failure_reason_despite_full_disk(federation, tmp_path, monkeypatch):
+    """Send the reason to sites even if the server cannot write it to a full disk."""
     folder, port = federation
     outcomes = []
 
@@ -389,7 +387,7 @@ def test_sites_learn_of_a_failure_that_cannot_be_written(federation, tmp_path, m
     assert outcomes == [("failed", "No space left on device: disk")]
 
 
-def test_folders_of_the_flower_version_are_named(agreement_folder, tmp_path):
+def test_flower_version_folders_are_rejected(agreement_folder, tmp_path):
     for name, file in (("rome", "node.key"), ("server", "keys")):
         (tmp_path / name).mkdir()
         write_json(tmp_path / name / "place.json", {"name": name, "address": "localhost:9443"})

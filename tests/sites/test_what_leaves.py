@@ -1,4 +1,4 @@
-"""Uploads of a site: protected as promised, with a few numbers, and without its private state."""
+"""Uploads of a site: privacy protection, and no private state."""
 
 from dataclasses import asdict
 
@@ -13,8 +13,8 @@ from helpers_sites import LocalConnection, server_of, sites_of
 NOTES = {"question", "images", "loss", "exemplars"}
 
 
-def answers(make_bench, method, folder, **settings):
-    """Return the run between sites and all uploads: site, tensors, and the numbers next to them."""
+def run_and_collect_uploads(make_bench, method, folder, **settings):
+    """Run sites; return the run, all uploads (site, tensors, notes) and the connection."""
     bench = make_bench(epochs=1, **settings)
     way = LocalConnection(sites_of(bench, method, folder))
     run = server_of(bench, method, way)
@@ -30,10 +30,10 @@ def answers(make_bench, method, folder, **settings):
 
 
 @pytest.mark.parametrize("name", ["icarl", "glfc", "lwf", "podnet"])
-def test_memories_and_positions_stay(make_bench, small_method, tmp_path, name):
-    """Answers hold only tensors that the method declares as uploads."""
+def test_client_memory_is_not_uploaded(make_bench, small_method, tmp_path, name):
+    """Send only tensors that the method declares as uploads."""
     method = small_method(name)
-    run, uploads, way = answers(make_bench, method, tmp_path)
+    run, uploads, way = run_and_collect_uploads(make_bench, method, tmp_path)
     training = run.server.uplink.training
     for _, tensors, _ in uploads:
         assert all(
@@ -45,8 +45,8 @@ def test_memories_and_positions_stay(make_bench, small_method, tmp_path, name):
     assert set(of_server) <= {training.exemplars}
 
 
-def test_the_server_counts_exemplars_and_knows_none(make_bench, small_method, tmp_path):
-    run, uploads, way = answers(make_bench, small_method("icarl"), tmp_path)
+def test_server_knows_only_exemplar_counts(make_bench, small_method, tmp_path):
+    run, uploads, way = run_and_collect_uploads(make_bench, small_method("icarl"), tmp_path)
     for number, site in way.sites.items():
         exemplars = site.state.kept.memories[number]["exemplar.index"]
         last = [notes for client, _, notes in uploads if client == number][-1]
@@ -54,8 +54,10 @@ def test_the_server_counts_exemplars_and_knows_none(make_bench, small_method, tm
         assert len(run.memories[number]["exemplar.index"]) == len(exemplars)
 
 
-def test_rare_classes_are_withheld_before_anything_leaves(make_bench, small_method, tmp_path):
-    _, uploads, way = answers(make_bench, small_method("fedncm"), tmp_path, min_class_count=4)
+def test_rare_classes_are_not_uploaded(make_bench, small_method, tmp_path):
+    _, uploads, way = run_and_collect_uploads(
+        make_bench, small_method("fedncm"), tmp_path, min_class_count=4
+    )
     counts = torch.cat(
         [tensors[n] for _, tensors, _ in uploads for n in tensors if n.endswith("count")]
     )
@@ -72,10 +74,8 @@ def test_rare_classes_are_withheld_before_anything_leaves(make_bench, small_meth
         assert enrolment.classes == torch.nonzero(labels >= 4).flatten().tolist()
 
 
-def test_clipped_uploads_are_short_and_come_without_losses_and_classes(
-    make_bench, small_method, tmp_path
-):
-    run, uploads, way = answers(
+def test_clipped_uploads_have_no_losses_or_classes(make_bench, small_method, tmp_path):
+    run, uploads, way = run_and_collect_uploads(
         make_bench, small_method("fedavg"), tmp_path, dp_clip=0.01, rounds=1
     )
     assert all(notes["loss"] is None for _, _, notes in uploads)
@@ -92,14 +92,12 @@ def test_clipped_uploads_are_short_and_come_without_losses_and_classes(
     assert run.result.rejected == [] and asdict(run.result)["privacy"] == {}
 
 
-def test_noise_is_not_the_seeds(make_bench, small_method, tmp_path):
-    """Noise does not come from the seed.
-
-    The server knows the seed, so such noise could be taken off again.
-    """
+def test_upload_noise_does_not_depend_on_seed(make_bench, small_method, tmp_path):
+    """Draw noise without the seed; the server knows the seed and could subtract it."""
     settings = {"dp_clip": 0.1, "dp_noise": 1.0, "dp_secure": True, "rounds": 1, "tasks": 3}
     first, second = (
-        answers(make_bench, small_method("fedavg"), tmp_path / name, **settings)[1] for name in "ab"
+        run_and_collect_uploads(make_bench, small_method("fedavg"), tmp_path / name, **settings)[1]
+        for name in "ab"
     )
     (_, ours, _), (_, theirs, _) = first[0], second[0]
     assert not any(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -1,4 +1,4 @@
-"""``check_method`` on methods that are broken on purpose: each rule refuses its own fault."""
+"""``check_method`` on methods that are broken on purpose: each rule rejects its fault."""
 
 import re
 from dataclasses import dataclass, replace
@@ -339,14 +339,14 @@ def subject(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     indirect=["subject"],
     ids=[f"{rule.__name__}-{cls.__name__}" for rule, cls, _ in BROKEN],
 )
-def test_a_broken_method_is_refused(rule: Any, subject: MethodUnderTest, says: str) -> None:
+def test_broken_method_is_rejected(rule: Any, subject: MethodUnderTest, says: str) -> None:
     with pytest.raises(AssertionError, match=f"broken.*{says}") as caught:
         rule(subject)
     assert re.fullmatch(".+", str(caught.value))
 
 
 @pytest.mark.parametrize("subject", [Linear], indirect=True)
-def test_numbers_that_disagree_are_noticed(subject: MethodUnderTest) -> None:
+def test_inconsistent_result_is_rejected(subject: MethodUnderTest) -> None:
     result = subject.run().result
     rules.check_upload_bytes(subject)
     training.check_accuracy(subject)
@@ -363,7 +363,7 @@ def test_numbers_that_disagree_are_noticed(subject: MethodUnderTest) -> None:
 
 
 @pytest.mark.parametrize("subject", [Linear], indirect=True)
-def test_an_instance_can_be_checked_as_a_whole(
+def test_check_method_accepts_instance(
     subject: MethodUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
@@ -375,7 +375,7 @@ def test_an_instance_can_be_checked_as_a_whole(
     check_method(subject.method)
 
 
-def test_combined_runs_have_each_pair_of_parts_once() -> None:
+def test_combinations_cover_each_pair_once() -> None:
     """Count pairs of values of two settings over 25 methods: 5 x 5, each once."""
     runs = [rules.combination(number) for number in range(7, 32)]
     for first, second in combinations(rules.CHOICES, 2):

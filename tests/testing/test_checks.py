@@ -1,4 +1,4 @@
-"""Checks of ``fczoo.testing`` on parts that are broken on purpose: one sentence refuses each."""
+"""Checks of ``fczoo.testing`` reject parts that are broken on purpose with one sentence."""
 
 import builtins
 import re
@@ -26,66 +26,66 @@ def divide_labels(labels: np.ndarray, clients: int, rng: np.random.Generator) ->
     return IID()(labels, clients, rng)
 
 
-def always_the_same(labels, clients, rng):
+def seed_ignored(labels, clients, rng):
     return divide_labels(labels, clients, np.random.default_rng(0))
 
 
-def never_the_same(labels, clients, rng):
+def unseeded_draws(labels, clients, rng):
     return divide_labels(labels, clients, np.random.default_rng())
 
 
-def one_too_few(labels, clients, rng):
+def missing_part(labels, clients, rng):
     return divide_labels(labels, clients, rng)[1:]
 
 
-def one_image_lost(labels, clients, rng):
+def missing_image(labels, clients, rng):
     first, *others = divide_labels(labels, clients, rng)
     return [first[1:], *others]
 
 
-def one_image_twice(labels, clients, rng):
+def repeated_image(labels, clients, rng):
     first, *others = divide_labels(labels, clients, rng)
     return [np.append(first, first[:1]), *others]
 
 
-def beyond_the_end(labels, clients, rng):
+def invalid_position(labels, clients, rng):
     first, *others = divide_labels(labels, clients, rng)
     return [np.append(first, len(labels)), *others]
 
 
-def as_lists(labels, clients, rng):
+def parts_as_lists(labels, clients, rng):
     return [part.tolist() for part in divide_labels(labels, clients, rng)]
 
 
-def labels_sorted(labels, clients, rng):
+def changed_labels(labels, clients, rng):
     labels.sort()
     return divide_labels(labels, clients, rng)
 
 
-def always_refused(labels, clients, rng):
+def every_request_refused(labels, clients, rng):
     raise FczooError("not today")
 
 
-def refused_without_words(labels, clients, rng):
+def empty_message(labels, clients, rng):
     raise FczooError("")
 
 
 @pytest.mark.parametrize(
     ("split", "says"),
     [
-        (always_the_same, "gives the same parts from different seeds; draw from rng"),
-        (never_the_same, "gives other parts from the same generator"),
-        (one_too_few, r"gives \d parts for \d clients; give each client one"),
-        (one_image_lost, "set disjoint = False in the class"),
-        (one_image_twice, "gives a client the same image twice"),
-        (beyond_the_end, "names positions outside of the"),
-        (as_lists, "not an array of whole numbers"),
-        (labels_sorted, "changes the labels that it is given"),
-        (always_refused, "refuses even 200 images of 5 classes for 8 clients"),
-        (refused_without_words, r"raises an error with message ''; raise FczooError with one line"),
+        (seed_ignored, "gives the same parts from different seeds; draw from rng"),
+        (unseeded_draws, "gives other parts from the same generator"),
+        (missing_part, r"gives \d parts for \d clients; give each client one"),
+        (missing_image, "set disjoint = False in the class"),
+        (repeated_image, "gives a client the same image twice"),
+        (invalid_position, "names positions outside of the"),
+        (parts_as_lists, "not an array of whole numbers"),
+        (changed_labels, "changes the labels that it is given"),
+        (every_request_refused, "refuses even 200 images of 5 classes for 8 clients"),
+        (empty_message, r"raises an error with message ''; raise FczooError with one line"),
     ],
 )
-def test_a_broken_partitioner_is_refused(monkeypatch, split: Callable, says: str) -> None:
+def test_broken_partitioner_is_rejected(monkeypatch, split: Callable, says: str) -> None:
     @dataclass(frozen=True)
     class Broken:
         """Broken on purpose."""
@@ -98,14 +98,14 @@ def test_a_broken_partitioner_is_refused(monkeypatch, split: Callable, says: str
         check_partitioner("broken")
 
 
-def test_what_a_partitioner_refuses_is_what_it_says() -> None:
+def test_check_partitioner_compares_refusals() -> None:
     with pytest.raises(AssertionError, match=r"quantity:2 refuses .*, which it should split"):
         check_partitioner("quantity:2", refuses=lambda images, classes, clients: False)
     with pytest.raises(AssertionError, match=r"iid splits .*, which it should refuse"):
         check_partitioner("iid", refuses=lambda images, classes, clients: clients > 1)
 
 
-def test_options_and_classes_are_explained(monkeypatch) -> None:
+def test_missing_descriptions_are_rejected(monkeypatch) -> None:
     @dataclass(frozen=True)
     class Callback:
         """Equal shares."""
@@ -124,7 +124,7 @@ def test_options_and_classes_are_explained(monkeypatch) -> None:
         check_partitioner("silent")
 
 
-def test_the_checks_need_no_hypothesis(monkeypatch) -> None:
+def test_checks_work_without_hypothesis(monkeypatch) -> None:
     original = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
@@ -152,7 +152,7 @@ def test_the_checks_need_no_hypothesis(monkeypatch) -> None:
         (lambda change, rng: torch.rand_like(change), "forges differently from the same generator"),
     ],
 )
-def test_a_broken_attack_is_refused(monkeypatch, forge: Callable, says: str) -> None:
+def test_broken_attack_is_rejected(monkeypatch, forge: Callable, says: str) -> None:
     class Broken(Attack):
         """Broken on purpose."""
 
@@ -178,22 +178,22 @@ class Toy(Dataset):
         return ImageData(random_images(4, 0), random_images(2, 1), tuple("abcdefg"))
 
 
-def other_types(self, root):
+def load_floats(self, root):
     data = Toy.load(self, root)
     return data._replace(train=Images(data.train.pixels.astype(np.float32), data.train.labels))
 
 
-def a_label_too_many(self, root):
+def load_extra_label(self, root):
     data = Toy.load(self, root)
     return data._replace(test=Images(data.test.pixels, data.test.labels + 1))
 
 
-def another_order(self, root):
+def load_shuffled(self, root):
     data, order = Toy.load(self, root), np.random.default_rng().permutation(28)
     return data._replace(train=Images(data.train.pixels[order], data.train.labels[order]))
 
 
-def blank(self, root):
+def load_blank(self, root):
     data = Toy.load(self, root)
     return data._replace(test=Images(np.zeros_like(data.test.pixels), data.test.labels))
 
@@ -218,10 +218,10 @@ def blank(self, root):
             {"folder": "toy", "source": "here", "layout": "*", "licence": "MIT"},
             "finds something in an empty folder",
         ),
-        ({"load": other_types}, r"has pixels float32 \[28, 16, 16, 3\]"),
-        ({"load": a_label_too_many}, "must have an image of each of the labels 0 to 6"),
-        ({"load": another_order}, "differs from the first load"),
-        ({"load": blank}, "has images of one grey throughout"),
+        ({"load": load_floats}, r"has pixels float32 \[28, 16, 16, 3\]"),
+        ({"load": load_extra_label}, "must have an image of each of the labels 0 to 6"),
+        ({"load": load_shuffled}, "differs from the first load"),
+        ({"load": load_blank}, "has images of one grey throughout"),
         (
             {"load": lambda self, root: Toy.load(self, root)._replace(classes=tuple("aacdefg"))},
             "names a class twice",
@@ -229,7 +229,7 @@ def blank(self, root):
         ({"load": lambda self, root: None}, "returns a NoneType; return an ImageData"),
     ],
 )
-def test_a_broken_data_set_is_refused(monkeypatch, changes: dict, says: str) -> None:
+def test_broken_data_set_is_rejected(monkeypatch, changes: dict, says: str) -> None:
     broken = type("Broken", (Toy,), {"__doc__": "Broken on purpose.", "name": "toy_set", **changes})
     monkeypatch.setitem(DATASETS._entries, "toy_set", broken)
     if not says:
@@ -241,7 +241,7 @@ def test_a_broken_data_set_is_refused(monkeypatch, changes: dict, says: str) -> 
     assert re.fullmatch(".+", str(caught.value))
 
 
-def test_a_data_set_that_is_not_registered_is_named() -> None:
+def test_unregistered_data_set_is_rejected() -> None:
     with pytest.raises(
         AssertionError, match=r"not a registered data set; put @register_dataset\(NAME\) above it"
     ):

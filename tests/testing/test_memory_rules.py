@@ -14,7 +14,7 @@ from fczoo.testing.methods import check_client_memory, check_exemplars
 
 
 @dataclass(frozen=True)
-class Keeps(Method):
+class KeepsFirstImage(Method):
     """Train a linear head on frozen features.
 
     Clients keep the first image of a task ``often`` times.
@@ -40,58 +40,58 @@ class Keeps(Method):
         return {"kept": data.index[:1].repeat(self.often)}, {}
 
 
-class KeepsNothing(Keeps):
+class KeepsNothing(KeepsFirstImage):
     often = 0
 
 
-class KeepsTwice(Keeps):
+class KeepsTwice(KeepsFirstImage):
     often = 2
 
 
-class KeepsTooMuch(Keeps):
+class KeepsMoreThanMemory(KeepsFirstImage):
     memory = 0
 
 
-class KeepsOthers(Keeps):
+class KeepsImagesOfOthers(KeepsFirstImage):
     def end_task_client(self, backbone, data, ctx):
         return {"kept": torch.arange(70)}, {}
 
 
-class KeepsNoNumber(Keeps):
+class KeepsNaN(KeepsFirstImage):
     def end_task_client(self, backbone, data, ctx):
         return {"kept": data.index[:1], "mean": torch.tensor(float("nan"))}, {}
 
 
-class KeepsInPlace(Keeps):
+class ChangesMemoryInPlace(KeepsFirstImage):
     def end_task_client(self, backbone, data, ctx):
         ctx.memory["kept"] = data.index[:1]
         return ctx.memory, {}
 
 
-def test_a_client_may_keep_its_own_image():
-    subject = MethodUnderTest(Keeps())
+def test_client_may_keep_own_image():
+    subject = MethodUnderTest(KeepsFirstImage())
     check_exemplars(subject)
     check_client_memory(subject)
 
 
 @pytest.mark.parametrize(
     ("cls", "says"),
-    [(KeepsNoNumber, "remembers mean, which is not finite"), (KeepsInPlace, "in place")],
+    [(KeepsNaN, "remembers mean, which is not finite"), (ChangesMemoryInPlace, "in place")],
 )
-def test_a_memory_that_cannot_be_is_noticed(cls: Any, says: str) -> None:
+def test_invalid_client_memory_is_rejected(cls: Any, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         check_client_memory(MethodUnderTest(cls()))
 
 
-BROKEN: list[tuple[type[Keeps], str]] = [
+BROKEN: list[tuple[type[KeepsFirstImage], str]] = [
     (KeepsNothing, "broken keeps no image under kept"),
     (KeepsTwice, "broken's client . keeps an image twice"),
-    (KeepsTooMuch, "broken's client . keeps 1 images, memory=0"),
-    (KeepsOthers, "broken's client . keeps images of others"),
+    (KeepsMoreThanMemory, "broken's client . keeps 1 images, memory=0"),
+    (KeepsImagesOfOthers, "broken's client . keeps images of others"),
 ]
 
 
 @pytest.mark.parametrize(("cls", "says"), BROKEN)
-def test_what_a_client_must_not_keep_is_noticed(cls: Any, says: str) -> None:
+def test_invalid_exemplars_are_rejected(cls: Any, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         check_exemplars(MethodUnderTest(cls()))

@@ -1,4 +1,4 @@
-"""Backbones, augmentations and metrics of users: what works, and one line for what is broken."""
+"""Backbones, augmentations and metrics of users: valid ones, and one-line errors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,14 +34,14 @@ class Mine:
         return random_weights(CONFIG)
 
 
-def registered_backbone(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+def register_mine(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Register ``mine``: the class ``Mine`` with these attributes changed."""
     monkeypatch.setattr(BACKBONES, "_entries", {})
     BACKBONES.register("mine")(type("Mine", (Mine,), {"__doc__": Mine.__doc__, **changes}))
 
 
 def bench_error(*arguments: str, out: Path) -> str:
-    """Return the line with which a run of two seconds is refused."""
+    """Return the error line of a rejected run."""
     words = ["bench", "--methods", "fedncm", *arguments, *TINY, "--out", str(out)]
     outcome = CliRunner().invoke(main, words)
     assert outcome.exit_code == 1, outcome.output
@@ -49,8 +49,8 @@ def bench_error(*arguments: str, out: Path) -> str:
     return outcome.stderr
 
 
-def test_a_backbone_is_loaded_by_name_and_declares_its_pretraining(monkeypatch) -> None:
-    registered_backbone(monkeypatch)
+def test_backbone_loads_by_name_and_declares_pretraining(monkeypatch) -> None:
+    register_mine(monkeypatch)
     check_backbone("mine")
     backbone = load_backbone("MINE", image_size=24, pool="mean")
     assert backbone.config.name == "mine"
@@ -60,7 +60,7 @@ def test_a_backbone_is_loaded_by_name_and_declares_its_pretraining(monkeypatch) 
     assert "Tiny-ImageNet" in contamination("tinyimagenet", "mine")
 
 
-def unreadable(self):
+def missing_file(self):
     raise FileNotFoundError("mine.safetensors")
 
 
@@ -68,13 +68,16 @@ def unreadable(self):
     ("changes", "error"),
     [
         ({"config": None}, "backbone mine in .* has no config; set the class attribute config"),
-        ({"weights": unreadable}, "the weights of backbone mine in .*: FileNotFoundError: mine.s"),
+        (
+            {"weights": missing_file},
+            "the weights of backbone mine in .*: FileNotFoundError: mine.s",
+        ),
         ({"weights": lambda self: {"norm.bias": 0}}, "weight norm.bias of .* is not a tensor"),
         ({"weights": lambda self: {}}, "weights do not fit mine: .* is missing"),
     ],
 )
-def test_a_broken_backbone_is_one_line(monkeypatch, tmp_path, changes: dict, error: str) -> None:
-    registered_backbone(monkeypatch, **changes)
+def test_broken_backbone_is_rejected(monkeypatch, tmp_path, changes: dict, error: str) -> None:
+    register_mine(monkeypatch, **changes)
     with pytest.raises(AssertionError, match=error):
         check_backbone("mine")
     with pytest.raises(FczooError, match=error):
@@ -97,14 +100,14 @@ def test_a_broken_backbone_is_one_line(monkeypatch, tmp_path, changes: dict, err
         ),
     ],
 )
-def test_check_backbone_names_the_fault(monkeypatch, changes: dict, error: str) -> None:
-    registered_backbone(monkeypatch, **changes)
+def test_check_backbone_reports_fault(monkeypatch, changes: dict, error: str) -> None:
+    register_mine(monkeypatch, **changes)
     with pytest.raises(AssertionError, match=error):
         check_backbone("mine")
 
 
 @pytest.mark.parametrize("name", ["vit_nano_32", "ViT-Tiny_patch16_224"])
-def test_no_backbone_takes_the_name_of_another(monkeypatch, name: str) -> None:
+def test_duplicate_backbone_name_is_rejected(monkeypatch, name: str) -> None:
     other = type("Other", (Mine,), {"__doc__": Mine.__doc__, "name": name})
     monkeypatch.setattr(BACKBONES, "_entries", {name: other})
     with pytest.raises(AssertionError, match=f"'{name}' in .* has the name of another one; rename"):
@@ -120,7 +123,7 @@ def test_no_backbone_takes_the_name_of_another(monkeypatch, name: str) -> None:
         (lambda images, draws: images - images.amin(0) / 2, "images of a batch change each other"),
     ],
 )
-def test_a_broken_augmentation_is_one_line(monkeypatch, change: Callable, error: str) -> None:
+def test_broken_augmentation_is_rejected(monkeypatch, change: Callable, error: str) -> None:
     class Broken(Augment):
         """Broken on purpose."""
 
@@ -132,7 +135,7 @@ def test_a_broken_augmentation_is_one_line(monkeypatch, change: Callable, error:
         check_augmentation("broken")
 
 
-def test_another_class_is_no_augmentation(monkeypatch, tmp_path) -> None:
+def test_augmentation_must_subclass_augment(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(AUGMENTATIONS._entries, "odd", lambda images: images)
     error = bench_error("--augment", "odd", out=tmp_path / "run")
     assert "augmentation odd is not a subclass of fczoo.data.views.Augment; derive it" in error
@@ -148,7 +151,7 @@ def last_drop(a, n):
     return a[0][0] - a[-1][0]
 
 
-def test_a_metric_is_computed_and_is_a_column(no_metrics) -> None:
+def test_metric_is_computed_and_listed(no_metrics) -> None:
     register_metric("last_drop", better="low")(last_drop)
     check_metric("last_drop")
     assert all_metrics([[90.0], [70.0, 80.0]], [10, 10])["last_drop"] == 20.0
@@ -163,7 +166,7 @@ def test_a_metric_is_computed_and_is_a_column(no_metrics) -> None:
         (lambda a, n: None, "metric mine in .* fails: TypeError"),
     ],
 )
-def test_a_metric_that_fails_stops_a_run_before_it_begins(
+def test_failing_metric_is_rejected_before_run(
     no_metrics, tmp_path, metric: Callable, error: str
 ) -> None:
     metric.__doc__ = "Broken on purpose."
@@ -182,7 +185,7 @@ def test_a_metric_that_fails_stops_a_run_before_it_begins(
         ("mine", lambda a, n: float("inf"), "mine is infinite for"),
     ],
 )
-def test_check_metric_names_the_fault(no_metrics, name: str, metric: Callable, error: str) -> None:
+def test_check_metric_reports_fault(no_metrics, name: str, metric: Callable, error: str) -> None:
     metric.__doc__ = metric.__doc__ or "Broken on purpose."
     register_metric(name)(metric)
     with pytest.raises(AssertionError, match=error):
