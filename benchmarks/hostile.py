@@ -54,7 +54,7 @@ CASES = (
     "data/test_image_files.py",
     "backbones/test_refused_weights.py",
     "core/test_csv_text.py",
-    "reports/test_odd_folders.py",
+    "reports/test_unusual_folders.py",
 )
 """Tests of archives, odd images, weight files with code, and names with markup."""
 

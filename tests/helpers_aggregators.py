@@ -1,4 +1,4 @@
-"""Uploads for the tests of aggregators, with more than parameters, and how to compare them."""
+"""Uploads for the tests of aggregators, and their comparison."""
 
 from collections.abc import Mapping, Sequence
 

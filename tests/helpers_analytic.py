@@ -1,4 +1,4 @@
-"""Surveys by hand, for methods that are solved from sums."""
+"""Client statistics computed by hand, for methods that are solved from sums."""
 
 from typing import Any
 

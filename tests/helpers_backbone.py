@@ -1,4 +1,4 @@
-"""The forward pass of timm and one written out here, to compare with, and what loading refuses."""
+"""The forward pass of timm and one written by hand, to compare with, and invalid weights."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""``fczoo bench`` as its own process, and the numbers that it leaves."""
+"""``fczoo bench`` in a separate process, and its results."""
 
 import json
 import os

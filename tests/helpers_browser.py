@@ -1,4 +1,4 @@
-"""A real browser: the pages that it shows from a folder, and the requests that it makes."""
+"""A real browser: the pages of a folder, and the requests of the browser."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A valid file of every kind that fczoo reads, its reader, and how often to try to spoil it."""
+"""A valid file of every kind that fczoo reads, its reader, and the number of mutations to try."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Runs whose clients are elsewhere, as bytes, and what two runs must have alike."""
+"""Runs with clients on remote workers, and the comparison of two runs."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Places of runs that tests read: the results of this repository, and the runs behind ``quick``."""
+"""Places of runs that tests read: the results of this repository, and those behind ``quick``."""
 
 from pathlib import Path
 

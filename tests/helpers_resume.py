@@ -1,4 +1,4 @@
-"""Runs that die at a snapshot, and the parts of two runs that are equal but for their times."""
+"""Runs that are killed at a snapshot, and the parts of two runs that must be equal."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A server of files with every fault that servers have, and archives to serve."""
+"""A file server with every fault that servers have, and archives to serve."""
 
 import hashlib
 import io

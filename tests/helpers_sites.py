@@ -1,4 +1,4 @@
-"""Three sites in one process, each with its own images of the toy world and nothing else."""
+"""Three sites in one process, each with its own images of the toy world."""
 
 import socket
 from collections.abc import Mapping

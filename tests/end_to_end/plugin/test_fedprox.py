@@ -3,5 +3,5 @@
 from fczoo.testing import check_method
 
 
-def test_fedprox_keeps_the_rules():
+def test_fedprox_follows_the_rules():
     check_method("fedprox")
