@@ -8,6 +8,7 @@ with A-GEM, ICLR 2019).
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -149,23 +150,31 @@ class InterruptCheck(Callback):
 def recorded_interrupts() -> Iterator[InterruptCheck]:
     """Record SIGINT as well as raising KeyboardInterrupt, which compiled code may swallow.
 
+    Python swallows it in finalisers and callbacks without a caller, and would print a traceback.
+
     Yields:
         A callback that raises KeyboardInterrupt again after the round.
     """
-    check = InterruptCheck()
+    check, report = InterruptCheck(), sys.unraisablehook
 
     def note(number: int, frame: FrameType | None) -> None:
         check.has_arrived = True
         raise KeyboardInterrupt
+
+    def report_errors(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            report(unraisable)
 
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not usual or threading.current_thread() is not threading.main_thread():
         yield check  # SIGINT is ignored, or has another handler
         return
     signal.signal(signal.SIGINT, note)
+    sys.unraisablehook = report_errors
     try:
         yield check
     finally:
+        sys.unraisablehook = report
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fczoo.runner.tune import recorded_interrupts
 from helpers_cli import TINY
 
 
@@ -51,11 +52,49 @@ def test_stopped_search_names_command_to_resume(tmp_path: Path, jobs: int, group
         lines = [command.stderr.readline()]  # a trial has ended
         (os.killpg if group else os.kill)(command.pid, signal.SIGINT)
         lines += command.communicate(timeout=60)[1].splitlines()
-        assert command.returncode == 130 and "Traceback" not in "".join(lines)
+        text = "\n".join(lines)
+        assert command.returncode == 130, text
+        assert "Traceback" not in text, text
         advice = "finished trials are stored, and the same command resumes"
         assert lines[-1] == f"Error: stopped on request; {advice} in {tmp_path}"
         assert len(lines) < 20 and "trial 1 of 500" in lines[0]
         wait_for(lambda: not is_alive(command.pid))
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def fail() -> None:
+    raise ValueError
+
+
+class Finalised:
+    """Call a function as the object is deleted."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+
+    def __del__(self) -> None:
+        self.act()
+
+
+def test_interrupt_in_finaliser_prints_nothing_and_stops_next_round(monkeypatch) -> None:
+    reported: list[type] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: reported.append(error.exc_type))
+    hook, handler = sys.unraisablehook, signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with recorded_interrupts() as check:
+            check.round({})
+            Finalised(interrupt)
+            Finalised(fail)
+            with pytest.raises(KeyboardInterrupt):
+                check.round({})
+        assert sys.unraisablehook is hook
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert reported == [ValueError]
 
 
 @contextmanager
