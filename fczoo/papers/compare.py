@@ -228,10 +228,8 @@ def compare_numbers(
             continue
         read = readings(paper, number)
         differing = tuple(tuple(differences(experiment, line, r, len(seeds))) for r in read)
-        names, open_options = (
-            tuple(r.name for r in read),
-            open_differences(experiment, line, read[0]),
-        )
+        names = tuple(r.name for r in read)
+        open_options = open_differences(experiment, line, read[0])
         comparison_rows.append(
             Comparison(line, number, ours, names, differing, tuple(open_options))
         )

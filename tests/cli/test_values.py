@@ -64,9 +64,9 @@ def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 @pytest.mark.parametrize("empty", ["", "  "])
 def test_empty_value_is_rejected(command: str, name: str, empty: str, work_folder: Path) -> None:
-    before = sorted(work_folder.rglob("*"))
+    files_before = sorted(work_folder.rglob("*"))
     assert error_of(*command.split(), empty).startswith(f"{name} is empty; give it a value")
-    assert sorted(work_folder.rglob("*")) == before
+    assert sorted(work_folder.rglob("*")) == files_before
 
 
 def test_missing_value_reports_command() -> None:
@@ -143,9 +143,9 @@ def test_commands_reject_non_finite_numbers(words: str, work_folder: Path) -> No
     ],
 )
 def test_useless_or_harmful_options_are_rejected(words: str, says: str, work_folder: Path) -> None:
-    before = sorted(work_folder.rglob("*"))
+    files_before = sorted(work_folder.rglob("*"))
     assert says in error_of(*words.split())
-    assert sorted(work_folder.rglob("*")) == before
+    assert sorted(work_folder.rglob("*")) == files_before
 
 
 @pytest.mark.parametrize(

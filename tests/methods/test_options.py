@@ -4,8 +4,7 @@ answers.
 
 import types
 import typing
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -189,10 +188,6 @@ class Difference(Exception):
     """End a run that differs from the run it is compared with."""
 
 
-class LaterTask(Exception):
-    """End a run after its first task."""
-
-
 @lru_cache(4)  # recent reference runs; all would take gigabytes
 def plain_run(name: str, options: tuple, settings: tuple) -> Record:
     """Record a whole run with some options and settings."""
@@ -202,43 +197,8 @@ def plain_run(name: str, options: tuple, settings: tuple) -> Record:
     return record
 
 
-@lru_cache(4)
-def calls_of_first_task(name: str, options: tuple, settings: tuple) -> tuple[Call, ...]:
-    """Record the calls of the first task of a run; most options change one of them."""
-    calls: list[Call] = []
-
-    def keep(call: Call) -> None:
-        if call.ctx.task.index:
-            raise LaterTask
-        calls.append(call)
-
-    with suppress(LaterTask):
-        record_run(bench_with(settings), small_method(name, **dict(options)), on_call=keep)
-    return tuple(calls)
-
-
 def bench_with(settings: tuple) -> Benchmark:
     return toy_bench(**{"rounds": 1, "epochs": 1, "batch_size": 8, **dict(settings)})
-
-
-def differs_in_first_task(method: Method, settings: tuple, plain: Sequence[Call]) -> bool:
-    """Compare the uploads of the first task with those of another run, and the states before."""
-    expected_calls = iter(plain)
-
-    def compare(call: Call) -> None:
-        expected = next(expected_calls, None)
-        if expected is None:
-            raise LaterTask
-        if changes(exchanged_tensors(call), exchanged_tensors(expected)):
-            raise Difference
-
-    try:
-        record_run(bench_with(settings), method, on_call=compare)
-    except LaterTask:
-        return False
-    except Difference:
-        return True
-    return False
 
 
 def differs(method: Method, settings: tuple, plain: Record, tasks: int = 0) -> bool:
@@ -310,27 +270,18 @@ CASES = [
 def test_every_option_changes_run(name: str, option: str, value: Any) -> None:
     """Compare runs; a choice may run other code in later tasks, so its runs learn two tasks."""
     options, settings = required_options(name, option)
-    plain = (name, tuple(options.items()), tuple(settings.items()))
+    settings_key = tuple(settings.items())
+    plain = plain_run(name, tuple(options.items()), settings_key)
     method = small_method(name, **{**options, option: value})
     assert getattr(method, option) == value
-    one_task = type(value) in (int, float) or option == "optimizer"  # the same code in all tasks
-    if (
-        one_task
-        and options
-        and differs_in_first_task(method, plain[2], calls_of_first_task(*plain))
-    ):
-        return
-    method = small_method(name, **{**options, option: value})
-    assert differs(method, plain[2], plain_run(*plain), tasks=0 if one_task else 2)
+    number = type(value) in (int, float)
+    assert differs(method, settings_key, plain, tasks=0 if number else 2)
 
 
 def test_run_with_same_options_does_not_differ() -> None:
     """Check that the comparison above reports no difference between equal runs."""
     for name in ("hgp", "fcilpt"):
         assert not differs(small_method(name), (), plain_run(name, (), ()))
-        calls = calls_of_first_task(name, (), ())
-        assert calls
-        assert not differs_in_first_task(small_method(name), (), calls)
 
 
 def test_every_option_is_covered() -> None:
