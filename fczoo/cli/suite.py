@@ -251,7 +251,9 @@ def cells_of(
     from fczoo.runner.sweep import without_seed
 
     common = request(chosen_suite.bench, {*SETTINGS, "seeds"}, place)
-    of_row = {"methods": [row.method], "set": {row.method: row.set}}
+    of_row: dict[str, Any] = {"methods": [row.method], "set": {row.method: row.set}}
+    if row.seeds:
+        of_row["seeds"] = row.seeds
     sweep = sweep_of_request(merge_requests(common, {"set": {}, **given}, of_row))
     by_setting: dict[str, list[Any]] = {}
     for folder, configs in sweep.items():

@@ -37,6 +37,7 @@ class SuiteRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["method", "control", "ablation"] = "method"
     set: dict[str, Any] = {}  # fixed options
     search: bool = True  # whether other options are searched
+    seeds: str = ""  # seeds of the row; empty: those of the suite
 
     @property
     def label(self) -> str:

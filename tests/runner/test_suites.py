@@ -91,6 +91,20 @@ def test_suite_runs_missing_and_stale_rows(folder: Path, monkeypatch: pytest.Mon
     assert states() == ["2 stale (code)"] * 3
 
 
+def test_row_can_have_fewer_seeds(folder: Path) -> None:
+    row = 'method = "fedlda"\n'
+    (folder / "suites/means.toml").write_text(SUITE.replace(row, f'{row}seeds = "1"\n'))
+    assert states() == ["2 missing", "1 missing", "2 missing"]
+    run("suite", "run", "means", "--rows", "fedlda")
+    assert states() == ["2 missing", "1 current", "2 missing"]
+    assert [runs.name for runs in read_archive(folder / "means.csv")] == ["fedlda/seed1"]
+
+    (folder / "suites/means.toml").write_text(SUITE.replace(row, f'{row}seeds = "one"\n'))
+    outcome = CliRunner().invoke(main, ["suite", "status", "means"])
+    assert outcome.exit_code != 0
+    assert "seeds" in outcome.stderr and "'one'" in outcome.stderr
+
+
 def test_interrupted_suite_keeps_finished_rows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
