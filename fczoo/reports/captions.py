@@ -279,7 +279,7 @@ def _rejections(line: Line) -> str:
         return ""
     often = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
     return (
-        f"uploads turned away or lost: {reasons.total()}, "
+        f"uploads rejected or lost: {reasons.total()}, "
         f"{often}{'; …' if len(reasons) > 3 else ''}"
     )
 

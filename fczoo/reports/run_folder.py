@@ -352,7 +352,7 @@ def _problem(place: Path, result: Result | None) -> str:
             raise FczooError(f"{failure} is not a valid failure record: its error is not a text")
         return error
     if result is None:
-        return "not begun"
+        return "not started"
     return "" if result.is_finished else _stop_message(result)
 
 

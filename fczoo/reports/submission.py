@@ -89,7 +89,7 @@ def _incomplete(runs: Runs, folder: Path) -> Iterator[str]:
     problems = {(record.method, record.seed): record.problem for record in runs.records}
     for method in runs.about.methods:
         for seed in runs.about.seeds:
-            if problem := problems.get((method, seed), "not begun"):
+            if problem := problems.get((method, seed), "not started"):
                 fault = (
                     f"{folder}: {method} seed {seed} is not finished ({' '.join(problem.split())})"
                 )

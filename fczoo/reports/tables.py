@@ -112,8 +112,8 @@ def _peak(result: Result) -> float | None:
     return _megabytes(result.peak_memory.get("cuda", result.peak_memory.get("run")))
 
 
-def _content(content: Content, tells: str) -> Column:
-    meaning = f"MB of a client's upload in a round that disclose {tells}"
+def _content(content: Content, disclosed: str) -> Column:
+    meaning = f"MB of a client's upload in a round that disclose {disclosed}"
     return Column(content, meaning, partial(_upload_of, content=content), thousandths)
 
 
@@ -159,10 +159,10 @@ COSTS = (
     ),
 )
 UPLOADS = (
-    *(_content(content, tells) for content, tells in DISCLOSURES.items()),
+    *(_content(content, disclosed) for content, disclosed in DISCLOSURES.items()),
     Column(
         "rejected",
-        "uploads that were turned away, in whole or in part, or never came",
+        "uploads that were rejected, in whole or in part, or lost",
         lambda r: len(r.rejected),
         no_decimals,
     ),

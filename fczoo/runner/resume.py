@@ -147,7 +147,7 @@ def check_code(
         files = ", ".join(str(file_of(name) or name) for name in changed_modules[:3])
         suffix = f" and {len(changed_modules) - 3} more" if len(changed_modules) > 3 else ""
         raise FczooError(
-            f"the runs in {folder} were begun with other code: {files}{suffix}; give another "
+            f"the runs in {folder} were started with other code: {files}{suffix}; give another "
             "folder with --out, or --accept-changed-code to resume all the same"
         )
     return changed_modules

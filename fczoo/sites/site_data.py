@@ -167,22 +167,22 @@ class ServerFolder:
             raise FczooError(f"{error}, or {self._how_to_restart}") from error
         return first_start.run
 
-    def check_enrolments(self, names: Sequence[str], begun: RunStart, resumes: bool) -> None:
+    def check_enrolments(self, names: Sequence[str], run_start: RunStart, resumes: bool) -> None:
         """Record the enrolments of a new run; check those of a resumed one.
 
         Args:
             names: Names of the sites.
-            begun: Name, terms and enrolments of the run.
+            run_start: Name, terms and enrolments of the run.
             resumes: Whether the run is resumed.
 
         Raises:
             FczooError: A site's enrolment differs from that at the start of the run.
         """
         if not resumes:
-            write_json(self.path, msgspec.to_builtins(begun))
+            write_json(self.path, msgspec.to_builtins(run_start))
             return
         for name, old_enrolment, new_enrolment in zip(
-            names, self._read().enrolments, begun.enrolments, strict=True
+            names, self._read().enrolments, run_start.enrolments, strict=True
         ):
             if old_enrolment != new_enrolment:
                 problem = f"site {name} has other images than when the run began"

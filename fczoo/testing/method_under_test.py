@@ -105,7 +105,7 @@ def record_run(
     states: dict[int, Tree] = {}
     server_states: list[Tree] = []  # state at the latest broadcast
     send = Server.send
-    train, survey, conclude, predict = (
+    train, collect, end_task, predict = (
         ClientEngine.train,
         ClientEngine.collect,
         ClientEngine.end_task_client,
@@ -142,11 +142,11 @@ def record_run(
         on_call(call)
         return live_payloads
 
-    def noted_send(self: Server, clients: Sequence[Client]) -> tuple[Tree, dict[int, int]]:
+    def record_send(self: Server, clients: Sequence[Client]) -> tuple[Tree, dict[int, int]]:
         server_states[:] = [self.state]
         return send(self, clients)
 
-    def noted_train(
+    def record_train(
         self: ClientEngine, state: Tree, clients: list[Client], ctx: Context, *rest: Any
     ) -> list[Payload]:
         phase: Literal["train", "balanced"] = "balanced" if ctx.balanced else "train"
@@ -154,31 +154,31 @@ def record_run(
             phase, self, state, clients, ctx, lambda: train(self, state, clients, ctx, *rest)
         )
 
-    def noted_survey(
+    def record_collect(
         self: ClientEngine, phase: Boundary, state: Tree, clients: list[Client], ctx: Context
     ) -> list[Payload]:
         def work() -> list[Payload]:
-            return list(survey(self, phase, state, clients, ctx))
+            return list(collect(self, phase, state, clients, ctx))
 
         return record_call(phase, self, state, clients, ctx, work)
 
-    def noted_conclude(self: ClientEngine, clients: list[Client], ctx: Context) -> list[Payload]:
+    def record_end_task(self: ClientEngine, clients: list[Client], ctx: Context) -> list[Payload]:
         return record_call(
-            "after_rounds", self, ctx.shared, clients, ctx, lambda: conclude(self, clients, ctx)
+            "after_rounds", self, ctx.shared, clients, ctx, lambda: end_task(self, clients, ctx)
         )
 
-    def noted_predict(
+    def record_predict(
         self: Method, backbone: Backbone, state: Tree, batch: Batch, task: Task
     ) -> Tensor:
         states[task.index] = copy_tree(state)
         return predict(self, backbone, state, batch, task)
 
     with (
-        mock.patch.object(Server, "send", noted_send),
-        mock.patch.object(ClientEngine, "train", noted_train),
-        mock.patch.object(ClientEngine, "collect", noted_survey),
-        mock.patch.object(ClientEngine, "end_task_client", noted_conclude),
-        mock.patch.object(type(method), "predict", noted_predict),
+        mock.patch.object(Server, "send", record_send),
+        mock.patch.object(ClientEngine, "train", record_train),
+        mock.patch.object(ClientEngine, "collect", record_collect),
+        mock.patch.object(ClientEngine, "end_task_client", record_end_task),
+        mock.patch.object(type(method), "predict", record_predict),
     ):
         result = bench.run(method, seed)
     # the states were copied in inference mode; a clone outside of it is an ordinary tensor

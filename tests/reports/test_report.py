@@ -90,7 +90,7 @@ def test_upload_columns_match_hand_computation(folder):
     ]
     assert [e and e.mark for e in one] == [""] * 5 and two[4] is None
     text = " ".join(report([folder], "text").split())
-    assert "one: uploads turned away or lost: 1, 1 x prompt is not finite" in text
+    assert "one: uploads rejected or lost: 1, 1 x prompt is not finite" in text
     assert "which classes a client has" in text
 
 
@@ -209,7 +209,7 @@ def test_unfinished_and_failed_runs_are_listed_separately(folder):
     for line in (
         "two seed 1: two diverged",
         "three seed 0: stopped after task 1 of 2",
-        "one seed 2: not begun",
+        "one seed 2: not started",
     ):
         assert f"not finished: {line}" in text
     assert [

@@ -148,7 +148,7 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "missing seed",
         lambda f: _drop(f / "fedncm" / "seed1"),
-        "fedncm seed 1 is not finished (not begun)",
+        "fedncm seed 1 is not finished (not started)",
     ),
     (
         "stopped run",

@@ -153,7 +153,7 @@ def test_changed_code_needs_acceptance(tmp_path):
         file.write("A_RUN_USES = 1\n")
     process = bench()
     assert process.returncode == 1 and process.stderr.count("\n") == 1
-    assert f"begun with other code: {tmp_path / 'aside_plugin.py'};" in process.stderr
+    assert f"started with other code: {tmp_path / 'aside_plugin.py'};" in process.stderr
     assert bench("--accept-changed-code", "--seeds", "0,1").returncode == 0
     about = json.loads((out / "bench.json").read_text())
     assert [change["modules"] for change in about["changed_code"]] == [["aside_plugin"]]
