@@ -115,7 +115,7 @@ def _method_page(cls: type[Method]) -> str:
         ]
     if rows := _readings(cls.name):
         parts += [
-            "## Readings that are not offered",
+            "## Readings that are not the default",
             pipe_table(rows, ["what", "where it is so", "what fczoo does"]),
         ]
     if rows := _results(cls.name):

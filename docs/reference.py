@@ -192,10 +192,19 @@ def _options(path: str, command: click.Command, context: click.Context) -> list[
             parts.append(f"**{group.capitalize()}**")
             last_group = group
         names, meaning = record
-        text, _, default = meaning.partition("  [default: ")
-        default = f". Default: {default.removesuffix(']')}" if default else ""
-        parts += [f"### {path} {param.opts[0]}", f"`{names}`: {_plain(text)}{_plain(default)}."]
+        parts += [f"### {path} {param.opts[0]}", f"`{names}`: {_plain(_sentences(meaning))}"]
     return parts
+
+
+def _sentences(record: str) -> str:
+    """Return the help of an option and each note of click, such as its default, as a sentence."""
+    text, *notes = re.split(r" +\[(?=default|required|[\d.]*<?=?x[<>])", record)
+    notes = [note.removesuffix("]") for note in notes]
+    notes = [re.sub(r"^default( \w+)?: ", r"Default\1: ", note) for note in notes]
+    notes = [re.sub(r"^required$", "Required", note) for note in notes]
+    limits = re.compile(r"(^|; )(?=[\d.]*<?=?x[<>])")
+    notes = [limits.sub(lambda m: ". Range: " if m[1] else "Range: ", note) for note in notes]
+    return " ".join(f"{part.removesuffix('.')}." for part in (text, *notes))
 
 
 def _plain(text: str) -> str:

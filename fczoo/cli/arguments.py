@@ -176,8 +176,8 @@ def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if not first <= last <= WIDEST or last - first >= MOST_SEEDS:
             raise FczooError(
-                f"--seeds has {entry}; a range goes up, to {WIDEST} at most, by {MOST_SEEDS:,} "
-                "seeds at most"
+                f"--seeds has {entry}; a range must go up, to {WIDEST} at most, and have at most "
+                f"{MOST_SEEDS:,} seeds"
             )
         seeds += range(first, last + 1)
     if len(set(seeds)) < len(seeds):

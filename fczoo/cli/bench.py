@@ -60,13 +60,14 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
     "--sweep",
     multiple=True,
     metavar="NAME=VALUE,...",
-    help="Run each value of METHOD.FIELD or a setting; repeat it for all combinations",
+    help="Run each value of METHOD.FIELD or of a setting; repeat it for all combinations",
 )
 @grouped_option(
     RUNS,
     "--zip/--no-zip",
     default=None,
-    help="Pair the values of several --sweep, the first with the first, instead of combining them  "
+    help="Pair the values of several --sweep, first with first, second with second, instead of "
+    "combining them all  "
     "[default: off]",
 )
 @grouped_option(
@@ -74,7 +75,7 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
     "--tuned",
     metavar="FILE",
     type=click.Path(),
-    help="Take options of a tuned.json; --set overrides them",
+    help="Use the hyper-parameters in a tuned.json of `fczoo tune`; --set overrides them",
 )
 @settings_options()
 @grouped_option(
@@ -82,7 +83,7 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
     "--out",
     metavar="FOLDER",
     type=click.Path(),
-    help="Folder of the runs; if it has some of them already, only the others run  "
+    help="Folder of the runs; runs that are finished there are not repeated  "
     "[default: results/run-DATE-TIME]",
 )
 @grouped_option(
@@ -97,7 +98,7 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
     "--log",
     metavar="NAMES",
     shell_complete=complete(None, ("tensorboard", "wandb", "mlflow")),
-    help="Send metrics also to tensorboard, wandb or mlflow  [default: no tracker]",
+    help="Also send metrics to tensorboard, wandb or mlflow  [default: no tracker]",
 )
 @grouped_option(
     OUTPUT,
@@ -125,7 +126,8 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
     OUTPUT,
     "--keep-server-state/--no-keep-server-state",
     default=None,
-    help="Keep what the server needs to continue, readable by its owner only  [default: on]",
+    help="Keep the server's state, which --start-from needs, in a file that only its owner can read"
+    "  [default: on]",
 )
 @grouped_option(
     OUTPUT,
@@ -138,7 +140,7 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
     OUTPUT,
     "--skip-failed/--no-skip-failed",
     default=None,
-    help="Start the other runs after one has failed; the exit code is then not zero  "
+    help="Continue with the other runs after one has failed; the exit code is then not zero  "
     "[default: off]",
 )
 @grouped_option(
@@ -174,10 +176,10 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
 @message_options()
 @download_options()
 def bench(config: Path | None, **given: Any) -> None:
-    """Run methods on one data stream, or on each of a grid of them, and print their tables.
+    """Run methods on a data set, or in each setting of a grid, and print tables of the results.
 
-    --dataset and --partition take lists, separated by commas. Settings with default none accept
-    none, too. Of an option given twice, the last value holds.
+    --dataset and --partition take lists, separated by commas. Where the default is none, none is
+    also a valid value. If an option is given twice, the last value counts.
     """
     from fczoo.cli.arguments import (
         MOST_JOBS,

@@ -58,7 +58,7 @@ def output_file_option(name: str, what: str) -> Callable[[Command], Command]:
 
 @click.command(cls=GroupedCommand)
 @settings_options(STREAM)
-@grouped_option(OUTPUT, "--full", is_flag=True, help="Print also the images per client and class")
+@grouped_option(OUTPUT, "--full", is_flag=True, help="Also print the images per client and class")
 @output_file_option("--save", "Write a partition file, for `--partition file:PATH`")
 @output_file_option("--table", "Write a CSV of images per task, client and class")
 @output_file_option(
@@ -129,7 +129,8 @@ def _check_distinct(outputs: Mapping[str, Path | None]) -> None:
 HF_COLUMNS = click.option(
     "--hf-columns",
     metavar="image=NAME,label=NAME",
-    help="Columns of a data set hf:PLACE.  [default: by the types of their features]",
+    help="Image and label columns of a data set hf:PLACE.  [default: by the types of their "
+    "features]",
 )
 
 

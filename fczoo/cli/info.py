@@ -66,7 +66,7 @@ def list_command(kind: str | None) -> None:
 @click.option(
     "--dataset",
     metavar="NAME",
-    help="Data set whose values are shown  [default: digits; of a protocol or release, all]",
+    help="Data set whose values are shown  [default: digits; for a protocol or release, all]",
 )
 def show(names: tuple[str, ...], dataset: str | None) -> None:
     """Show a method, data set, partitioner, aggregator, attack, local training, protocol, release,
@@ -223,7 +223,7 @@ def _setting_page(name: str) -> str:
     rows = [
         ("setting", name),
         ("option", f"fczoo bench {flag(name)}"),
-        ("what it is", field.metadata["meaning"]),
+        ("meaning", field.metadata["meaning"]),
         ("default", option_word(field.default)),
         ("group", field.metadata["group"]),
     ]
@@ -302,10 +302,10 @@ def _overview(source: Source) -> str:
         (d, *(option_word(_values(source, d).get(field, "")) for field in field_names))
         for d in source.datasets
     ]
-    dataset_note = " Other data sets may be used, too." if source.any_dataset else ""
+    dataset_note = " Other data sets also work." if source.any_dataset else ""
     head = ["data set", *(f.replace("_", " ") for f in field_names)]
     hint = (
-        f"Everything with its source: fczoo show {source.kind} {source.name} --dataset NAME."
+        f"All values with their sources: fczoo show {source.kind} {source.name} --dataset NAME."
         f"{dataset_note}"
     )
     return f"{word_table(rows, head)}\n\n{hint}"

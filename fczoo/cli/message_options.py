@@ -35,13 +35,13 @@ def message_options() -> Callable[[Command], Command]:
             "--quiet",
             "quiet",
             is_flag=True,
-            help="Print tables and errors only, no progress or warnings",
+            help="Print only tables and errors, no progress or warnings",
         ),
         message_option(
             "--verbose",
             "verbose",
             is_flag=True,
-            help="Print also a line per round, for runs that execute one after another",
+            help="Also print a line per round, if runs execute one after another",
         ),
         message_option(
             "--log-format",

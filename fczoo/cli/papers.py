@@ -105,8 +105,9 @@ def reproduce(
 ) -> None:
     """Run a printed row of a paper, e.g. hgp/cifar100/dirichlet:0.05, and judge the result.
 
-    CARD names such a row. As CARD, PAPER lists its tables and figures, and PAPER/TABLE or
-    PAPER/FIGURE runs all of its cells. Without CARD, all cards are listed with their status.
+    CARD is the name of a printed row. PAPER in its place lists the paper's tables and figures, and
+    PAPER/TABLE or PAPER/FIGURE runs all cells of a table or figure. Without CARD, all cards are
+    listed with their status.
 
     EXTRA options are passed to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out
     FOLDER. The cells of a table are written to a settings file first; --dry-run estimates their
@@ -320,8 +321,8 @@ def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
-    help="Folder whose suites test claims, or a folder or archive of other runs; --run writes to "
-    "claims/CLAIM in it.  [default: results]",
+    help="Folder with suites, or folder or archive of other runs, which test the claims; --run "
+    "writes to claims/CLAIM in it.  [default: results]",
 )
 def claims(
     name: str | None,
@@ -333,8 +334,8 @@ def claims(
 ) -> None:
     """Show claims of papers and whether runs support them: all claims, or NAME with its numbers.
 
-    A claim compares two sides in pairs of rows of a table, one row per side. In the list, 2x
-    means two such pairs.
+    A claim compares two sides, such as two methods. A verdict compares two rows of one table, one
+    per side; in the list, 2x means two such pairs of rows.
     """
     from fczoo.papers.claims import get_claim, listing, page
 

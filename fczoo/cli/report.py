@@ -38,8 +38,8 @@ ARCHIVE = Path("results") / "results.csv"
     "--columns",
     metavar="SETTING,...",
     help=(
-        "Print one table over several data sets or settings, in the style of papers, with these "
-        "settings in the header: data,partition.  [default metrics: A_N,Avg]"
+        "Print one table in the style of papers, with a column for each value of these settings, "
+        "such as data,partition.  [default metrics: A_N,Avg]"
     ),
 )
 @click.option(

@@ -77,7 +77,7 @@ def job(out: Path, agreed: Path, patience: float) -> None:
     "--images",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of class folders: a site's own images, or the server's test images.",
+    help="Folder with one folder per class: a site's own images, or the server's test images.",
 )
 @PATIENCE_OPTION
 @click.option(

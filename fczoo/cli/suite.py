@@ -22,7 +22,7 @@ RESULTS = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("results"),
     show_default=True,
-    help="Folder of suites/NAME.toml and NAME.csv.",
+    help="Folder that contains suites/NAME.toml and NAME.csv.",
 )
 PATHS = (
     click.option(
@@ -53,7 +53,7 @@ def _with_paths(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("name")
 @_with_paths
 @click.option(
-    "--rows", metavar="NAMES", help="Run these rows only, separated by commas.  [default: all]"
+    "--rows", metavar="NAMES", help="Run only these rows, separated by commas.  [default: all]"
 )
 @click.option(
     "--jobs",
@@ -194,7 +194,7 @@ def status(
     if remaining_seconds:
         text += f"; about {duration_text(remaining_seconds)} one after another, with searches"
     if unknown:
-        text += f"; time unknown of {plural(unknown, 'row')}"
+        text += f"; time of {plural(unknown, 'row')} unknown"
     click.echo(f"\n{text}")
 
 

@@ -193,7 +193,7 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
         runs = sweep_of_request(merge_requests(run_request, paths_of_run, command))
         if len(runs) != 1:
             raise FczooError(
-                f"--resume continues with one setting in {about.parent}; leave lists of others out"
+                f"--resume continues the one setting of {about.parent}; give no lists of values"
             )
         (sweep[folder],) = runs.values()
     if not sweep:

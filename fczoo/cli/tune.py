@@ -44,7 +44,7 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
     "changes",
     multiple=True,
     metavar="METHOD.FIELD=VALUE",
-    help="Fix an option of a method in all trials; it is not searched; repeat it for more",
+    help="Fix an option of a method in all trials instead of searching it; repeat it for more",
 )
 @grouped_option(
     RUNS,
@@ -57,7 +57,7 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
     RUNS,
     "--first-tasks",
     type=WholeNumber(1),
-    help="Number of first tasks that a trial runs  [default: 3, or all if fewer]",
+    help="Number of tasks that a trial runs, from the first on  [default: 3, or all if fewer]",
 )
 @grouped_option(
     RUNS,
@@ -69,7 +69,7 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
     RUNS,
     "--score-per-class",
     type=WholeNumber(1),
-    help="Number of training images per class that are held out, instead of --held-out",
+    help="Hold out this number of training images per class, instead of the fraction --held-out",
 )
 @grouped_option(
     RUNS,
@@ -189,11 +189,10 @@ def tune(
         )
         rows.append((name, default_score, f"{method_result.score:.1f}", share, values))
     click.echo(
-        word_table(rows, ["method", "with default options", "tuned", "what matters", "values"])
+        word_table(rows, ["method", "with default options", "tuned", "importance", "values"])
     )
     effort_words = (
-        f"each method had {plural(trials, 'trial')} of {search_result.image_steps} image-steps on "
-        "its tasks' images"
+        f"each method had {plural(trials, 'trial')} of {search_result.image_steps} image-steps"
     )
     evaluation = (
         f"{early_tasks(search_result.effort.tasks)}, on {search_result.scored} training images "

@@ -297,7 +297,7 @@ def listing(results: Path, paper: str | None = None) -> str:
     lines = [
         f"Where both sides were tuned: {_summary(verdicts_of_tuned)}.",
         f"In all runs: {_summary(verdicts_of_all)}.",
-        "A verdict compares two rows of one table, one per side; 2x: two such pairs say so.",
+        "A verdict compares two rows of one table, one per side; 2x means two such pairs.",
         *(
             [f"Of systems that are not implemented: {', '.join(missing_names)}."]
             if missing_names

@@ -305,7 +305,7 @@ def _histograms(figure: PaperFigure, label: str, record: Mapping[str, Any]) -> H
     return Heat(
         name=f"{figure.folder} {label}",
         caption=f"{label}: {figure.shows}",
-        x="class of the answer",
+        x="predicted class",
         y="",
         values=counts,
         rows=[f"client {c['client']}, evenness {c['entropy']:.2f}" for c in clients],

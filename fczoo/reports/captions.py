@@ -49,11 +49,11 @@ def _data(experiment: Experiment) -> str:
         order = "natural class order"
     else:
         order = f"class order seed {s['class_order_seed']}"
-    joining = f" and {s['joining']} more a task" if s["joining"] else ""
+    joining = f" and {s['joining']} more per task" if s["joining"] else ""
     if in_stages(s["moving"], s["task_order"]):
         number = "" if isinstance(s["tasks"], str) else f"{experiment.task_count} "
         kind = f"stages of {number}{kind},"
-        joining = f", {s['moving'] or 'all'} continue to their next task at a time"
+        joining = f", {s['moving'] or 'all'} move to their next task at a time"
         joining += ", each in its own order" if s["task_order"] == "own" else ""
     spec, sha256 = experiment.about.partition["spec"], experiment.about.partition["sha256"]
     draw_source = (
@@ -244,7 +244,7 @@ def _search_note(about: About) -> str:
     search = about.tuned
     each = f"{search['trials']} trials of {search['image_steps']} image-steps each"
     tasks = early_tasks(search["tasks"])
-    data_words = f"{tasks} of {search['dataset']}, in an order and their own split"
+    data_words = f"{tasks} of {search['dataset']}, in a class order and a split of their own"
     differences = [f"{k}={option_word(v)}" for k, v in search.get("other_settings", {}).items()]
     if search.get("weights", about.backbone["sha256"]) != about.backbone["sha256"]:
         differences.append("other weights of the backbone")
@@ -279,8 +279,7 @@ def _rejections(line: Line) -> str:
         return ""
     often = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
     return (
-        f"uploads rejected or lost: {reasons.total()}, "
-        f"{often}{'; …' if len(reasons) > 3 else ''}"
+        f"uploads rejected or lost: {reasons.total()}, {often}{'; …' if len(reasons) > 3 else ''}"
     )
 
 

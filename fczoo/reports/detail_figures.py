@@ -140,10 +140,10 @@ def confusion_map(line: Line) -> Heat | None:
     return Heat(
         name=f"confusion {line.label}",
         caption=(
-            f"{line.label}: test images of each task that are taken for a class of each task, "
+            f"{line.label}: test images of each task that are predicted as a class of each task, "
             "after the last task, %; mean of seeds"
         ),
-        x="task of the answer",
+        x="task of the predicted class",
         y="task of the image",
         values=np.mean(shares, 0),
         rows=number_labels(len(sizes)),
@@ -174,11 +174,11 @@ def class_confusion_map(line: Line) -> Heat | None:
     return Heat(
         name=f"confusion of classes {line.label}",
         caption=(
-            f"{line.label}: test images of each class that are taken for each class, in order of "
-            "arrival, after the last task, %; mean of seeds"
+            f"{line.label}: test images of each class that are predicted as each class, in order "
+            "of arrival, after the last task, %; mean of seeds"
         ),
-        x="class of the answer",
-        y="class of the image",
+        x="predicted class",
+        y="true class",
         values=np.mean(shares, 0),
         rows=number_labels(count),
         columns=number_labels(count),
@@ -220,7 +220,7 @@ def _insights(line: Line, found: Sequence[dict[str, Any]]) -> Iterator[Figure]:
     if "confusion" in records:
         yield _square(
             f"why confusion {line.label}",
-            f"{seed}: images of a task taken for a class of another, % (after the last task)",
+            f"{seed}: images of a task predicted as a class of another, % (after the last task)",
             "answered",
             100 * np.array(records["confusion"][-1]["matrix"], dtype=float),
             "orange",

@@ -28,8 +28,8 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "class_order": ("", "original label of each class, in order of arrival"),
     "task_sizes": ("classes", "classes per task"),
     "test_counts": ("images", "test images per task"),
-    "trained_scalars": ("numbers", "numbers that a client trains in the first task"),
-    "remark": ("", "what a reader must know of the method as it ran"),
+    "trained_scalars": ("numbers", "parameters that a client trains in the first task"),
+    "remark": ("", "notes on the method as it ran"),
     "start": (
         "",
         "kept model from which the run started: its name, number of tasks, and SHA-256 of its "
@@ -37,19 +37,21 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "accuracy": (
         "%",
-        "[t][i]: on task i after task t, with the answer among all classes seen; NaN without test "
-        "images",
+        "[t][i]: on task i after task t, predicted among all classes seen; NaN without test images",
     ),
     "metrics": ("% or points", "metric -> its value after the latest task"),
-    "task_aware": ("%", "as accuracy, with the answer among the classes of the image's task"),
+    "task_aware": ("%", "as accuracy, but predicted among the classes of the image's task"),
     "next_accuracy": ("%", "[t]: on task t + 1 after task t; None where it has new classes"),
-    "top5": ("%", "[t]: images whose class is among the five best answers, all classes seen"),
+    "top5": ("%", "[t]: images whose class is among the five highest logits of all classes seen"),
     "calibration": (
         "points",
         "[t]: expected calibration error over all images seen; empty for methods without logits",
     ),
     "class_accuracy": ("%", "[t][c]: on each class seen after task t; NaN without test images"),
-    "confusion": ("images", "after the latest task: entries of class, answer and their number"),
+    "confusion": (
+        "images",
+        "after the latest task: entries of class, predicted class and number of images",
+    ),
     "client_accuracy": (
         "%",
         "after the latest task: per client, on test images with the class mix of its images; None "
@@ -78,7 +80,7 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "bytes_up": ("bytes", "all uploads of all clients"),
     "bytes_down": ("bytes", "all broadcasts; a tensor that a client has is not sent again"),
     "client_rounds": ("uploads", "uploads of all clients"),
-    "uploaded": ("bytes", "bytes_up by the content that they disclose of a client's data"),
+    "uploaded": ("bytes", "bytes_up by what they disclose of a client's data"),
     "rejected": ("", "uploads refused or lost, whole or in part: task, moment, client, reason"),
     "skipped": ("", "exchanges with too few valid uploads: task, moment, reason"),
     "far": ("uploads", "client -> uploads whose class statistics were far from the others'"),
@@ -87,7 +89,7 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "phases": ("s", "time of surveys, training, server and evaluation"),
     "client_storage": (
         "bytes",
-        "largest storage of a client, next to backbone and images of the task; None: not measured",
+        "largest storage of a client, without backbone and images of the task; None: not measured",
     ),
     "server_storage": ("bytes", "largest size of the server's state; None: not measured"),
     "peak_memory": ("bytes", "largest memory of this run's process (run) and on the GPU (cuda)"),
@@ -106,7 +108,7 @@ METRIC_MEANINGS = {
     "BWT": "mean change of old tasks since they were learned",
     "plasticity": "mean of the tasks' accuracies right after they were learned",
     "AUC": "area under the curve of the accuracy over all seen classes, after each task",
-    "task_aware": "A_N with the answer among the classes of the image's task",
+    "task_aware": "A_N, but predicted among the classes of the image's task",
     "top5": "% of all test images whose class is among the five highest logits",
     "ECE": "expected calibration error in points; only of methods that give logits",
     "base": "accuracy on the classes of the first task at the end; where that has most classes",

@@ -133,20 +133,20 @@ COSTS = (
     ),
     Column(
         "MB sent",
-        "everything that is sent in the run, by all clients and to them",
+        "all that is sent in the run, by all clients and to them",
         lambda r: (r.bytes_up + r.bytes_down) / 1e6,
         thousandths,
     ),
     Column("trained", "trained parameters of a client", lambda r: r.trained_scalars, no_decimals),
     Column(
         "client MB",
-        "what a client holds next to the backbone and its images of the task",
+        "what a client stores, without the backbone and its images of the task",
         lambda r: _megabytes(r.client_storage),
         thousandths,
     ),
     Column(
         "server MB",
-        "what the server holds next to the backbone",
+        "what the server stores, without the backbone",
         lambda r: _megabytes(r.server_storage),
         thousandths,
     ),
@@ -177,7 +177,7 @@ MORE = (
     *map(_metric, (*MORE_METRICS, *BASE_METRICS, "old", "new", *EVALUATION_METRICS)),
     Column(
         "intransigence",
-        "mean accuracy of the joint run on a new task minus the method's, where one is at hand",
+        "mean accuracy of the joint run on a new task minus the method's, if there is a joint run",
         lambda _: None,
         percent,
         "low",
@@ -295,8 +295,8 @@ def column_of(name: str) -> Column:
 
 def _reach_column(unit: str, accuracy: float) -> Column:
     """Create the column of rounds, MB or hours to reach an accuracy."""
-    until = f"until {accuracy:g} % of all classes' test images are recognised, in the last task"
-    unreached = "empty where a seed does not get there at a point that was measured"
+    until = f"until the accuracy on all classes reaches {accuracy:g} %, in the last task"
+    unreached = "empty if a seed does not reach it at a measured point"
     if unit == "rounds":
         meaning = f"rounds of the run {until}; {unreached}"
         to_accuracy, show = partial(rounds_to, accuracy=accuracy), no_decimals

@@ -107,7 +107,7 @@ LEGEND = (
     "MB up: a client's upload per round, with every class of the first task (1 MB = 10^6 bytes)\n"
     "MB down: the broadcast at the start of the first task\n"
     "GFLOP per image-step: counted operations of inputs, forward and backward of one image\n"
-    "PFLOP per run: that times the image-steps, without statistics, server and evaluation\n"
+    "PFLOP per run: GFLOP per image-step times image-steps; no statistics, server, evaluation\n"
     "GB: estimated memory without images and libraries: frozen weights, and for each client that\n"
     "  trains at the same time its values, gradients, two moments and activations of one batch\n"
     "MB kept: models and server state in each run's folder, estimated from two tasks\n"

@@ -133,8 +133,8 @@ def _check_parameters(label: str, merged: Tree, uploads: Sequence[Payload]) -> N
         value, rows = merged[name], torch.stack([upload[name] for upload in uploads])
         need(
             value.shape == rows.shape[1:] and value.dtype == rows.dtype,
-            f"{label} makes {value.dtype} {list(value.shape)} of {rows.dtype} "
-            f"{list(rows.shape[1:])}; keep both",
+            f"{label} turns {rows.dtype} {list(rows.shape[1:])} into {value.dtype} "
+            f"{list(value.shape)}; keep data type and shape",
         )
         inside = (value >= rows.amin(0) - 1e-12) & (value <= rows.amax(0) + 1e-12)
         need(
@@ -228,7 +228,7 @@ def _check_forged(
     second = attack.forge(change, torch_stream("attack", seed))
     need(
         first.shape == change.shape and first.dtype == change.dtype,
-        f"{spec} makes {first.dtype} {list(first.shape)} of {dtype} {shape}; the server would "
+        f"{spec} turns {dtype} {shape} into {first.dtype} {list(first.shape)}; the server would "
         "reject it",
     )
     need(
@@ -319,7 +319,7 @@ def _check_added(spec: str, rule: LocalRule, shapes: list[list[int]], seed: int)
     for name, value in rule.gradient_term(start, start, *same).items():
         need(
             not value.any(),
-            f"{spec} adds to {name} of a client with the weights from the start of the round",
+            f"{spec} adds a gradient to {name} at the start of a round, where it must add nothing",
         )
 
 
@@ -340,7 +340,7 @@ def _check_rule_run(spec: str, rule: LocalRule) -> None:
         need_same(
             ours.state, theirs.state, f"{spec} trains differently with --together 3", SUM_TOLERANCE
         )
-    need(not one.result.rejected, f"{spec} has an honest upload rejected")
+    need(not one.result.rejected, f"an honest upload is rejected with {spec}")
     control_names = {
         name for call in one.calls for p in call.payloads for name in p if name.startswith(CONTROL)
     }

@@ -160,7 +160,9 @@ def check_first_state(subject: MethodUnderTest) -> None:
     for prefix in method.training().optims:
         need(select(state, prefix), f"{name} trains {prefix}, which begin_task does not make")
         private = prefix.startswith(method.server_only or ("\0",))
-        need(not private, f"{name} trains {prefix}, which is private and never reaches a client")
+        need(
+            not private, f"{name} trains {prefix}, which is server_only and never reaches a client"
+        )
 
 
 def check_begin_task_changes_no_input(subject: MethodUnderTest) -> None:
@@ -242,7 +244,7 @@ def check_combined_settings(subject: MethodUnderTest) -> None:
             del settings[option]
     run = subject.start(2, rounds=1, epochs=1, **settings)
     text = ", ".join(f"{option} {value}" for option, value in settings.items())
-    need(not run.result.rejected, f"{name} has an honest upload rejected with {text}")
+    need(not run.result.rejected, f"an honest upload of {name} is rejected with {text}")
 
 
 def check_broadcast(subject: MethodUnderTest) -> None:
@@ -261,12 +263,12 @@ def check_broadcast(subject: MethodUnderTest) -> None:
         )
         need(
             not select(broadcast(subject.method, state), *server_only),
-            f"{subject.name} broadcasts private tensors",
+            f"{subject.name} broadcasts server_only tensors",
         )
     for call in run.calls:
         need(
             not select(call.ctx.shared, *server_only),
-            f"{subject.name} shows private tensors to its clients",
+            f"{subject.name} shows server_only tensors to its clients",
         )
 
 
@@ -286,7 +288,7 @@ def check_clients_without_private_state(subject: MethodUnderTest) -> None:
             need_same(
                 ours,
                 theirs,
-                f"{subject.name}'s clients upload something else without the private state",
+                f"{subject.name}'s clients upload something else without server_only tensors",
             )
 
 
@@ -350,7 +352,7 @@ def check_finite_uploads(subject: MethodUnderTest) -> None:
     rejections = run.result.rejected
     need(
         not rejections,
-        f"{name} has an honest upload rejected: {rejections and rejections[0]['reason']}",
+        f"an honest upload of {name} is rejected: {rejections and rejections[0]['reason']}",
     )
 
 

@@ -50,7 +50,7 @@ def test_staged_bench_resumes_and_repeats_with_same_result(tmp_path: Path) -> No
         "digits: 4 stages of 3 tasks, of 4 to 10 classes, 200 training (20 per class) and 100 "
         "test images" in output
     )
-    assert "3 clients, 2 continue to their next task at a time, iid" in output
+    assert "3 clients, 2 move to their next task at a time, iid" in output
     first_result = result(out)
     assert first_result["task_sizes"] == [4, 7, 10, 10]
     assert first_result["test_counts"] == [40, 30, 30, 0]

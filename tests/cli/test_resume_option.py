@@ -76,5 +76,5 @@ def test_resume_rejects_list_of_settings(incomplete_run: Path) -> None:
     outcome = bench("--resume", "--partition", "iid,shards:2")
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1
-    assert "leave lists of others out" in outcome.stderr
+    assert "give no lists of values" in outcome.stderr
     assert "no run to resume in nowhere" in bench("--resume", "--out", "nowhere").stderr

@@ -141,7 +141,7 @@ def test_claims_command_lists_and_explains(tmp_path):
     text = claims_output("--results", str(tmp_path))
     assert "pilora-reweight" in text
     assert "not run here" in text
-    assert "2x: two such pairs say so" in text
+    assert "2x means two such pairs" in text
     page = claims_output("pilora-reweight", "--results", str(tmp_path))
     assert "A_N 68.5 (PILoRA) and 41.4 (w/o prototype re-weight)" in page
     assert "fczoo reproduce pilora/cifar100/dirichlet:0.5" in page

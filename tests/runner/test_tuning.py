@@ -191,7 +191,9 @@ def test_settings_other_than_of_search_are_reported(search_folder, tmp_path, cap
         "--class-order-seed",
         "4",
     ]
-    assert "in an order and their own split, scored on 24 images: fedncm" in run(*bench, *same)
+    assert "in a class order and a split of their own, scored on 24 images: fedncm" in run(
+        *bench, *same
+    )
     assert "unlike this run" not in caplog.text
     output = run(*bench, str(tmp_path / "other"), "--partition", "iid", "--epochs", "2")
     assert (

@@ -48,7 +48,7 @@ def random_mixture(payloads):
     [
         (lambda payloads: dict(payloads[0]), "returns the memory of an upload as"),
         (lambda payloads: {"head": uniform(payloads)["head"]}, "loses the parameter prompt"),
-        (float64_mean, "makes torch.float64 .* of torch.bfloat16"),
+        (float64_mean, "turns torch.bfloat16 .* into torch.float64"),
         (sum_of_uploads, "merges head to a value outside those of all clients"),
         (shifted_mean, "(merges head to a value outside|changes head, on which all clients agree)"),
         (last_upload, "depends on the order of the clients"),

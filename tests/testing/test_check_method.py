@@ -244,7 +244,7 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
         TrainsMissingTensor,
         "trains prompt., which begin_task does not make",
     ),
-    (rules.check_first_state, TrainsPrivateState, "trains head., which is private"),
+    (rules.check_first_state, TrainsPrivateState, "trains head., which is server_only"),
     (rules.check_broadcast, NamesMissingPrivateState, "which the state does not have"),
     (
         rules.check_begin_task_changes_no_input,
@@ -276,7 +276,7 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
         UploadsExtraTensorOnce,
         "uploads 'labels' without declaring it; name its group",
     ),
-    (rules.check_finite_uploads, UploadsExtraTensorOnce, "has an honest upload rejected"),
+    (rules.check_finite_uploads, UploadsExtraTensorOnce, "is rejected: "),
     (
         rules.check_finite_uploads,
         UploadsNaN,
