@@ -41,7 +41,7 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "metrics": ("% or points", "metric -> its value after the latest task"),
     "task_aware": ("%", "as accuracy, but predicted among the classes of the image's task"),
-    "next_accuracy": ("%", "[t]: on task t + 1 after task t; None where it has new classes"),
+    "next_accuracy": ("%", "[t]: on task t + 1 after task t; None if task t + 1 has new classes"),
     "top5": ("%", "[t]: images whose class is among the five highest logits of all classes seen"),
     "calibration": (
         "points",
@@ -59,12 +59,13 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "client_tasks": (
         "stages",
-        "client, first and last stage of each task of each client, where clients are in different "
+        "client, first and last stage of each task of each client, if clients are in different "
         "tasks",
     ),
     "client_task_accuracy": (
         "%",
-        "[s]: per entry of client_tasks that has begun by stage s, on test images with its classes",
+        "[s]: per entry of client_tasks that has begun by stage s, on test images with its class "
+        "mix",
     ),
     "personal_accuracy": (
         "%",
@@ -78,15 +79,15 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "curve_seconds": ("s", "virtual time of each point of the curve, with client_devices"),
     "virtual_seconds": ("s", "virtual time since the run began, with client_devices"),
     "bytes_up": ("bytes", "all uploads of all clients"),
-    "bytes_down": ("bytes", "all broadcasts; a tensor that a client has is not sent again"),
-    "client_rounds": ("uploads", "uploads of all clients"),
+    "bytes_down": ("bytes", "all broadcasts; a tensor that a client already has is not sent again"),
+    "client_rounds": ("uploads", "number of uploads of all clients"),
     "uploaded": ("bytes", "bytes_up by what they disclose of a client's data"),
-    "rejected": ("", "uploads refused or lost, whole or in part: task, moment, client, reason"),
+    "rejected": ("", "uploads rejected or lost, in whole or in part: task, moment, client, reason"),
     "skipped": ("", "exchanges with too few valid uploads: task, moment, reason"),
-    "far": ("uploads", "client -> uploads whose class statistics were far from the others'"),
+    "far": ("uploads", "client -> number of uploads with class statistics far from other clients'"),
     "privacy": ("", "epsilon and delta of a client's uploads, with dp_noise"),
     "seconds": ("s", "time of the run"),
-    "phases": ("s", "time of surveys, training, server and evaluation"),
+    "phases": ("s", "time of surveys, training, server, evaluation and personal fine-tuning"),
     "client_storage": (
         "bytes",
         "largest storage of a client, without backbone and images of the task; None: not measured",
