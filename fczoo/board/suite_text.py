@@ -80,8 +80,9 @@ def difference_sentences(
     corrected_p = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     has_settings = len({x.setting for x in differences}) > 1
     count = plural(len(p_values), "comparison")
+    test = f"Paired t tests of A_N over the seeds, p values corrected for {count} (Holm):"
     return [
-        f"Paired t tests of A_N over the seeds, p values corrected for {count} (Holm):",
+        test if p_values else "Differences of A_N:",
         "\n".join(x.sentence(corrected_p.get(i), has_settings) for i, x in enumerate(differences)),
     ]
 

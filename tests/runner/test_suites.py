@@ -251,6 +251,17 @@ def test_page_reports_significance(tmp_path: Path) -> None:
     assert round(Page("which", suite, read_experiments([tmp_path])).critical.distance, 2) == 1.91
 
 
+def test_page_says_that_one_seed_is_not_tested(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", {"hgp": {0: 70.0}, "fedavg": {0: 60.0}})
+    rows = [suites.SuiteRow("hgp"), suites.SuiteRow("fedavg")]
+    suite = suites.Suite("Which?", {}, rows, compare=[("fedavg", "hgp")])
+    text = Page("which", suite, read_experiments([tmp_path])).text
+    # A_N is the mean of the accuracy given and 80
+    sentence = "- HGP is 5.0 points above FedAvg; this was not tested."
+    assert f"Differences of A_N:\n\n{sentence}" in text
+    assert "p values" not in text
+
+
 def test_rank_figure_needs_three_blocks_without_ablation(tmp_path: Path) -> None:
     seeds = {0: 70.0, 1: 71.0}
     scores = {"hgp": seeds, "fedavg": seeds, "ewc": seeds, "lwf": {**seeds, 2: 70.0}}
