@@ -63,7 +63,7 @@ class Page:
         parts = [NOTICE.format(name=name), f"# Suite {name}", suite.question]
         parts.append(f"```bash\nfczoo suite run {name}\nfczoo suite report {name}\n```")
         if suite.cut:
-            parts.append(f"Left out: {suite.cut}")
+            parts.append(f"Reduced to save time: {suite.cut}")
         origins = letters_of_origins(self.experiments)
         for number, experiment in enumerate(self.experiments, 1):
             parts += [f"## {heading(experiment)}", describe(experiment)]
