@@ -176,7 +176,7 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
 @message_options()
 @download_options()
 def bench(config: Path | None, **given: Any) -> None:
-    """Run methods on a data set, or in each setting of a grid, and print tables of the results.
+    """Run methods, in one or several settings, and print tables of results.
 
     --dataset and --partition take lists, separated by commas. Where the default is none, none is
     also a valid value. If an option is given twice, the last value counts.
