@@ -134,7 +134,9 @@ HF_COLUMNS = click.option(
 )
 
 
-def place(dataset: str, data_root: Path | None, hf_columns: str | None) -> tuple[str, Path | None]:
+def resolve_place(
+    dataset: str, data_root: Path | None, hf_columns: str | None
+) -> tuple[str, Path | None]:
     """Return name and data root of a data set; see ``place_dataset``."""
     from fczoo.data.hub_files import place_dataset
 
@@ -184,7 +186,7 @@ def check(name: str, data_root: Path | None, hf_columns: str | None) -> None:
     """Compare a local copy of a data set with the official numbers."""
     from fczoo.data.verify import verify
 
-    table, wrong = verify(*place(name, data_root, hf_columns))
+    table, wrong = verify(*resolve_place(name, data_root, hf_columns))
     click.echo(table)
     if wrong:
         raise FczooError(f"this copy of {name} is incomplete: {'; '.join(wrong)}")

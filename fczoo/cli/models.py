@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fczoo.cli.data import HF_COLUMNS, place
+from fczoo.cli.data import HF_COLUMNS, resolve_place
 from fczoo.cli.message_options import print_error
 from fczoo.cli.options import GroupedCommand, Name, complete
 from fczoo.core.errors import FczooError
@@ -183,7 +183,7 @@ def evaluate(
         raise FczooError("--hf-columns is for --dataset hf:PLACE; add it, or leave the columns out")
     model = _load(folder, backbone, device)
     if dataset is not None:
-        dataset, data_root = place(dataset, data_root, hf_columns)
+        dataset, data_root = resolve_place(dataset, data_root, hf_columns)
     is_bundled = dataset is not None and not (
         DATASETS.get(dataset).source or DATASETS.get(dataset).folder
     )

@@ -225,24 +225,24 @@ def _read(
     if unknown := [label for label in chosen if label not in labels]:
         raise FczooError(f"{name} has no row {unknown[0]!r}; {nearest(unknown[0], labels)}")
     places = {"data_root": data_root, "backbone": backbone}
-    given = {key: value for key, value in places.items() if value is not None}
+    local_settings = {key: value for key, value in places.items() if value is not None}
     return chosen_suite, [
         cell
         for row in chosen_suite.rows
         if row.label in chosen
-        for cell in cells_of(chosen_suite, row, given, str(path))
+        for cell in cells_of(chosen_suite, row, local_settings, str(path))
     ]
 
 
 def cells_of(
-    chosen_suite: "Suite", row: Any, given: Mapping[str, Any], place: str
+    chosen_suite: "Suite", row: Any, local_settings: Mapping[str, Any], place: str
 ) -> "list[SuiteCell]":
     """Return the cells of a row, one per data set and partition.
 
     Args:
         chosen_suite: The suite.
         row: Row of the suite.
-        given: Settings of this machine: folder of the data, file of the backbone.
+        local_settings: Settings of this machine: folder of the data, file of the backbone.
         place: File of the suite, for messages.
     """
     from fczoo.cli.config import merge_requests, request
@@ -254,7 +254,7 @@ def cells_of(
     of_row: dict[str, Any] = {"methods": [row.method], "set": {row.method: row.set}}
     if row.seeds:
         of_row["seeds"] = row.seeds
-    sweep = sweep_of_request(merge_requests(common, {"set": {}, **given}, of_row))
+    sweep = sweep_of_request(merge_requests(common, {"set": {}, **local_settings}, of_row))
     by_setting: dict[str, list[Any]] = {}
     for folder, configs in sweep.items():
         by_setting.setdefault(without_seed(folder), []).extend(configs)

@@ -83,8 +83,8 @@ def _add(entries: _Entries, suite: Suite, path: Path, runs: Runs, record: RunRec
                     continue
                 state, reason = state_of(config, row, suite, record, code_digest(config))
                 if state == "current":
-                    archived = cell.archived_as(record.seed)
-                    entries.runs_by_name[archived] = replace(runs, records=(record,))
+                    name = cell.archived_as(record.seed)
+                    entries.runs_by_name[name] = replace(runs, records=(record,))
                     entries.cells[cell.name] = cell
                     if is_new:
                         entries.new_methods[record.method] = None

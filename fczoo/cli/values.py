@@ -41,9 +41,9 @@ def check_given(command: click.Command, ctx: click.Context, args: Sequence[str])
     Raises:
         click.UsageError: A value is empty.
     """
-    given, _, _ = command.make_parser(ctx).parse_args(args=list(args))
+    values, _, _ = command.make_parser(ctx).parse_args(args=list(args))
     for param in command.get_params(ctx):
-        if param.type is not click.UNPROCESSED and _has_empty(given.get(param.name or "")):
+        if param.type is not click.UNPROCESSED and _has_empty(values.get(param.name or "")):
             name = param.opts[0] if isinstance(param, click.Option) else (param.name or "").upper()
             advice = "" if param.required else " or leave it out"
             raise click.UsageError(f"{name} is empty; give it a value{advice}", ctx)

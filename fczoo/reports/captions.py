@@ -244,7 +244,7 @@ def _search_note(about: About) -> str:
     search = about.tuned
     each = f"{search['trials']} trials of {search['image_steps']} image-steps each"
     tasks = early_tasks(search["tasks"])
-    data_words = f"{tasks} of {search['dataset']}, in a class order and a split of their own"
+    data_words = f"{tasks} of {search['dataset']}, with a separate class order and split"
     differences = [f"{k}={option_word(v)}" for k, v in search.get("other_settings", {}).items()]
     if search.get("weights", about.backbone["sha256"]) != about.backbone["sha256"]:
         differences.append("other weights of the backbone")
