@@ -198,12 +198,10 @@ def _options(path: str, command: click.Command, context: click.Context) -> list[
 
 def _sentences(record: str) -> str:
     """Return the help of an option and each note of click, such as its default, as a sentence."""
-    text, *notes = re.split(r" +\[(?=default|required|[\d.]*<?=?x[<>])", record)
-    notes = [note.removesuffix("]") for note in notes]
-    notes = [re.sub(r"^default( \w+)?: ", r"Default\1: ", note) for note in notes]
-    notes = [re.sub(r"^required$", "Required", note) for note in notes]
-    limits = re.compile(r"(^|; )(?=[\d.]*<?=?x[<>])")
-    notes = [limits.sub(lambda m: ". Range: " if m[1] else "Range: ", note) for note in notes]
+    limits = r"(?=[\d.]*<?=?x[<>])"
+    marked = re.sub(rf" +\[{limits}|; {limits}", "  [range: ", record)
+    text, *notes = re.split(r" +\[(?=default|required|range)", marked)
+    notes = [f"{note[0].upper()}{note[1:].removesuffix(']')}" for note in notes]
     return " ".join(f"{part.removesuffix('.')}." for part in (text, *notes))
 
 

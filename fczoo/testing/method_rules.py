@@ -244,7 +244,7 @@ def check_combined_settings(subject: MethodUnderTest) -> None:
             del settings[option]
     run = subject.start(2, rounds=1, epochs=1, **settings)
     text = ", ".join(f"{option} {value}" for option, value in settings.items())
-    need(not run.result.rejected, f"an honest upload of {name} is rejected with {text}")
+    need(not run.result.rejected, f"{name}'s honest upload is rejected with {text}")
 
 
 def check_broadcast(subject: MethodUnderTest) -> None:
@@ -352,7 +352,7 @@ def check_finite_uploads(subject: MethodUnderTest) -> None:
     rejections = run.result.rejected
     need(
         not rejections,
-        f"an honest upload of {name} is rejected: {rejections and rejections[0]['reason']}",
+        f"{name}'s honest upload is rejected: {rejections and rejections[0]['reason']}",
     )
 
 

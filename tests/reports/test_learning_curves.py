@@ -130,7 +130,10 @@ def test_report_has_columns_for_target_accuracy(tmp_path: Path, archived: bool) 
     assert values["hgp"]["MB to 50 %"]["mean"] == pytest.approx((4.5 + 7) / 2)
     assert values["hgp"]["rounds to 60 %"] is None and values["fedavg"]["MB to 50 %"] is None
     text = CliRunner().invoke(main, [*words, "text"]).output
-    assert "MB to 50 %: MB sent in the run until the accuracy" in " ".join(text.split())
+    assert (
+        "MB to 50 %: MB sent in the run until the accuracy on all classes reaches 50 %"
+        in " ".join(text.split())
+    )
 
 
 @pytest.mark.parametrize("curve", [[[0, 1, 50.0]], [[0, 1, 101.0, 5]], [[0, -1, 50.0, 5]], [["a"]]])

@@ -276,7 +276,7 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
         UploadsExtraTensorOnce,
         "uploads 'labels' without declaring it; name its group",
     ),
-    (rules.check_finite_uploads, UploadsExtraTensorOnce, "is rejected: "),
+    (rules.check_finite_uploads, UploadsExtraTensorOnce, "honest upload is rejected: "),
     (
         rules.check_finite_uploads,
         UploadsNaN,
