@@ -28,7 +28,7 @@ from fczoo.core.errors import FczooError, quiet
 from fczoo.core.registry import METHODS
 from fczoo.sites.credentials import write_federation
 from fczoo.sites.federation_config import check_sites, write_agreement
-from fczoo.sites.messages import REFUSAL, UPLOAD, About, Refusal, deserialize, serialize
+from fczoo.sites.messages import REFUSAL, UPLOAD, Refusal, UploadInfo, deserialize, serialize
 from fczoo.sites.node import ServerLink
 from fczoo.sites.transport import ANSWER, KEY, QUESTION, RUN_COMPLETED, RUN_ENDED, SiteListener
 from fczoo.testing.hostile_uploads import CHANGES, COUNTS, check_hostile_uploads
@@ -78,11 +78,13 @@ def changed_answer(answer, rng):
     if kind == 1:
         at = rng.randrange(len(answer))
         return answer[:at] + rng.randbytes(rng.randrange(64)) + answer[at + 1 :], "bytes"
-    about, tensors = deserialize(UPLOAD, answer, About)
+    about, tensors = deserialize(UPLOAD, answer, UploadInfo)
     if kind == 2:
         count = rng.choice(COUNTS)
-        fields = {name: getattr(about, name) for name in About.__struct_fields__}
-        return serialize(UPLOAD, About(**{**fields, "images": count}), tensors), f"{count} images"
+        fields = {name: getattr(about, name) for name in UploadInfo.__struct_fields__}
+        return serialize(
+            UPLOAD, UploadInfo(**{**fields, "images": count}), tensors
+        ), f"{count} images"
     if not tensors:
         return answer[:-1], "a byte less"
     name, change = rng.choice(list(tensors)), rng.choice(list(CHANGES))

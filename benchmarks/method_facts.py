@@ -12,7 +12,7 @@ from typing import get_args
 import torch
 
 from fczoo.board.benchmark import FAMILIES, words_of
-from fczoo.cli.listing import TABLE, Facts
+from fczoo.cli.listing import TABLE, MethodFacts
 from fczoo.core.method import Method
 from fczoo.core.payload import Content, Payload, contents
 from fczoo.core.registry import METHODS, create_method
@@ -34,7 +34,7 @@ SHORT = {
 """Short word for a narrow column, by trained or sent content."""
 
 
-def facts_of(name: str) -> Facts:
+def facts_of(name: str) -> MethodFacts:
     """Return a method's row of the list, from its declaration and one measured upload."""
     method = create_method(name, DATASET)
     training = method.training()
@@ -46,7 +46,7 @@ def facts_of(name: str) -> Facts:
     sent_kinds = contents(training.uploads)
     if kinds and not training.own_models:
         sent_kinds |= {"parameters"}
-    return Facts(
+    return MethodFacts(
         name,
         group_of(method),
         year_of(type(method).paper),
@@ -96,7 +96,7 @@ def main() -> None:
     names = [*METHODS.names("fczoo.methods"), *METHODS.names("fczoo.baselines")]
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Facts._fields)
+        writer.writerow(MethodFacts._fields)
         writer.writerows(facts_of(name) for name in names)
     print(f"{len(names)} methods written to {TABLE}")
 

@@ -13,7 +13,7 @@ from blocks import pipe_table, result_page
 from schema import write_schemas
 
 from fczoo.cli.app import main as fczoo_command
-from fczoo.cli.listing import Facts, read_facts
+from fczoo.cli.listing import MethodFacts, read_facts
 from fczoo.cli.options import ALL_OPTIONS, EXAMPLES
 from fczoo.cli.show import part_page
 from fczoo.core.method import Method
@@ -64,7 +64,7 @@ def methods_page() -> str:
     return f"{text}{TABLE}\n\nMB up: {DATASET}, {schedule}, no compression.\n\n{table}\n"
 
 
-def needs_of(fact: Facts) -> tuple[str, ...]:
+def needs_of(fact: MethodFacts) -> tuple[str, ...]:
     """Return the row of a method.
 
     Args:
@@ -121,7 +121,7 @@ def megabytes_up(method: Method) -> str:
     return f"{first_round(method, Settings.for_dataset(DATASET)).up / 1e6:.3f}"
 
 
-def synthetic_data(method: Method, fact: Facts) -> str:
+def synthetic_data(method: Method, fact: MethodFacts) -> str:
     """Return what takes the place of old images.
 
     Args:

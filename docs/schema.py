@@ -14,7 +14,7 @@ from fczoo.reports.result_fields import describe_result_fields
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FILES = {
     "result": (result.Result, result.FORMAT, result.METRIC_FIELDS),
-    "bench": (run_folder.About, run_folder.FORMAT, ()),
+    "bench": (run_folder.BenchFile, run_folder.FORMAT, ()),
 }
 """Name of a file without its suffix -> its type, its format, and fields in which null is NaN."""
 RECORD = {

@@ -89,7 +89,7 @@ def write_result(path: Path) -> None:
     path.write_text(json.dumps({**content, "metrics": all_metrics(content["accuracy"], [5, 5])}))
 
 
-def write_about(path: Path) -> None:
+def write_bench_file(path: Path) -> None:
     path.write_text(
         json.dumps(
             {
@@ -102,7 +102,7 @@ def write_about(path: Path) -> None:
     )
 
 
-def read_about(path: Path) -> None:
+def read_bench_file(path: Path) -> None:
     about = read_json(path, "run description")
     check_same(
         path.parent,
@@ -202,7 +202,7 @@ READERS: dict[str, tuple[Callable | None, Callable, type, int]] = {
     "checkpoint.safetensors": (write_checkpoint, lambda p: Checkpoint(p).load(), Snapshot, 300),
     "partition.json": (write_partition, load_partition, Partition, 300),
     "result.json": (write_result, read_result, Result, 300),
-    "description.json": (write_about, read_about, type(None), 300),
+    "description.json": (write_bench_file, read_bench_file, type(None), 300),
     "run/bench.json": (None, lambda p: report([p.parent], "text"), str, 100),
     "run/one/seed0/result.json": (None, lambda p: report([p.parents[2]], "text"), str, 100),
     "run/one/seed0/rounds.jsonl": (None, lambda p: read_lines(p, "list of rounds"), list, 100),

@@ -23,9 +23,9 @@ from fczoo.reports.detail_figures import confusion_maps, insights
 from fczoo.reports.figure import Figure
 from fczoo.reports.figures import accuracy_matrix, overview
 from fczoo.reports.formats import number, sign, to_csv
-from fczoo.reports.run_folder import About
+from fczoo.reports.run_folder import BenchFile
 from fczoo.reports.runs import Experiment, Line, identity
-from fczoo.reports.significance import Entry, interval
+from fczoo.reports.significance import SeedValues, interval
 from fczoo.reports.tables import COLUMNS, GROUPS, Table, entry_of, make_table, percent
 from fczoo.reports.text_format import setting_word
 
@@ -95,7 +95,7 @@ CARRYING_ON = re.compile(
 NOTHING_ELSE = re.compile(r"\S+ bench(?: --out[ =](?:'[^']*'|\S+))?")
 
 
-def commands(abouts: Sequence[About]) -> list[str]:
+def commands(abouts: Sequence[BenchFile]) -> list[str]:
     """Return the shell commands behind runs; commands that resumed the same runs are merged.
 
     Args:
@@ -265,7 +265,7 @@ def _row(
 def _table(table: Table) -> dict[str, Any]:
     arrows = {"high": "↑", "low": "↓", "": ""}
 
-    def cell(entry: Entry | None, i: int) -> dict[str, Any]:
+    def cell(entry: SeedValues | None, i: int) -> dict[str, Any]:
         text = number(entry, table.columns[i])
         if entry is None:
             return {"text": text, "value": "", "mark": "", "sign": ""}

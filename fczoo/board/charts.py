@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fczoo.core.files import to_csv_text
-from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points
+from fczoo.reports.figure import Bars, Curves, Figure, HeatMap, Points
 
 DIGITS = 6  # significant digits of numbers in a chart
 
@@ -75,7 +75,7 @@ def _points(figure: Points) -> dict[str, Any]:
 
 
 @chart.register
-def _heat(figure: Heat) -> dict[str, Any]:
+def _heat(figure: HeatMap) -> dict[str, Any]:
     two_sided = " to " in figure.colours
     colours = figure.colours.split(" to ")
 

@@ -21,7 +21,7 @@ from fczoo.reports.drawing import (
     draw,
     import_matplotlib,
 )
-from fczoo.reports.figure import Curves, Figure, Heat, Points
+from fczoo.reports.figure import Curves, Figure, HeatMap, Points
 from fczoo.reports.figures import accuracy_against_bytes, accuracy_curves, accuracy_matrix
 from fczoo.reports.learning_curves import accuracy_over_bytes, accuracy_over_rounds
 from fczoo.reports.paper_tables import display_label
@@ -141,7 +141,7 @@ def _choose_line(experiment: Experiment, kind: Kind, method: str | None) -> Line
 
 
 def _is_empty(figure: Figure) -> bool:
-    contents = {Curves: "curves", Points: "points", Heat: "rows"}
+    contents = {Curves: "curves", Points: "points", HeatMap: "rows"}
     return not getattr(figure, contents[type(figure)])
 
 
@@ -157,7 +157,7 @@ def _rename(figure: Figure, names: Mapping[str, str]) -> Figure:
     if isinstance(figure, Points):
         front = [names.get(label, label) for label in figure.front]
         return replace(figure, points=rename_keys(figure.points), front=front)
-    if isinstance(figure, Heat):
+    if isinstance(figure, HeatMap):
         return replace(figure, rows=[names.get(label, label) for label in figure.rows])
     return figure
 

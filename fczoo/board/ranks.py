@@ -13,7 +13,7 @@ from scipy.stats import friedmanchisquare, rankdata, studentized_range
 from fczoo.board.charts import as_csv
 from fczoo.reports.drawing import COLOURS, STYLE, import_matplotlib, picture_class
 from fczoo.reports.runs import Line
-from fczoo.reports.significance import LEVEL, Entry, p_value
+from fczoo.reports.significance import LEVEL, SeedValues, p_value
 from fczoo.reports.tables import COLUMNS, entry_of
 
 MIN_BLOCKS = 5  # smallest number of seeds or benchmarks for a critical difference
@@ -22,7 +22,7 @@ ROW_HEIGHT = 0.19  # inches per method in the diagram of critical differences
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedComparison:
     """Comparison of two entries."""
 
     difference: float  # of their means over the shared seeds
@@ -31,7 +31,7 @@ class Pair:
     corrected_p: float  # p with Holm's correction for all pairs that are tested together
 
 
-def pairs(entries: Sequence[Entry]) -> dict[tuple[int, int], Pair]:
+def pairs(entries: Sequence[SeedValues]) -> dict[tuple[int, int], PairedComparison]:
     """Test all pairs (i, j), i < j, and correct the p values for their number.
 
     Args:
@@ -51,7 +51,7 @@ def pairs(entries: Sequence[Entry]) -> dict[tuple[int, int], Pair]:
         a, b = entries[i].by_seed, entries[j].by_seed
         common_seeds = [seed for seed in a if seed in b]
         difference = statistics.fmean(a[seed] - b[seed] for seed in common_seeds)
-        results[i, j] = Pair(difference, len(common_seeds), p, corrected_p[i, j])
+        results[i, j] = PairedComparison(difference, len(common_seeds), p, corrected_p[i, j])
     return results
 
 
@@ -72,7 +72,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Critical:
+class CriticalDifference:
     """Mean ranks over blocks, 1 the best, and Nemenyi's critical difference."""
 
     ranks: Mapping[str, float]  # best first
@@ -81,7 +81,9 @@ class Critical:
     blocks: int  # number of blocks
 
 
-def critical(blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS) -> Critical | None:
+def critical(
+    blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS
+) -> CriticalDifference | None:
     """Compute mean ranks and critical difference over the blocks and methods of ``choose_blocks``.
 
     Args:
@@ -101,10 +103,10 @@ def critical(blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS) -> 
     q = float(studentized_range.ppf(1 - LEVEL, k, 1e6)) / math.sqrt(2)
     distance = q * math.sqrt(k * (k + 1) / (6 * len(having)))
     mean_ranks = dict(sorted(means.items(), key=lambda item: item[1]))
-    return Critical(mean_ranks, distance, 1.0 if math.isnan(p) else p, len(having))
+    return CriticalDifference(mean_ranks, distance, 1.0 if math.isnan(p) else p, len(having))
 
 
-def draw_critical(critical: Critical) -> Any:
+def draw_critical(critical: CriticalDifference) -> Any:
     """Draw mean ranks, each with a bar of Nemenyi's critical difference around it.
 
     Two methods whose bars overlap are not significantly different (Demšar 2006).
@@ -283,12 +285,12 @@ def test_differences(lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _pairs_csv(labels: Sequence[str], tested: Mapping[tuple[int, int], Pair]) -> str:
+def _pairs_csv(labels: Sequence[str], tested: Mapping[tuple[int, int], PairedComparison]) -> str:
     rows = [(labels[i], labels[j], *astuple(pair)) for (i, j), pair in tested.items()]
     return as_csv(["method", "other", "difference", "seeds", "p", "p corrected"], rows)
 
 
-def _pair(pair: Pair | None, better: str, worse: str) -> dict[str, str]:
+def _pair(pair: PairedComparison | None, better: str, worse: str) -> dict[str, str]:
     """Return a cell of the table of pairs."""
     if pair is None:
         return {

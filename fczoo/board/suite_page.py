@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from fczoo.board.ranks import Critical, critical, draw_critical
+from fczoo.board.ranks import CriticalDifference, critical, draw_critical
 from fczoo.board.suite_text import (
     changed_options,
     difference_sentences,
@@ -51,7 +51,7 @@ class Page:
     pictures: bool = False  # whether the page links figures
 
     @property
-    def critical(self) -> Critical | None:
+    def critical(self) -> CriticalDifference | None:
         """Return mean ranks of methods and controls over seeds and settings."""
         blocks = [block for e in self.experiments for block in _blocks(e, self.suite)]
         return critical(blocks, MIN_BLOCKS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from fczoo.board.ranks import Critical, holm
+from fczoo.board.ranks import CriticalDifference, holm
 from fczoo.core.options import plural
 from fczoo.core.registry import METHODS
 from fczoo.reports.paper_tables import display_label
@@ -114,7 +114,7 @@ def row_name(line: Line) -> str:
     return display_label(line) if line.label == line.records[0].method else line.label
 
 
-def rank_sentence(ranks: Critical) -> str:
+def rank_sentence(ranks: CriticalDifference) -> str:
     """Describe mean ranks, their test, and how to read their picture.
 
     Args:

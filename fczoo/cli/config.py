@@ -133,11 +133,11 @@ def request_of_run(path: Path) -> Request:
         The request.
     """
     from fczoo.data.partition import PARTITION
-    from fczoo.reports.run_folder import read_about
+    from fczoo.reports.run_folder import read_bench_file
     from fczoo.reports.runs import with_defaults
     from fczoo.runner.tuned_file import tuned_values_of_run  # imports torch
 
-    about = read_about(path.parent)
+    about = read_bench_file(path.parent)
     settings = with_defaults(about.settings)
     if settings["attack"] is None:
         del settings["attackers"]

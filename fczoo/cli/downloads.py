@@ -18,7 +18,7 @@ from fczoo.federation.settings import Settings
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingDownload:
     """Data set or weights that runs need and that are not on this machine.
 
     Attributes:
@@ -48,7 +48,7 @@ def download_options() -> Callable[[Command], Command]:
     )
 
 
-def find_missing(settings: Iterable[Settings]) -> list[Missing]:
+def find_missing(settings: Iterable[Settings]) -> list[MissingDownload]:
     """Find the data sets and weights that some runs need and that are not on this machine.
 
     Args:
@@ -89,7 +89,7 @@ def _check_file(backbone: str) -> None:
         )
 
 
-def provide(missing: Sequence[Missing], consent: bool | None) -> None:
+def provide(missing: Sequence[MissingDownload], consent: bool | None) -> None:
     """Download missing data sets and weights if the user agrees to one question on a terminal.
 
     Args:
@@ -184,7 +184,7 @@ def _published_weights(name: str) -> Archive:
     return Archive(url, size=about.size, sha256=digest if len(digest) == 64 else "")
 
 
-def _missing_data(dataset: Dataset, root: Path | None) -> Missing | None:
+def _missing_data(dataset: Dataset, root: Path | None) -> MissingDownload | None:
     """Return a data set that is missing below ``root``; None if it is there or in a package."""
     from fczoo.data.fetch import download_bytes, fetch
 
@@ -195,11 +195,11 @@ def _missing_data(dataset: Dataset, root: Path | None) -> Missing | None:
         dataset.locate(data_root)
     except FczooError as error:
         if not dataset.can_download:
-            return Missing(dataset.name, str(error))
+            return MissingDownload(dataset.name, str(error))
         parts = Path(dataset.folder).parts
         if data_root.name == parts[-1]:  # the user may give the data set's own folder
             data_root = data_root.parents[len(parts) - 1]
-        return Missing(
+        return MissingDownload(
             dataset.name,
             str(error),
             lambda: click.echo(fetch(dataset.name, data_root), err=True),
@@ -208,7 +208,7 @@ def _missing_data(dataset: Dataset, root: Path | None) -> Missing | None:
     return None
 
 
-def _missing_weights(name: str, settings: Settings) -> Missing:
+def _missing_weights(name: str, settings: Settings) -> MissingDownload:
     """Return the missing weights of a timm model, for runs with some settings."""
     from huggingface_hub import constants
 
@@ -222,17 +222,17 @@ def _missing_weights(name: str, settings: Settings) -> Missing:
     )
     label, advice = f"weights {name}", _other_weights(name)
     if constants.HF_HUB_OFFLINE:
-        return Missing(label, f"{problem} and HF_HUB_OFFLINE is set; unset it, or {advice}")
+        return MissingDownload(label, f"{problem} and HF_HUB_OFFLINE is set; unset it, or {advice}")
     megabytes = download_megabytes(name)
     size = None if megabytes is None else megabytes * 10**6
-    return Missing(label, problem, lambda: download_weights(name), lambda: size, advice)
+    return MissingDownload(label, problem, lambda: download_weights(name), lambda: size, advice)
 
 
 def _other_weights(name: str) -> str:
     return f"give a file: --backbone {name}:FILE"
 
 
-def _sizes(missing: Sequence[Missing]) -> str:
+def _sizes(missing: Sequence[MissingDownload]) -> str:
     """Format names with sizes and, if all sizes are known, their sum."""
     sizes = [item.size() for item in missing]
     words = ", ".join(

@@ -38,7 +38,7 @@ OTHER_LISTS = {
 """Command that lists the names, for words that are not kinds."""
 
 
-class Kind(Name):
+class NameKind(Name):
     """Type of a kind of names; errors point to the command that lists another word's names."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -49,7 +49,7 @@ class Kind(Name):
 
 
 @click.command("list", cls=GroupedCommand)
-@click.argument("kind", required=False, metavar="[KIND]", type=Kind(list(KINDS)))
+@click.argument("kind", required=False, metavar="[KIND]", type=NameKind(list(KINDS)))
 def list_command(kind: str | None) -> None:
     """List the names of one kind; without KIND, list the kinds."""
     click.echo(listing(kind) if kind else kinds())

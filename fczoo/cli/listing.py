@@ -222,7 +222,7 @@ def _changes(
     return changes_by_owner
 
 
-class Facts(NamedTuple):
+class MethodFacts(NamedTuple):
     """One row of the table."""
 
     method: str
@@ -258,10 +258,10 @@ def list_methods() -> str:
     return "\n".join([*lines, *notes])
 
 
-def read_facts() -> dict[str, Facts]:
+def read_facts() -> dict[str, MethodFacts]:
     """Return the rows of the table by method."""
     with TABLE.open(encoding="utf-8", newline="") as file:
-        return {row["method"]: Facts(**row) for row in csv.DictReader(file)}
+        return {row["method"]: MethodFacts(**row) for row in csv.DictReader(file)}
 
 
 def group_of(method: str) -> str:
@@ -273,14 +273,14 @@ def group_of(method: str) -> str:
     return (read_facts().get(method) or _facts_without_measurement(method)).group
 
 
-def _facts_without_measurement(name: str) -> Facts:
+def _facts_without_measurement(name: str) -> MethodFacts:
     """Return the row of a method that the table does not have, such as a plug-in's."""
     places = {"methods": "fczoo.methods.", "baselines": "fczoo.baselines."}
     group = next((g for g, package in places.items() if name in METHODS.names(package)), "plug-ins")
-    return Facts(name, group, "", UNKNOWN, UNKNOWN, "")
+    return MethodFacts(name, group, "", UNKNOWN, UNKNOWN, "")
 
 
-def _cells(fact: Facts) -> tuple[str, ...]:
+def _cells(fact: MethodFacts) -> tuple[str, ...]:
     """Return the cells of a row, with bytes in thousands and the method's description."""
     size = f"{int(fact.bytes) / 1000:,.1f}" if fact.bytes else UNKNOWN
     return (

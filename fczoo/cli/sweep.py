@@ -16,7 +16,7 @@ from fczoo.core.registry import METHODS
 from fczoo.federation.model_record import models_of, path_note, read_model_record
 from fczoo.federation.settings import SEEDED_SETTINGS, Settings
 from fczoo.reports.run_config import RunConfig
-from fczoo.reports.run_folder import ABOUT, read_about
+from fczoo.reports.run_folder import ABOUT, read_bench_file
 from fczoo.runner.configs import Sweep, folder_name, make_sweep, setting_folder
 from fczoo.runner.executors.ray import NEW
 from fczoo.runner.tuned_file import read_tuned_values
@@ -208,7 +208,9 @@ def add_stored_keep(out: Path, options: Request) -> Request:
         out: The run folder.
         options: Options by name, which take precedence.
     """
-    keep_settings = next((read_about(p.parent).keep for p in sorted(out.glob(f"**/{ABOUT}"))), {})
+    keep_settings = next(
+        (read_bench_file(p.parent).keep for p in sorted(out.glob(f"**/{ABOUT}"))), {}
+    )
     if not keep_settings:
         return options
     has_choice = options.keys() & {"keep_model", "no_keep_model"}

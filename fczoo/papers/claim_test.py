@@ -11,7 +11,7 @@ from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.papers.tables import plain_split
 from fczoo.reports.run_config import count_changes
 from fczoo.reports.runs import Experiment, Line, is_rate
-from fczoo.reports.significance import Entry, interval, significant
+from fczoo.reports.significance import SeedValues, interval, significant
 from fczoo.reports.tables import Column, entry_of
 
 Verdict = Literal["holds", "does not hold", "no significant difference", "not tested"]
@@ -20,7 +20,7 @@ STRONG = 0.2
 
 
 @dataclass(frozen=True)
-class Side:
+class ClaimSide:
     """A method with the options that distinguish it."""
 
     method: str
@@ -45,7 +45,7 @@ class Claim(ABC):
 
     @property
     @abstractmethod
-    def sides(self) -> tuple[Side, ...]:
+    def sides(self) -> tuple[ClaimSide, ...]:
         """Return the better and the worse side; a claim over two settings may lack the worse."""
 
     @property
@@ -72,7 +72,7 @@ class Claim(ABC):
         """
 
     @property
-    def small_runs(self) -> dict[str, tuple[Side, Mapping[str, Any]]]:
+    def small_runs(self) -> dict[str, tuple[ClaimSide, Mapping[str, Any]]]:
         """Return side and settings of the short runs on digits, by name of the folder."""
         settings = {"partition": self.small}
         return {n: (s, settings) for n, s in zip(("better", "worse"), self.sides, strict=True)}
@@ -107,7 +107,7 @@ class Claim(ABC):
             judgements += [self._verdict(experiment, a, b) for a, b in pairs]
         return judgements
 
-    def matches(self, line: Line, side: Side) -> bool:
+    def matches(self, line: Line, side: ClaimSide) -> bool:
         """Return whether a row has the method of a side, with its options or those of the paper.
 
         Learning rates are tuned and may differ, but a rate of 0, which turns a part off, must be
@@ -134,8 +134,8 @@ class Claim(ABC):
             entry.by_seed if (entry := entry_of(x, self.column)) else {} for x in (ours, theirs)
         ]
         seeds = sorted(values_by_side[0].keys() & values_by_side[1].keys())
-        first, second = (Entry({s: values[s] for s in seeds}) for values in values_by_side)
-        gain = Entry({s: self.gain_of(first.by_seed[s] - second.by_seed[s]) for s in seeds})
+        first, second = (SeedValues({s: values[s] for s in seeds}) for values in values_by_side)
+        gain = SeedValues({s: self.gain_of(first.by_seed[s] - second.by_seed[s]) for s in seeds})
         about = experiment.about
         origin = f"{about.settings['dataset']} {about.partition['spec']}, {ours.records[0].place}"
         if not self.column.better and seeds:
@@ -167,7 +167,9 @@ class Claim(ABC):
         return difference if self.column.better == "high" else -difference
 
 
-def verdict_of_gain(gain: Entry, first: Entry, second: Entry, origin: str) -> tuple[Verdict, str]:
+def verdict_of_gain(
+    gain: SeedValues, first: SeedValues, second: SeedValues, origin: str
+) -> tuple[Verdict, str]:
     """Return the verdict of a paired test over seeds, with its explanation.
 
     Args:
@@ -196,7 +198,7 @@ def _seed_words(seeds: Sequence[int]) -> str:
     return "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
 
 
-def _cost_verdict(gain: Entry) -> Verdict:
+def _cost_verdict(gain: SeedValues) -> Verdict:
     """Return the verdict of a cost, which is counted instead of tested."""
     if all(less > 0 for less in gain.by_seed.values()):
         return "holds"
@@ -214,7 +216,7 @@ def usual_method(name: str, dataset: str) -> Method:
     return create_method(name, dataset if dataset in DATASETS.names() else None)
 
 
-def fewest_changes(lines: Sequence[Line], side: Side) -> list[Line]:
+def fewest_changes(lines: Sequence[Line], side: ClaimSide) -> list[Line]:
     """Return the rows of a side with the fewest changed options: see ``count_changes``.
 
     Args:

@@ -15,10 +15,10 @@ from fczoo.core.files import read_toml, through_json
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
-from fczoo.papers.claim_test import Claim, Side, Verdict, has_options, regime, usual_method
+from fczoo.papers.claim_test import Claim, ClaimSide, Verdict, has_options, regime, usual_method
 from fczoo.papers.claims_across import AcrossClaim
 from fczoo.papers.reproduce import Target, card_name, cards
-from fczoo.papers.tables import Number, Paper, find_named, get_paper, papers
+from fczoo.papers.tables import Paper, PrintedNumber, find_named, get_paper, papers
 from fczoo.papers.variants import readings
 from fczoo.reports.runs import Experiment, Line, experiments_below, is_rate
 from fczoo.reports.suites import experiments_of_suites
@@ -53,8 +53,10 @@ class PlainClaim(Claim):
         return self.by
 
     @property
-    def sides(self) -> tuple[Side, Side]:
-        first, second = (Side(s["method"], s.get("options", {})) for s in (self.better, self.worse))
+    def sides(self) -> tuple[ClaimSide, ClaimSide]:
+        first, second = (
+            ClaimSide(s["method"], s.get("options", {})) for s in (self.better, self.worse)
+        )
         return first, second
 
     @property
@@ -86,7 +88,7 @@ class PlainClaim(Claim):
     def _split(self) -> str:
         return self.partition or "dirichlet:0.5"
 
-    def matches(self, line: Line, side: Side) -> bool:
+    def matches(self, line: Line, side: ClaimSide) -> bool:
         """Return whether a row is the side and not an ablation.
 
         Except for tuned options, the row must have the method's values for the data set. Options
@@ -131,12 +133,12 @@ class PrintedClaim(Claim):
         return f"{self.source.name} {self.table}"
 
     @property
-    def numbers(self) -> tuple[Number, Number]:
+    def numbers(self) -> tuple[PrintedNumber, PrintedNumber]:
         """Return both printed numbers."""
         return self._number(self.better), self._number(self.worse)
 
     @cached_property
-    def sides(self) -> tuple[Side, Side]:
+    def sides(self) -> tuple[ClaimSide, ClaimSide]:
         """Return the better and the worse row, each with its distinguishing options."""
         (a, ours), (b, theirs) = (self._method(n) for n in self.numbers)
         first, second = self.numbers
@@ -181,7 +183,7 @@ class PrintedClaim(Claim):
                 note = f" (a row is of {row.why})"
         return [f"At the paper's scale{note}:", *commands]
 
-    def _number(self, row: str) -> Number:
+    def _number(self, row: str) -> PrintedNumber:
         key = (self.table, self.dataset, self.partition, self.metric, row)
         for n in self.source.numbers:
             if (n.table, n.dataset, n.partition, n.metric, n.method) == key:
@@ -189,15 +191,15 @@ class PrintedClaim(Claim):
         raise FczooError(f"claim {self.name} names a number that is not printed: {', '.join(key)}")
 
     def _side(
-        self, number: Number, method: str, own: Mapping[str, Any], other: Mapping[str, Any]
-    ) -> Side:
+        self, number: PrintedNumber, method: str, own: Mapping[str, Any], other: Mapping[str, Any]
+    ) -> ClaimSide:
         """Return a row's side, with the options that it or the ``other`` row states."""
         usual, row = self._usual(method, own.keys() | other.keys()), self.source.row(number)
         reading_options = {} if row.why else readings(self.source, number)[0].options
         print_values = {
             k: reading_options[k] for k in usual if k in reading_options and k not in own
         }
-        return Side(
+        return ClaimSide(
             method,
             {**usual, **own},
             print_values,
@@ -220,7 +222,7 @@ class PrintedClaim(Claim):
         method_values = sorted(vars(create_method(method)).items())
         return {k: v for k, v in method_values if k in ablation_options and not is_rate(k)}
 
-    def _method(self, number: Number) -> tuple[str, dict[str, Any]]:
+    def _method(self, number: PrintedNumber) -> tuple[str, dict[str, Any]]:
         row = self.source.methods.get(number.method)
         if row is None or row.method is None:
             raise FczooError(f"claim {self.name} names a row without a method: {number.method}")

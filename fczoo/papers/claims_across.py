@@ -6,10 +6,10 @@ from itertools import product
 from typing import Any
 
 from fczoo.core.options import flag
-from fczoo.papers.claim_test import Claim, Side, Verdict, fewest_changes, verdict_of_gain
+from fczoo.papers.claim_test import Claim, ClaimSide, Verdict, fewest_changes, verdict_of_gain
 from fczoo.papers.tables import Paper, get_paper, plain_split
 from fczoo.reports.runs import Experiment, Line, identity, is_rate
-from fczoo.reports.significance import Entry
+from fczoo.reports.significance import SeedValues
 from fczoo.reports.tables import COLUMNS, Column, entry_of
 from fczoo.reports.text_format import option_word
 
@@ -41,10 +41,10 @@ class AcrossClaim(Claim):
         return f"{get_paper(self.paper).name} {self.source}"
 
     @property
-    def sides(self) -> tuple[Side, ...]:
+    def sides(self) -> tuple[ClaimSide, ...]:
         """Return the better side, and the worse one if there is one."""
         described = [self.better, *([self.worse] if self.worse else [])]
-        return tuple(Side(side["method"], side.get("options", {})) for side in described)
+        return tuple(ClaimSide(side["method"], side.get("options", {})) for side in described)
 
     @property
     def gain(self) -> float:
@@ -77,7 +77,7 @@ class AcrossClaim(Claim):
         return "any"
 
     @property
-    def small_runs(self) -> dict[str, tuple[Side, Settings]]:
+    def small_runs(self) -> dict[str, tuple[ClaimSide, Settings]]:
         settings = {"start": self._settings("digits", 0), "end": self._settings("digits", 1)}
         sides = zip(("better", "worse"), self.sides, strict=False)
         return {
@@ -144,7 +144,9 @@ class AcrossClaim(Claim):
         key = identity(experiment.about, "partition", *varied)
         return key if "partition" in varied else (*key, experiment.about.partition["spec"])
 
-    def _pairs(self, start: Experiment, end: Experiment, side: Side) -> list[tuple[Line, Line]]:
+    def _pairs(
+        self, start: Experiment, end: Experiment, side: ClaimSide
+    ) -> list[tuple[Line, Line]]:
         """Return pairs of a side's rows in both experiments; learning rates may differ."""
         rows = [
             fewest_changes([x for x in e.lines if self.matches(x, side)], side)
@@ -158,9 +160,9 @@ class AcrossClaim(Claim):
         losses = [self._losses(*pair) for pair in lines]
         seeds = sorted(set.intersection(*(set(loss) for loss in losses)))
         allowed = losses[1] if self.worse else dict.fromkeys(seeds, self.most or 0.0)
-        first = Entry({seed: -losses[0][seed] for seed in seeds})
-        second = Entry({seed: -allowed[seed] for seed in seeds})
-        gain = Entry({seed: allowed[seed] - losses[0][seed] for seed in seeds})
+        first = SeedValues({seed: -losses[0][seed] for seed in seeds})
+        second = SeedValues({seed: -allowed[seed] for seed in seeds})
+        gain = SeedValues({seed: allowed[seed] - losses[0][seed] for seed in seeds})
         origin = f"{start.settings['dataset']}, {lines[0][0].records[0].place}"
         return verdict_of_gain(gain, first, second, origin)
 

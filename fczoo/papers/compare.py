@@ -14,11 +14,11 @@ from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
 from fczoo.federation.result import Result
 from fczoo.papers.costs import Measure, cost_table, count_costs
-from fczoo.papers.tables import Number, Paper, choose_numbers, get_paper, plain_split
+from fczoo.papers.tables import Paper, PrintedNumber, choose_numbers, get_paper, plain_split
 from fczoo.papers.variants import differences, open_differences, readings
 from fczoo.reports.captions import describe
 from fczoo.reports.runs import Experiment, Line, read_experiments
-from fczoo.reports.significance import Entry
+from fczoo.reports.significance import SeedValues
 from fczoo.reports.tables import COLUMNS, Column, entry_of, percent
 
 
@@ -27,8 +27,8 @@ class Comparison:
     """Comparison of a row's result with a printed number."""
 
     line: Line
-    number: Number
-    ours: Entry
+    number: PrintedNumber
+    ours: SeedValues
     # names of the number's readings: the print, and the released code
     readings: tuple[str, ...]
     # differences of the run from each reading, such as ``rounds 2 (paper: 5)``
@@ -76,7 +76,7 @@ def compare(
     chosen = choose_numbers(paper.numbers, tables, rows)
     parts: list[str] = []
     output_tables = {""}
-    costs: dict[Number, None] = {}
+    costs: dict[PrintedNumber, None] = {}
     for experiment in read_experiments(places):
         numbers_by_label = {
             line.label: matching_numbers(experiment, line, paper, chosen)
@@ -117,7 +117,7 @@ def compare(
     return "\n\n".join(parts)
 
 
-def _nothing(paper: Paper, chosen: Sequence[Number], limited: bool) -> str:
+def _nothing(paper: Paper, chosen: Sequence[PrintedNumber], limited: bool) -> str:
     rows = [paper.row(n) for n in chosen]
     used = {row.dataset for row in rows}
     names = [name for name in DATASETS.names() if name in used]
@@ -136,8 +136,8 @@ def _nothing(paper: Paper, chosen: Sequence[Number], limited: bool) -> str:
 
 
 def matching_numbers(
-    experiment: Experiment, line: Line, paper: Paper, numbers: Sequence[Number]
-) -> list[Number]:
+    experiment: Experiment, line: Line, paper: Paper, numbers: Sequence[PrintedNumber]
+) -> list[PrintedNumber]:
     """Return the numbers of a row's method and data set.
 
     If some of them have the row's split and number of tasks, only these are returned.
@@ -161,7 +161,7 @@ def matching_numbers(
     return same or candidates
 
 
-def not_implemented(paper: Paper, numbers: Iterable[Number]) -> list[Number]:
+def not_implemented(paper: Paper, numbers: Iterable[PrintedNumber]) -> list[PrintedNumber]:
     """Return the distinct accuracies among some numbers that no run can follow.
 
     Args:
@@ -171,7 +171,7 @@ def not_implemented(paper: Paper, numbers: Iterable[Number]) -> list[Number]:
     return [n for n in dict.fromkeys(numbers) if paper.row(n).why and column_of(n)]
 
 
-def absent_reasons(paper: Paper, numbers: Iterable[Number]) -> list[str]:
+def absent_reasons(paper: Paper, numbers: Iterable[PrintedNumber]) -> list[str]:
     """List the printed rows that no run can follow, one line per reason.
 
     Args:
@@ -206,7 +206,7 @@ def comparisons(experiment: Experiment, line: Line, paper: Paper) -> list[Compar
 
 
 def compare_numbers(
-    experiment: Experiment, line: Line, paper: Paper, numbers: Sequence[Number]
+    experiment: Experiment, line: Line, paper: Paper, numbers: Sequence[PrintedNumber]
 ) -> list[Comparison]:
     """Compare a row with printed numbers that a run can follow and whose metric the row has.
 
@@ -236,7 +236,7 @@ def compare_numbers(
     return comparison_rows
 
 
-def column_of(number: Number) -> Column | None:
+def column_of(number: PrintedNumber) -> Column | None:
     """Return the column to compare with a printed number; None if it is not an accuracy.
 
     Args:
@@ -282,7 +282,7 @@ def plus_minus(mean: float, std: float | None) -> str:
     return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
 
-def _table(found: Sequence[Comparison], absent: Sequence[Number]) -> str:
+def _table(found: Sequence[Comparison], absent: Sequence[PrintedNumber]) -> str:
     rows = []
     for c in found:
         differing = plural(len(c.from_print), "setting differs", "settings differ")
@@ -299,16 +299,18 @@ def _table(found: Sequence[Comparison], absent: Sequence[Number]) -> str:
     )
 
 
-def _row_words(n: Number) -> tuple[str, str]:
+def _row_words(n: PrintedNumber) -> tuple[str, str]:
     metric = n.metric if n.metric == n.metric_here else f"{n.metric} ({n.metric_here})"
     return f"{n.method}, {n.table} {n.dataset}, {plural(n.tasks, 'task')}, {n.partition}", metric
 
 
-def _value(n: Number) -> str:
+def _value(n: PrintedNumber) -> str:
     return plus_minus(n.value, n.std)
 
 
-def _differences(paper: Paper, found: Sequence[Comparison], absent: Sequence[Number]) -> list[str]:
+def _differences(
+    paper: Paper, found: Sequence[Comparison], absent: Sequence[PrintedNumber]
+) -> list[str]:
     """Describe differences: of all rows, then per row, then reasons for missing rows."""
     print_differences, open_differences = (
         _common(c.from_print for c in found),

@@ -9,7 +9,7 @@ from fczoo.core.method import Method
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import Tree, select
 from fczoo.federation.settings import Settings
-from fczoo.papers.tables import Number, Paper
+from fczoo.papers.tables import Paper, PrintedNumber
 from fczoo.papers.variants import readings
 
 Measure = Callable[[Method, Settings], Mapping[str, Tree]]
@@ -18,10 +18,10 @@ HEAD = "head."
 
 
 @dataclass(frozen=True)
-class Count:
+class CostComparison:
     """A printed cost, and our count with the same settings."""
 
-    number: Number
+    number: PrintedNumber
     ours: int
     head: int  # part of ours that belongs to the classifier
     boundary: int  # numbers sent once per task in addition; 0 for costs that are not sent
@@ -36,7 +36,9 @@ class Count:
         return "yes, with what is sent per task" if f"{whole / 1e6:.2f}" == printed else "no"
 
 
-def count_costs(paper: Paper, numbers: Sequence[Number], measure: Measure) -> list[Count]:
+def count_costs(
+    paper: Paper, numbers: Sequence[PrintedNumber], measure: Measure
+) -> list[CostComparison]:
     """Count the printed costs among some numbers, with the settings of their rows.
 
     Args:
@@ -59,7 +61,7 @@ def count_costs(paper: Paper, numbers: Sequence[Number], measure: Measure) -> li
         head = _size({name: t for name, t in chosen.items() if HEAD in name})
         sent_later = cost.of == "round" and _size(tensors.get("task_end", {}))
         ours = _size(chosen) - (0 if cost.head else head)
-        counts.append(Count(number, ours, head if cost.head else 0, int(sent_later)))
+        counts.append(CostComparison(number, ours, head if cost.head else 0, int(sent_later)))
     return counts
 
 
@@ -68,7 +70,7 @@ def _size(tree: Tree) -> int:
     return sum(tensor.numel() for tensor in tree.values() if tensor.is_floating_point())
 
 
-def cost_table(counts: Sequence[Count]) -> str:
+def cost_table(counts: Sequence[CostComparison]) -> str:
     """Format counts next to the printed costs, with and without the classifier.
 
     Args:

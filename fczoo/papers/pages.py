@@ -6,7 +6,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.options import plural
 from fczoo.core.registry import METHODS
-from fczoo.papers.tables import Number, Paper, get_paper, papers, papers_left_out
+from fczoo.papers.tables import Paper, PrintedNumber, get_paper, papers, papers_left_out
 from fczoo.reports.text_format import word_table
 
 
@@ -78,7 +78,7 @@ def _caveats(paper: Paper, table: str) -> list[str]:
     )
 
 
-def _grid(numbers: list[Number]) -> str:
+def _grid(numbers: list[PrintedNumber]) -> str:
     columns = list(dict.fromkeys((n.partition, n.metric) for n in numbers))
     cells = {
         (n.method, n.partition, n.metric): f"{n.value:g}"
@@ -102,9 +102,9 @@ def missing() -> str:
     These are printed systems without a registered method, rows that no run can follow, costs, and
     papers without a table in fczoo.
     """
-    absent: dict[tuple[str, ...], list[Number]] = {}
-    beyond: dict[tuple[str, ...], list[Number]] = {}
-    costs: dict[tuple[str, ...], list[Number]] = {}
+    absent: dict[tuple[str, ...], list[PrintedNumber]] = {}
+    beyond: dict[tuple[str, ...], list[PrintedNumber]] = {}
+    costs: dict[tuple[str, ...], list[PrintedNumber]] = {}
     methods = METHODS.names()
     for paper in papers().values():
         for n in paper.numbers:
@@ -129,7 +129,9 @@ def missing() -> str:
     )
 
 
-def _count_table(found: dict[tuple[str, ...], list[Number]], title: str, head: list[str]) -> str:
+def _count_table(
+    found: dict[tuple[str, ...], list[PrintedNumber]], title: str, head: list[str]
+) -> str:
     rows = [
         (*key[:2], len(numbers), ", ".join(dict.fromkeys(n.table for n in numbers)), key[2])
         for key, numbers in found.items()

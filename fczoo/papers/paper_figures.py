@@ -22,7 +22,7 @@ from fczoo.papers.printed_tables import choose_cells
 from fczoo.papers.reproduce import FEW, Cell, Target
 from fczoo.papers.tables import get_paper
 from fczoo.reports.detail_figures import insights
-from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
+from fczoo.reports.figure import Bars, Curves, Figure, HeatMap, Points, number_labels
 from fczoo.reports.figures import front
 from fczoo.reports.runs import Line, read_experiments
 from fczoo.reports.tables import per_upload
@@ -299,10 +299,10 @@ def _first_rounds(line: Line) -> list[dict[str, Any]]:
     return records
 
 
-def _histograms(figure: PaperFigure, label: str, record: Mapping[str, Any]) -> Heat:
+def _histograms(figure: PaperFigure, label: str, record: Mapping[str, Any]) -> HeatMap:
     clients = record["clients"]
     counts = np.array([client["histogram"] for client in clients], dtype=float)
-    return Heat(
+    return HeatMap(
         name=f"{figure.folder} {label}",
         caption=f"{label}: {figure.shows}",
         x="predicted class",

@@ -10,7 +10,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
 from fczoo.core.options import plural
 from fczoo.papers.reproduce import Target, card_name, cards, matches_card, verdict
-from fczoo.papers.tables import Number, Paper, choose_numbers, get_paper, papers
+from fczoo.papers.tables import Paper, PrintedNumber, choose_numbers, get_paper, papers
 from fczoo.reports.runs import read_experiments
 
 
@@ -82,7 +82,7 @@ def choose_cells(
 
 
 def _cards_of(
-    numbers: Sequence[Number], paper: Paper, all_cards: Mapping[str, Target]
+    numbers: Sequence[PrintedNumber], paper: Paper, all_cards: Mapping[str, Target]
 ) -> list[Target]:
     names = dict.fromkeys(card_name(paper, paper.row(n), n) for n in numbers if n.metric_here)
     return [all_cards[name] for name in names if name in all_cards]

@@ -15,7 +15,15 @@ from fczoo.core.options import flag, plural
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
 from fczoo.papers.compare import Comparison, absent_reasons, compare_numbers, plus_minus
-from fczoo.papers.tables import Number, Paper, Row, choose_numbers, get_paper, papers, plain_split
+from fczoo.papers.tables import (
+    Paper,
+    PrintedNumber,
+    PrintedRow,
+    choose_numbers,
+    get_paper,
+    papers,
+    plain_split,
+)
 from fczoo.papers.variants import Reading, readings
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.suites import all_experiments
@@ -32,10 +40,10 @@ class Target:
 
     name: str
     paper: Paper
-    numbers: tuple[Number, ...]
+    numbers: tuple[PrintedNumber, ...]
 
     @cached_property
-    def row(self) -> Row:
+    def row(self) -> PrintedRow:
         return self.paper.row(self.numbers[0])
 
     @cached_property
@@ -117,7 +125,7 @@ def not_implemented() -> dict[str, Target]:
 
 
 def _cards(implemented: bool) -> dict[str, Target]:
-    numbers_by_card: dict[str, tuple[Paper, list[Number]]] = {}
+    numbers_by_card: dict[str, tuple[Paper, list[PrintedNumber]]] = {}
     methods, datasets = set(METHODS.names()), set(DATASETS.names())
     for paper in papers().values():
         for n in paper.numbers:
@@ -167,7 +175,7 @@ def get_card(name: str) -> Target:
     return all_cards[full_name]
 
 
-def card_name(paper: Paper, row: Row, number: Number) -> str:
+def card_name(paper: Paper, row: PrintedRow, number: PrintedNumber) -> str:
     """Return the name of a card: ``PAPER/DATASET/SPLIT``, with unusual tasks and systems.
 
     Args:

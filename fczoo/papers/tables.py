@@ -49,7 +49,7 @@ Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
-class Number:
+class PrintedNumber:
     """One printed number."""
 
     paper: str
@@ -100,7 +100,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Row:
+class PrintedRow:
     """Conditions of a printed number, in fczoo's names."""
 
     dataset: str
@@ -171,10 +171,10 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return self.protocol.release
 
     @property
-    def numbers(self) -> list[Number]:
+    def numbers(self) -> list[PrintedNumber]:
         return [n for n in _numbers() if n.paper == self.name]
 
-    def row(self, number: Number) -> Row:
+    def row(self, number: PrintedNumber) -> PrintedRow:
         """Return the conditions of a number.
 
         Args:
@@ -193,7 +193,7 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         for condition in conditions:
             options = {**condition.tuned.get(about.method or "", {}), **options}
             settings = {**condition.settings, **settings}
-        return Row(
+        return PrintedRow(
             dataset or DATASETS.get(number.dataset, number.dataset),
             None if any(c.any_split for c in conditions) else split or number.spec,
             about.method,
@@ -203,7 +203,7 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             about.why,
         )
 
-    def settings(self, number: Number, **changes: Any) -> Settings:
+    def settings(self, number: PrintedNumber, **changes: Any) -> Settings:
         """Return the settings of a number, from the paper's protocol and ``changes``.
 
         Args:
@@ -228,7 +228,7 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         values = {"partition": splits[0], "tasks": tasks, **changes, **row.settings}
         return Settings.for_dataset(row.dataset, protocol=self.key, **values)
 
-    def sample_std(self, number: Number) -> float | None:
+    def sample_std(self, number: PrintedNumber) -> float | None:
         """Convert a printed standard deviation to one with n - 1 in the denominator.
 
         Args:
@@ -251,8 +251,8 @@ class PaperLeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def choose_numbers(
-    numbers: Sequence[Number], tables: Sequence[str] = (), rows: Sequence[str] = ()
-) -> list[Number]:
+    numbers: Sequence[PrintedNumber], tables: Sequence[str] = (), rows: Sequence[str] = ()
+) -> list[PrintedNumber]:
     """Choose the numbers of some tables and rows; without names, all numbers.
 
     Args:
@@ -305,11 +305,11 @@ def plain_split(spec: str) -> str:
 
 
 @cache
-def _numbers() -> tuple[Number, ...]:
+def _numbers() -> tuple[PrintedNumber, ...]:
     table = files("fczoo.assets") / "paper_tables.csv"
     rows = csv.DictReader(io.StringIO(table.read_text(encoding="utf-8")))
     return tuple(
-        Number(
+        PrintedNumber(
             r["paper"],
             r["table"],
             r["dataset"],

@@ -10,7 +10,7 @@ from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS, PARTITIONERS
 from fczoo.data.dataset import released_norm
 from fczoo.federation.settings import Settings
-from fczoo.papers.tables import Number, Paper, plain_split
+from fczoo.papers.tables import Paper, PrintedNumber, plain_split
 from fczoo.protocols.registry import RELEASES
 from fczoo.protocols.source import ByBeta, Statement
 from fczoo.reports.run_config import RunConfig, configure_run
@@ -46,7 +46,7 @@ class Reading:
         return options
 
 
-def readings(paper: Paper, number: Number) -> list[Reading]:
+def readings(paper: Paper, number: PrintedNumber) -> list[Reading]:
     """Return the reading of the print and, if released code has the method, of the code.
 
     Args:

@@ -25,7 +25,7 @@ from fczoo.core.files import (
 )
 from fczoo.core.metrics import METRICS, MORE_METRICS
 from fczoo.federation.result import EVALUATION_METRICS, METRIC_FIELDS, Result, consistent
-from fczoo.reports.run_folder import About, RunRecord, Runs, Split, check_about
+from fczoo.reports.run_folder import BenchFile, PartitionSummary, RunRecord, Runs, check_bench_file
 from fczoo.reports.text_format import option_word
 
 FORMAT = "fczoo-archive-2"
@@ -93,14 +93,14 @@ CONVERTED_COLUMNS = {
     "command",
     "earlier_commands",
 }
-"""Columns named like fields of ``Result`` or ``About``, but with another format."""
+"""Columns named like fields of ``Result`` or ``BenchFile``, but with another format."""
 _COLUMNS = [
     field.name for field in msgspec.structs.fields(Row) if field.name not in CONVERTED_COLUMNS
 ]
 RESULT_COLUMNS = [name for name in _COLUMNS if name in Result.__dataclass_fields__]
 """Columns that contain an unchanged field of ``Result``."""
-ABOUT_COLUMNS = [name for name in _COLUMNS if name in About.__struct_fields__]
-"""Columns that contain an unchanged field of ``About``."""
+BENCH_COLUMNS = [name for name in _COLUMNS if name in BenchFile.__struct_fields__]
+"""Columns that contain an unchanged field of ``BenchFile``."""
 METRIC_COLUMNS = (*METRICS, *MORE_METRICS, *EVALUATION_METRICS)
 TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
 ADVICE = "`fczoo report FOLDER --archive FILE` makes one of run folders"
@@ -171,7 +171,7 @@ def _cells(runs: Runs, record: RunRecord, result: Result) -> dict[str, str]:
         format=FORMAT,
         folder=runs.name,
         **{name: getattr(result, name) for name in RESULT_COLUMNS},
-        **{name: getattr(about, name) for name in ABOUT_COLUMNS},
+        **{name: getattr(about, name) for name in BENCH_COLUMNS},
         class_order=NATURAL if natural else option_word(result.class_order),
         backbone=about.backbone["name"],
         backbone_sha256=about.backbone["sha256"],
@@ -285,8 +285,8 @@ def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
     Raises ValueError if the row is inconsistent.
     """
     names = [name for name in cells if name.startswith(SETTING)]
-    about = check_about(
-        About(
+    about = check_bench_file(
+        BenchFile(
             methods={row.method: row.options},
             seeds=[row.seed],
             settings={name.removeprefix(SETTING): cells[name] for name in names if cells[name]},
@@ -295,7 +295,7 @@ def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
             versions=row.versions,
             command=shlex.split(row.command),
             earlier_commands=[shlex.split(command) for command in row.earlier_commands],
-            **{name: getattr(row, name) for name in ABOUT_COLUMNS},
+            **{name: getattr(row, name) for name in BENCH_COLUMNS},
         )
     )
     natural = row.class_order == NATURAL
@@ -321,7 +321,7 @@ def _runs(path: Path, row: Row, records: Sequence[RunRecord]) -> Runs:
         methods |= record.about.methods
     seeds = sorted({record.seed for record in records})
     about = msgspec.structs.replace(records[0].about, methods=methods, seeds=seeds)
-    split = Split(
+    split = PartitionSummary(
         spec=row.partition,
         seed=row.partition_seed,
         sha256=row.partition_sha256,

@@ -9,7 +9,7 @@ from fczoo.core.registry import create_method
 from fczoo.data.stream_variants import variant_words
 from fczoo.data.task_schedule import in_stages
 from fczoo.reports.run_config import BY_USER, DATASET, recorded_config
-from fczoo.reports.run_folder import About
+from fczoo.reports.run_folder import BenchFile
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.text_format import early_tasks, option_word
 from fczoo.security.outliers import EXTREME_FACTOR
@@ -239,7 +239,7 @@ def warnings_of(experiment: Experiment) -> list[str]:
     return list(dict.fromkeys(line for runs in experiment.runs for line in runs.about.warnings))
 
 
-def _search_note(about: About) -> str:
+def _search_note(about: BenchFile) -> str:
     """Describe the search that found the options of some methods, and its effort."""
     search = about.tuned
     each = f"{search['trials']} trials of {search['image_steps']} image-steps each"

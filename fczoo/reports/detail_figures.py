@@ -9,14 +9,14 @@ from fczoo.core.class_metrics import confusion_matrix, task_confusion
 from fczoo.core.errors import FczooError
 from fczoo.federation.diagnostics import FILE, read
 from fczoo.federation.result import Result
-from fczoo.reports.figure import Colours, Curves, Figure, Heat, Points, number_labels
+from fczoo.reports.figure import Colours, Curves, Figure, HeatMap, Points, number_labels
 from fczoo.reports.runs import Experiment, Line
 
 MOST_COLUMNS = 50  # columns of a readable heat map
 MOST_CLASSES = 20  # classes of a readable confusion matrix
 
 
-def class_map(experiment: Experiment) -> Heat | None:
+def class_map(experiment: Experiment) -> HeatMap | None:
     """Plot the accuracy on each class after the last task.
 
     Args:
@@ -36,7 +36,7 @@ def class_map(experiment: Experiment) -> Heat | None:
     )
 
 
-def client_map(experiment: Experiment) -> Heat | None:
+def client_map(experiment: Experiment) -> HeatMap | None:
     """Plot the accuracy of the global model for each client after the last task.
 
     Args:
@@ -59,7 +59,7 @@ def client_map(experiment: Experiment) -> Heat | None:
     )
 
 
-def personal_map(experiment: Experiment) -> Heat | None:
+def personal_map(experiment: Experiment) -> HeatMap | None:
     """Plot the accuracy of each client's own model, with ``--personal-epochs``.
 
     Args:
@@ -89,7 +89,7 @@ def _map_of(
     caption: str,
     x: str,
     first: int,
-) -> Heat | None:
+) -> HeatMap | None:
     """Return a heat map of one list of percentages per run; lines without it are left out."""
     rows = {}
     for line in experiment.lines:
@@ -99,7 +99,7 @@ def _map_of(
     if not rows or len(next(iter(rows.values()))) > MOST_COLUMNS:
         return None
     means = np.array([*rows.values()])
-    return Heat(
+    return HeatMap(
         name=name,
         caption=caption,
         x=x,
@@ -113,7 +113,7 @@ def _map_of(
     )
 
 
-def confusion_maps(line: Line) -> Iterator[Heat]:
+def confusion_maps(line: Line) -> Iterator[HeatMap]:
     """Yield the confusion matrices of tasks and of classes, if a line has them.
 
     Args:
@@ -122,7 +122,7 @@ def confusion_maps(line: Line) -> Iterator[Heat]:
     yield from filter(None, (confusion_map(line), class_confusion_map(line)))
 
 
-def confusion_map(line: Line) -> Heat | None:
+def confusion_map(line: Line) -> HeatMap | None:
     """Plot which share of each task's test images is predicted as a class of each task.
 
     Args:
@@ -137,7 +137,7 @@ def confusion_map(line: Line) -> Heat | None:
     if not runs or len(sizes) > MOST_COLUMNS:
         return None
     shares = [task_confusion(confusion_matrix(r.confusion, sum(sizes)), sizes) for r in runs]
-    return Heat(
+    return HeatMap(
         name=f"confusion {line.label}",
         caption=(
             f"{line.label}: test images of each task that are predicted as a class of each task, "
@@ -155,7 +155,7 @@ def confusion_map(line: Line) -> Heat | None:
     )
 
 
-def class_confusion_map(line: Line) -> Heat | None:
+def class_confusion_map(line: Line) -> HeatMap | None:
     """Plot which share of each class's test images is predicted as each class.
 
     Args:
@@ -171,7 +171,7 @@ def class_confusion_map(line: Line) -> Heat | None:
         return None
     matrices = [np.array(confusion_matrix(r.confusion, count), float) for r in runs]
     shares = [100 * m / np.maximum(m.sum(1, keepdims=True), 1) for m in matrices]
-    return Heat(
+    return HeatMap(
         name=f"confusion of classes {line.label}",
         caption=(
             f"{line.label}: test images of each class that are predicted as each class, in order "
@@ -253,9 +253,9 @@ def _square(
     colours: Colours,
     show: str = "{:.0f}",
     limits: tuple[float, float] = (0, 100),
-) -> Heat:
+) -> HeatMap:
     """Return a heat map of tasks against tasks."""
-    return Heat(
+    return HeatMap(
         name=name,
         caption=caption,
         x=columns,
@@ -270,13 +270,13 @@ def _square(
     )
 
 
-def _clients(records: list[dict[str, Any]], label: str, seed: str) -> Heat:
+def _clients(records: list[dict[str, Any]], label: str, seed: str) -> HeatMap:
     count = 1 + max(c["client"] for r in records for c in r["clients"])
     values = np.full((len(records), count), np.nan)
     for row, record in enumerate(records):
         for client in record["clients"]:
             values[row, client["client"]] = client["entropy"]
-    return Heat(
+    return HeatMap(
         name=f"why clients {label}",
         caption=(
             f"{seed}: evenness of each client's answers on the task's test images after local "
@@ -294,9 +294,9 @@ def _clients(records: list[dict[str, Any]], label: str, seed: str) -> Heat:
     )
 
 
-def _choices(record: dict[str, Any], label: str, seed: str) -> Heat:
+def _choices(record: dict[str, Any], label: str, seed: str) -> HeatMap:
     values = 100 * np.array(record["share"], dtype=float)
-    return Heat(
+    return HeatMap(
         name=f"why choices {label}",
         caption=f"{seed}: share of each prompt in a task's test images' choices, % (last task)",
         x="prompt",

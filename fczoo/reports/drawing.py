@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fczoo.core.errors import FczooError
-from fczoo.reports.figure import Bars, Curves, Figure, Heat, ImageGrid, Points
+from fczoo.reports.figure import Bars, Curves, Figure, HeatMap, ImageGrid, Points
 from fczoo.reports.figures import colour_order, figures
 from fczoo.reports.runs import Experiment, read_experiments
 
@@ -251,7 +251,7 @@ def _logarithmic(axes: Any) -> None:
 
 
 @_draw.register
-def _heat(figure: Heat, order: Mapping[str, int]) -> Any:
+def _heat(figure: HeatMap, order: Mapping[str, int]) -> Any:
     values = figure.values
     label_width = max([0.8, *(0.065 * len(label) for label in figure.rows)])  # inches
     size = (max(3.5, 0.5 + label_width + 0.42 * values.shape[1]), 1 + 0.33 * len(values))

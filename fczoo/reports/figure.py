@@ -55,7 +55,7 @@ class Points(Figure):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heat(Figure):
+class HeatMap(Figure):
     """Heat map: coloured cells with their numbers, first row on top; cells of NaN are empty."""
 
     values: np.ndarray  # [rows, columns]

@@ -16,7 +16,7 @@ from fczoo.reports.detail_figures import (
     insights,
     personal_map,
 )
-from fczoo.reports.figure import Bars, Curves, Figure, Heat, Points, number_labels
+from fczoo.reports.figure import Bars, Curves, Figure, HeatMap, Points, number_labels
 from fczoo.reports.learning_curves import (
     accuracy_over_bytes,
     accuracy_over_hours,
@@ -106,7 +106,7 @@ def accuracy_curves(experiment: Experiment) -> Curves:
     )
 
 
-def forgetting_map(experiment: Experiment) -> Heat:
+def forgetting_map(experiment: Experiment) -> HeatMap:
     """Plot the drop of each old task's accuracy from its best to its last value.
 
     Args:
@@ -116,7 +116,7 @@ def forgetting_map(experiment: Experiment) -> Heat:
         Heat map [lines, tasks - 1] in points, mean over seeds.
     """
     lines = experiment.lines
-    return Heat(
+    return HeatMap(
         name="forgetting",
         caption=(
             "Forgetting of each task, points: best accuracy before the end minus the last; "
@@ -238,7 +238,7 @@ def client_quantiles(experiment: Experiment) -> Curves:
     )
 
 
-def partition_map(experiment: Experiment) -> Heat:
+def partition_map(experiment: Experiment) -> HeatMap:
     """Plot the training images per client and task.
 
     Args:
@@ -248,7 +248,7 @@ def partition_map(experiment: Experiment) -> Heat:
         Heat map [tasks, clients].
     """
     counts = np.array(experiment.split.counts, dtype=float)
-    return Heat(
+    return HeatMap(
         name="partition",
         caption="Training images of each client in each task",
         x="client",
@@ -321,7 +321,7 @@ def _seconds(result: Result, phase: str) -> float:
     return result.phases.get(phase, 0.0)
 
 
-def accuracy_matrix(line: Line) -> Heat:
+def accuracy_matrix(line: Line) -> HeatMap:
     """Plot the accuracy on each task after each task.
 
     Args:
@@ -334,7 +334,7 @@ def accuracy_matrix(line: Line) -> Heat:
     mean = np.full((tasks, tasks), np.nan)
     for t in range(tasks):
         mean[t, : t + 1] = np.mean([r.accuracy[t] for r in line.results], 0)
-    return Heat(
+    return HeatMap(
         name=f"matrix {line.label}",
         caption=f"{line.label}: accuracy on each task after each task, %, mean over seeds",
         x="accuracy on task",

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from fczoo.core.files import encode_json, to_csv_text, write_json, write_safely
 from fczoo.reports.captions import conditions, describe, notes, warnings_of
 from fczoo.reports.runs import Experiment, read_experiments
-from fczoo.reports.significance import Entry
+from fczoo.reports.significance import SeedValues
 from fczoo.reports.tables import GROUPS, Column, Table, all_columns, column_of, make_table
 from fczoo.reports.text_format import columns
 
@@ -25,7 +25,7 @@ ARROWS = {"high": r" $\uparrow$", "low": r" $\downarrow$", "": ""}
 """Arrow after a column's name in LaTeX, which shows the better direction."""
 
 
-def number(entry: Entry | None, column: Column) -> str:
+def number(entry: SeedValues | None, column: Column) -> str:
     """Format an entry: ``72.2``, ``72.2 ± 0.4``, or a dash if nothing was recorded.
 
     Args:
@@ -38,7 +38,7 @@ def number(entry: Entry | None, column: Column) -> str:
     return mean if entry.std is None or not column.better else f"{mean} ± {column.show(entry.std)}"
 
 
-def sign(entry: Entry, like_best: str, untested: str) -> str:
+def sign(entry: SeedValues, like_best: str, untested: str) -> str:
     """Return the sign for the test against the best; empty for a significant difference.
 
     Args:
@@ -78,7 +78,7 @@ def to_markdown(table: Table, head: str = "method") -> str:
 def _format_table(
     table: Table, first: str, style: str, marks: Mapping[str, str], signs: tuple[str, str]
 ) -> str:
-    def cell(entry: Entry | None, column: Column) -> str:
+    def cell(entry: SeedValues | None, column: Column) -> str:
         text = number(entry, column)
         if entry is None:
             return text
@@ -106,7 +106,7 @@ def to_latex(table: Table, caption: str, first: str = "Method") -> str:
     """
     marks = VALUE_MARKS["latex"]
 
-    def cell(entry: Entry | None, column: Column) -> str:
+    def cell(entry: SeedValues | None, column: Column) -> str:
         text = number(entry, column).replace("±", r"$\pm$").replace("–", "--").replace("<", "$<$")
         if entry is None:
             return text
@@ -182,7 +182,7 @@ def to_json(table: Table) -> list[dict[str, Any]]:
         One dictionary per row.
     """
 
-    def cell(entry: Entry | None) -> dict[str, Any] | None:
+    def cell(entry: SeedValues | None) -> dict[str, Any] | None:
         if entry is None:
             return None
         return {

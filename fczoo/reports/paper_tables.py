@@ -14,7 +14,7 @@ from fczoo.reports.captions import conditions, schedule_sources
 from fczoo.reports.formats import ARROWS, TEST, VALUE_MARKS, escape, sign
 from fczoo.reports.formats import MARKS as LEGENDS
 from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.significance import Entry
+from fczoo.reports.significance import SeedValues
 from fczoo.reports.tables import Column, column_of, entry_of, mark_entries
 from fczoo.reports.text_format import setting_word
 
@@ -29,7 +29,7 @@ class PaperTable:
     places: tuple[tuple[str, ...], ...]  # values of these settings, one tuple per experiment
     columns: tuple[Column, ...]  # the metrics of each experiment
     labels: tuple[str, ...]
-    rows: tuple[tuple[Entry | None, ...], ...]  # entries by experiment, then by metric
+    rows: tuple[tuple[SeedValues | None, ...], ...]  # entries by experiment, then by metric
     rules: tuple[int, ...]  # rows below a rule that separates groups
     caption: str
 
@@ -202,7 +202,7 @@ def to_paper(table: PaperTable, style: str, label: str = "tab:fczoo") -> str:
     return _to_latex(table, label) if style == "latex" else _to_plain(table, style)
 
 
-def _cell(entry: Entry | None, column: Column, style: str) -> str:
+def _cell(entry: SeedValues | None, column: Column, style: str) -> str:
     """Format a mean, with its standard deviation small in LaTeX."""
     if entry is None:
         return "--" if style == "latex" else "–"

@@ -45,7 +45,7 @@ SEARCH_FIELDS = {
 }
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BenchFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Content of ``bench.json``, the description of a folder's runs.
 
     Fields that an older version did not write are empty.
@@ -91,7 +91,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return content
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a partition for reports."""
 
     spec: str
@@ -110,7 +110,7 @@ class RunRecord:
 
     place: str  # source, for messages
     folder: Path | None  # None: read from an archive or a saved result
-    about: About
+    about: BenchFile
     method: str
     seed: int
     result: Result | None
@@ -134,13 +134,13 @@ class Runs:
 
     name: str  # of the folder, relative to the given path
     place: str  # source, for messages
-    about: About
+    about: BenchFile
     records: tuple[RunRecord, ...]
     folder: Path | None = None
-    archived_split: Split | None = None
+    archived_split: PartitionSummary | None = None
 
     @cached_property
-    def split(self) -> Split:
+    def split(self) -> PartitionSummary:
         """Return a summary of the partition."""
         if self.archived_split is not None:
             return self.archived_split
@@ -148,7 +148,7 @@ class Runs:
         partition = load_partition(self.folder / PARTITION)
         stop = self.about.settings.get("stop_after_tasks")  # later images are not used
         client_parts = [part for task in partition.tasks[:stop] for part in task]
-        return Split(
+        return PartitionSummary(
             spec=partition.spec,
             seed=partition.seed,
             sha256=partition.sha256,
@@ -157,17 +157,17 @@ class Runs:
         )
 
 
-def write_about(folder: Path, about: Mapping[str, Any]) -> None:
+def write_bench_file(folder: Path, about: Mapping[str, Any]) -> None:
     """Write ``bench.json`` with format version and checksum.
 
     Args:
         folder: Run folder.
-        about: Fields of ``About``.
+        about: Fields of ``BenchFile``.
     """
     write_record(folder / ABOUT, FORMAT, about)
 
 
-def read_about(folder: Path) -> About:
+def read_bench_file(folder: Path) -> BenchFile:
     """Read ``bench.json`` of a run folder.
 
     Args:
@@ -179,15 +179,15 @@ def read_about(folder: Path) -> About:
     path = folder / ABOUT
     advice = "restore it, or leave its folder out and run the command again elsewhere"
     try:
-        written = read_record(path, "run description", About, FORMAT)
-        return _with_canonical_spec(check_about(written), folder / PARTITION)
+        written = read_record(path, "run description", BenchFile, FORMAT)
+        return _with_canonical_spec(check_bench_file(written), folder / PARTITION)
     except FczooError as error:
         raise FczooError(f"{error}; {advice}") from error
     except ValueError as error:
         raise FczooError(f"{path} is not a valid run description: {error}; {advice}") from error
 
 
-def _with_canonical_spec(about: About, path: Path) -> About:
+def _with_canonical_spec(about: BenchFile, path: Path) -> BenchFile:
     """Replace the partition's spec and hash by those of the canonical spelling.
 
     Earlier versions recorded the spec as the user typed it, with a different hash per spelling.
@@ -203,7 +203,7 @@ def _with_canonical_spec(about: About, path: Path) -> About:
     return msgspec.structs.replace(about, partition=canonical_partition)
 
 
-def check_about(about: About) -> About:
+def check_bench_file(about: BenchFile) -> BenchFile:
     """Check a description and convert its settings to their types.
 
     Args:
@@ -273,7 +273,7 @@ def read_folder(folder: Path, name: str) -> Runs:
     Raises:
         FczooError: A file is damaged.
     """
-    about = read_about(folder)
+    about = read_bench_file(folder)
     return Runs(name, str(folder), about, tuple(read_run_records(folder, about)), folder)
 
 
@@ -289,8 +289,8 @@ def read_saved_result(path: Path, name: str) -> Runs:
     """
     result = read_result(path)
     try:
-        about = check_about(
-            About(
+        about = check_bench_file(
+            BenchFile(
                 methods={result.method: result.options},
                 seeds=[result.seed],
                 settings=result.settings,
@@ -300,7 +300,7 @@ def read_saved_result(path: Path, name: str) -> Runs:
                 versions=result.versions,
             )
         )
-        split = convert_json({**result.partition, "images": 0, "counts": []}, Split)
+        split = convert_json({**result.partition, "images": 0, "counts": []}, PartitionSummary)
     except ValueError as error:
         raise FczooError(f"{path} is not a valid result file: {error}; save it again") from error
     problem = "" if result.is_finished else _stop_message(result)
@@ -310,7 +310,7 @@ def read_saved_result(path: Path, name: str) -> Runs:
     return Runs(name, str(path), about, (record,), archived_split=split)
 
 
-def read_run_records(folder: Path, about: About) -> list[RunRecord]:
+def read_run_records(folder: Path, about: BenchFile) -> list[RunRecord]:
     """Read every method and seed of a run folder, finished or not.
 
     Args:

@@ -16,10 +16,10 @@ from fczoo.federation.settings_checks import MEASUREMENTS
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_folder import (
     ABOUT,
-    About,
+    BenchFile,
+    PartitionSummary,
     RunRecord,
     Runs,
-    Split,
     read_folder,
     read_saved_result,
 )
@@ -84,7 +84,7 @@ class Experiment:
     recoded: tuple[Line, ...] = ()
 
     @property
-    def about(self) -> About:
+    def about(self) -> BenchFile:
         """Return the first folder's description; data, split and schedule are equal in all."""
         return self.runs[0].about
 
@@ -104,7 +104,7 @@ class Experiment:
         return sorted({s for line in self.lines for s in line.seeds})
 
     @property
-    def split(self) -> Split:
+    def split(self) -> PartitionSummary:
         return self.runs[0].split
 
     @property
@@ -133,7 +133,7 @@ def effective_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in excluded}
 
 
-def identity(about: About, *ignored: str) -> tuple[str, ...]:
+def identity(about: BenchFile, *ignored: str) -> tuple[str, ...]:
     """Return a key of a run folder; folders with equal keys may share a table.
 
     Args:
@@ -275,7 +275,7 @@ def _add_other_compressions(experiments: Sequence[Experiment]) -> list[Experimen
     return [dataclasses.replace(e, recoded=r) for e, r in zip(experiments, recoded, strict=True)]
 
 
-def _images(about: About) -> dict[int, str]:
+def _images(about: BenchFile) -> dict[int, str]:
     """Return the SHA-256 of the images in class order by seed.
 
     The seed is 0 if seeds do not change the order. Empty if an older version did not record it.

@@ -13,7 +13,7 @@ Mark = Literal["best", "second", ""]
 
 
 @dataclass(frozen=True)
-class Entry:
+class SeedValues:
     """Values of one metric of one method by seed, with their mean and standard deviation."""
 
     by_seed: Mapping[int, float]
@@ -36,7 +36,7 @@ class Entry:
         return _deviation(list(self.by_seed.values())) if len(self.by_seed) > 1 else None
 
 
-def significant(a: Entry, b: Entry) -> bool | None:
+def significant(a: SeedValues, b: SeedValues) -> bool | None:
     """Return whether two entries differ in a two-sided paired t test over shared seeds.
 
     Args:
@@ -50,7 +50,7 @@ def significant(a: Entry, b: Entry) -> bool | None:
     return None if p is None else p < LEVEL
 
 
-def p_value(a: Entry, b: Entry) -> float | None:
+def p_value(a: SeedValues, b: SeedValues) -> float | None:
     """Return the p value of a two-sided paired t test over shared seeds.
 
     Args:

@@ -17,7 +17,7 @@ from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.run_folder import (
     ABOUT,
     RESULT,
-    About,
+    BenchFile,
     RunRecord,
     Runs,
     current_settings,
@@ -125,7 +125,7 @@ def _code(runs: Runs) -> Iterator[str]:
             yield f"{record.place}: {problem}; {RERUN_ADVICE}"
 
 
-def _digest(about: About, record: RunRecord) -> str:
+def _digest(about: BenchFile, record: RunRecord) -> str:
     """Return the recorded hash of one run's code; empty if its modules are unknown here."""
     if len(about.methods) == 1:
         return digest(about.code)

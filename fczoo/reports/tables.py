@@ -24,7 +24,7 @@ from fczoo.federation.result import EVALUATION_METRICS, Result
 from fczoo.reports.learning_curves import hours_to, megabytes_to, rounds_to
 from fczoo.reports.result_fields import LOWER_IS_BETTER, METRIC_MEANINGS
 from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.significance import DIGITS, Entry, Mark, significant
+from fczoo.reports.significance import DIGITS, Mark, SeedValues, significant
 from fczoo.security.privacy import DISCLOSURES
 
 
@@ -217,7 +217,7 @@ class Table:
     columns: tuple[Column, ...]
     labels: tuple[str, ...]
     seeds: tuple[int, ...]  # number of seeds of each row
-    rows: tuple[tuple[Entry | None, ...], ...]
+    rows: tuple[tuple[SeedValues | None, ...], ...]
 
 
 def all_columns() -> dict[str, Column]:
@@ -318,7 +318,7 @@ def _results_of(experiment: Experiment, method: str) -> dict[int, Result]:
 
 def entry_of(
     line: Line, column: Column, reference: Mapping[int, Result] | None = None
-) -> Entry | None:
+) -> SeedValues | None:
     """Return the entry of a row in a column; None if no run has a value.
 
     Args:
@@ -335,10 +335,10 @@ def entry_of(
             by_seed[seed] = float(value)
     if column.of_all_seeds and len(by_seed) < len(line.results):
         return None
-    return Entry(by_seed) if by_seed else None
+    return SeedValues(by_seed) if by_seed else None
 
 
-def mark_entries(entries: Sequence[Entry | None], column: Column) -> list[Entry | None]:
+def mark_entries(entries: Sequence[SeedValues | None], column: Column) -> list[SeedValues | None]:
     """Mark the best and second entries, and whether others differ significantly from the best.
 
     Equal means share a rank, and the next ranks are left out: two best methods leave no second.
@@ -355,7 +355,7 @@ def mark_entries(entries: Sequence[Entry | None], column: Column) -> list[Entry 
     best = [e for e in measurements if round(e.mean, DIGITS) == means[0]]
     many_seeds = any(len(e.by_seed) > 1 for e in measurements)
     marks: dict[int, Mark] = {0: "best", 1: "second"}
-    out: list[Entry | None] = []
+    out: list[SeedValues | None] = []
     for entry in entries:
         if entry is None:
             out.append(None)
@@ -364,5 +364,5 @@ def mark_entries(entries: Sequence[Entry | None], column: Column) -> list[Entry 
         tests = (significant(best_entry, entry) for best_entry in best) if rank > 0 else iter(())
         differs = next((result for result in tests if result is not None), None)
         lacks_test = rank > 0 and many_seeds and differs is None
-        out.append(Entry(entry.by_seed, marks.get(rank, ""), differs, lacks_test))
+        out.append(SeedValues(entry.by_seed, marks.get(rank, ""), differs, lacks_test))
     return out

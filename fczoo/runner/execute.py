@@ -32,9 +32,9 @@ from fczoo.reports.run_folder import (
     RESULT,
     ROUNDS,
     WARNINGS,
-    About,
-    read_about,
-    write_about,
+    BenchFile,
+    read_bench_file,
+    write_bench_file,
 )
 from fczoo.runner.configs import ExecutionConfig, RunSpec, is_finished
 from fczoo.runner.progress import Progress, ProgressCallback, log_to_file, say
@@ -193,13 +193,13 @@ def add_warnings(folder: Path, warnings: Collection[LocatedWarning]) -> None:
 
 def describe_warnings(folder: Path) -> None:
     """Write the warnings of a run folder and of its runs to the folder's ``bench.json``."""
-    about = read_about(folder)
+    about = read_bench_file(folder)
     lines = _lines(folder, about)
     if lines != about.warnings:
-        write_about(folder, {**about.plain(), "warnings": lines})
+        write_bench_file(folder, {**about.plain(), "warnings": lines})
 
 
-def _lines(folder: Path, about: About) -> list[str]:
+def _lines(folder: Path, about: BenchFile) -> list[str]:
     general = read_warnings(folder / WARNINGS)
     lines = warning_lines(general)
     texts = {warning.text for warning in general}

@@ -26,9 +26,9 @@ from fczoo.reports.run_folder import (
     ABOUT,
     FAILURE,
     LOG,
-    read_about,
+    read_bench_file,
     read_run_records,
-    write_about,
+    write_bench_file,
 )
 from fczoo.reports.runs import normalize_settings
 from fczoo.runner.configs import (
@@ -207,7 +207,7 @@ def _with_precision(
             f"--precision {AUTO} would measure this machine, not the cluster; give fp32 or bf16"
         )
     folder_precision = (
-        read_about(folder).settings.get("precision") if (folder / ABOUT).is_file() else None
+        read_bench_file(folder).settings.get("precision") if (folder / ABOUT).is_file() else None
     )
     resolved = (
         replace(settings, precision=folder_precision)
@@ -311,7 +311,10 @@ def _describe(
     }
     return (
         _merge_descriptions(
-            folder, read_about(folder).plain(), through_json(about), execution.accept_changed_code
+            folder,
+            read_bench_file(folder).plain(),
+            through_json(about),
+            execution.accept_changed_code,
         )
         if (folder / ABOUT).is_file()
         else about
@@ -336,9 +339,9 @@ def _begin(
 
     The description is first, so that the folder is identified if the process ends here.
     """
-    write_about(folder, about)
+    write_bench_file(folder, about)
     partition.save(folder / PARTITION)
-    if contamination := read_about(folder).contamination:
+    if contamination := read_bench_file(folder).contamination:
         notes = [*notes, f"{about['settings']['dataset']}: {contamination}"]
     with log_to_file(folder / LOG):
         for note in notes:
@@ -392,5 +395,5 @@ def _merge_descriptions(
 
 def _summarise(folder: Path) -> None:
     describe_warnings(folder)
-    if any(c.result for c in read_run_records(folder, read_about(folder))):
+    if any(c.result for c in read_run_records(folder, read_bench_file(folder))):
         write_summary(folder)

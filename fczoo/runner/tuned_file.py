@@ -14,7 +14,7 @@ from fczoo.core.options import flag
 from fczoo.core.registry import METHODS, create_method
 from fczoo.federation.settings import Settings
 from fczoo.federation.settings_checks import MEASUREMENTS
-from fczoo.reports.run_folder import About, current_settings
+from fczoo.reports.run_folder import BenchFile, current_settings
 from fczoo.reports.runs import with_defaults
 from fczoo.reports.text_format import option_word
 
@@ -213,7 +213,7 @@ def tuned_values_of(search_result: TunedFile) -> TunedValues:
     )
 
 
-def tuned_values_of_run(about: About) -> TunedValues:
+def tuned_values_of_run(about: BenchFile) -> TunedValues:
     """Return the tuned values of a run folder that used ``--tuned``.
 
     All options of its tuned methods count as searched.

@@ -59,7 +59,7 @@ class Enrolment(msgspec.Struct, frozen=True):
     classes: list[Count] | None
 
 
-class About(msgspec.Struct, frozen=True):
+class UploadInfo(msgspec.Struct, frozen=True):
     """Plain values of a site's upload."""
 
     question: str  # seal of the request, see ``fczoo.federation.checkpoint.seal_of``

@@ -42,10 +42,10 @@ from fczoo.sites.messages import (
     CALL,
     ENROLMENT,
     UPLOAD,
-    About,
     Call,
     Enrolment,
     InvalidMessage,
+    UploadInfo,
     deserialize,
     move_to_device,
     refusal_reason,
@@ -126,7 +126,7 @@ class Sites:
 
     def uploads(
         self, numbers: Sequence[int], question: bytes, limit: int
-    ) -> Iterator[tuple[About, Tree] | None]:
+    ) -> Iterator[tuple[UploadInfo, Tree] | None]:
         """Yield the sites' uploads in order; None for a site without a valid response.
 
         Args:
@@ -146,13 +146,13 @@ class Sites:
 
     def _upload(
         self, number: int, answer: bytes | None, question: bytes
-    ) -> tuple[About, Tree] | None:
+    ) -> tuple[UploadInfo, Tree] | None:
         problem = DROPPED_OUT
         try:
             if answer is not None and (reason := refusal_reason(answer)) is not None:
                 problem = f"refused: {printable(reason)}"
             elif answer is not None:
-                about, tensors = deserialize(UPLOAD, answer, About)
+                about, tensors = deserialize(UPLOAD, answer, UploadInfo)
                 if about.question == seal_of(question):
                     return about, tensors
                 problem = "sent no upload: it answers another request"
@@ -231,7 +231,7 @@ class SitesEngine(ClientEngine):
                 losses,
             )
 
-    def _blank_memory(self, number: int, about: About) -> Tree:
+    def _blank_memory(self, number: int, about: UploadInfo) -> Tree:
         """Return indices of blank images in place of a site's exemplars, equally many."""
         name = self.method.training().exemplars
         if not name:

@@ -30,11 +30,11 @@ from fczoo.sites.messages import (
     ENROLMENT,
     REFUSAL,
     UPLOAD,
-    About,
     Call,
     Enrolment,
     InvalidMessage,
     Refusal,
+    UploadInfo,
     deserialize,
     is_call,
     read_request,
@@ -159,7 +159,7 @@ class Site:
         upload, client_state, loss = self._respond(request, client_state)
         if self.ledger and upload:
             self.ledger.spend(self.world.settings, self._data, run)
-        about = About(question, upload.num_samples, loss, self._exemplars(client_state))
+        about = UploadInfo(question, upload.num_samples, loss, self._exemplars(client_state))
         answer = serialize(UPLOAD, about, upload.tensors)
         self._store_state(
             SiteState(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fczoo.board.ranks import borda, choose_blocks, critical, holm, pairs, shortage
-from fczoo.reports.significance import Entry, interval
+from fczoo.reports.significance import SeedValues, interval
 
 
 def test_borda_matches_hand_computation():
@@ -57,9 +57,9 @@ def test_interval_uses_t_distribution():
 
 def test_pairs_are_tested_over_common_seeds():
     entries = [
-        Entry({0: 70.0, 1: 72.0, 2: 75.0, 3: 10.0}),
-        Entry({0: 69.0, 1: 70.0, 2: 74.5}),
-        Entry({7: 1.0}),
+        SeedValues({0: 70.0, 1: 72.0, 2: 75.0, 3: 10.0}),
+        SeedValues({0: 69.0, 1: 70.0, 2: 74.5}),
+        SeedValues({7: 1.0}),
     ]
     results = pairs(entries)
     assert list(results) == [(0, 1)]

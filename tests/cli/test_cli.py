@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 from fczoo.core.metrics import all_metrics
 from fczoo.data.partition import load_partition
-from fczoo.reports.run_folder import write_about
+from fczoo.reports.run_folder import write_bench_file
 from helpers_cli import TINY
 from helpers_warm import warm_commands
 
@@ -224,7 +224,7 @@ def test_grid_continues_after_failures_and_retries_them(tmp_path):
         about = json.loads((run_folder / "bench.json").read_text())
         # as if the failure had been the machine's
         about["methods"]["pilora"]["lr_prototype"] = 0.02
-        write_about(run_folder, about)
+        write_bench_file(run_folder, about)
     again = CliRunner().invoke(main, ["bench", *head, "--out", str(out)])
     assert again.exit_code == 0
     assert again.stderr.count("fedncm seed 0: finished before, kept") == 2

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-from fczoo.reports.run_folder import write_about
+from fczoo.reports.run_folder import write_bench_file
 
 TINY = """
 methods = ["fedncm"]
@@ -111,7 +111,7 @@ def test_run_description_as_config_repeats_run(config, tmp_path: Path) -> None:
     """
     first, second = tmp_path / "first", tmp_path / "second"
     run("--config", config('[set.fedncm]\ndistance = "cosine"\n'), "--out", str(first))
-    write_about(first, {**about(first), "earlier_commands": [["fczoo"]]})
+    write_bench_file(first, {**about(first), "earlier_commands": [["fczoo"]]})
     run("--config", str(first / "bench.json"), "--out", str(second))
     old, new = about(first), about(second)
     for part in ("methods", "seeds", "settings", "partition", "backbone", "data"):

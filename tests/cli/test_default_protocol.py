@@ -10,7 +10,7 @@ from PIL import Image
 from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.federation import device
-from fczoo.reports.run_folder import read_about
+from fczoo.reports.run_folder import read_bench_file
 
 WORDS = [
     "--methods",
@@ -53,7 +53,7 @@ def protocol_of_run(images: Path, *more: str) -> tuple[str | None, str]:
     ]
     outcome = CliRunner().invoke(main, [*words, *more])
     assert outcome.exit_code == 0, outcome.output
-    about = read_about(out)
+    about = read_bench_file(out)
     assert ("1 run, protocol quick (--protocol none" in outcome.stderr) == (
         about.settings["protocol"] == "quick"
     )
@@ -145,7 +145,7 @@ def test_partition_command_shows_split_of_run(images: Path) -> None:
         "2",
     ]
     output = CliRunner().invoke(main, ["partition", *words]).output
-    sha256 = read_about(images / "out").partition["sha256"]
+    sha256 = read_bench_file(images / "out").partition["sha256"]
     assert output.startswith("imagefolder, protocol quick: ")
     assert f"sha256 {sha256}" in output
     plain_output = CliRunner().invoke(main, ["partition", *words, "--protocol", "none"]).output

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.weights import weights_file, weights_to_download
 from fczoo.cli.app import main
-from fczoo.cli.downloads import Missing, download_weights, find_missing, provide
+from fczoo.cli.downloads import MissingDownload, download_weights, find_missing, provide
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Archive
@@ -107,10 +107,10 @@ def data_server() -> Iterator[Server]:
     server.server_close()
 
 
-def missing_item(name: str, megabytes: int | None, log: list[str], advice: str = "") -> Missing:
+def missing_item(name: str, size: int | None, log: list[str], advice: str = "") -> MissingDownload:
     """Describe a missing item whose download appends its name to ``log``."""
-    size = None if megabytes is None else megabytes * 10**6
-    return Missing(name, f"no {name}", lambda: log.append(name), lambda: size, advice)
+    size = size and size * 10**6  # megabytes
+    return MissingDownload(name, f"no {name}", lambda: log.append(name), lambda: size, advice)
 
 
 @pytest.mark.parametrize("consent", [None, False])
@@ -137,9 +137,9 @@ def test_download_option_gives_consent() -> None:
 def test_manual_download_is_reported_before_any_download(consent: bool | None) -> None:
     log: list[str] = []
     with pytest.raises(FczooError, match=r"^get mini at X; no a; add --download to fetch a$"):
-        provide([Missing("mini", "get mini at X"), missing_item("a", 1, log)], consent)
+        provide([MissingDownload("mini", "get mini at X"), missing_item("a", 1, log)], consent)
     with pytest.raises(FczooError, match=r"^get mini at X$"):
-        provide([Missing("mini", "get mini at X")], consent)
+        provide([MissingDownload("mini", "get mini at X")], consent)
     assert log == []
 
 
@@ -150,7 +150,7 @@ def test_interrupted_download_reports_one_line() -> None:
     with pytest.raises(
         FczooError, match=r"^the download of a was interrupted; the same command"
     ) as caught:
-        provide([Missing("a", "no a", stop)], True)
+        provide([MissingDownload("a", "no a", stop)], True)
     assert caught.value.exit_code == 130
 
 
@@ -184,10 +184,11 @@ def on_terminal(
 ASK = """
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.weights import weights_file, weights_to_download
-from fczoo.cli.downloads import Missing, download_weights, find_missing, provide
+from fczoo.cli.downloads import MissingDownload, download_weights, find_missing, provide
 from fczoo.core.errors import FczooError
 try:
-    provide([Missing(n, n, lambda n=n: print("fetched", n), lambda: 2000000) for n in "ab"], None)
+    fetch = {name: lambda name=name: print("fetched", name) for name in "ab"}
+    provide([MissingDownload(name, name, fetch[name], lambda: 2000000) for name in fetch], None)
 except FczooError as error:
     print("refused:", error)
 """

@@ -9,7 +9,7 @@ import pytest
 
 from fczoo.board.plots import colour_numbers, make_plot, write_plot
 from fczoo.core.errors import FczooError
-from fczoo.reports.figure import Heat
+from fczoo.reports.figure import HeatMap
 from fczoo.reports.runs import read_experiments
 from helpers_cli import TINY, run
 from helpers_papers import output_of
@@ -62,7 +62,7 @@ def test_heat_map_numbers_fit_cells(tmp_path: Path) -> None:
     """Give each of ten cells 16.56 points of (3.3 - 1) inches; "100" takes 3 x 0.6 x 8 points."""
     pytest.importorskip("matplotlib")
     for columns, size in ((10, 8), (20, 72 * 2.3 / 20 / 1.8)):
-        heat = Heat(
+        heat = HeatMap(
             name="a",
             caption="",
             x="x",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fczoo.cli.axes import parse_axes
-from fczoo.reports.run_folder import read_about
+from fczoo.reports.run_folder import read_bench_file
 from fczoo.reports.runs import read_experiments
 from helpers_cli import TINY, run
 from helpers_papers import output_of
@@ -191,7 +191,7 @@ def test_sweep_runs_and_resumes(tmp_path: Path) -> None:
     (experiment,) = read_experiments([out])
     labels = ["fedavg (lr=0.01)", "fedavg (lr=0.1)", "fedncm"]
     assert [line.label for line in experiment.lines] == labels
-    assert read_about(out / "fedavg.lr=0.1").methods["fedavg"]["lr"] == 0.1
+    assert read_bench_file(out / "fedavg.lr=0.1").methods["fedavg"]["lr"] == 0.1
     results = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
     assert len(results) == 3
     run(*words, "--out", str(out))

@@ -11,7 +11,7 @@ import pytest
 
 import fczoo
 from fczoo.federation.result import Result
-from fczoo.reports.run_folder import About
+from fczoo.reports.run_folder import BenchFile
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
@@ -39,7 +39,7 @@ def test_schema_is_current(name: str, docs_module: Import) -> None:
     assert text == docs_module("schema").schema_text(name), "run python docs/reference.py"
 
 
-@pytest.mark.parametrize(("name", "kind"), [("result", Result), ("bench", About)])
+@pytest.mark.parametrize(("name", "kind"), [("result", Result), ("bench", BenchFile)])
 def test_schema_describes_every_field(name: str, kind: type) -> None:
     properties = read_schema(name)["properties"]
     names = {field.encode_name for field in msgspec.inspect.type_info(kind).fields}

@@ -1,6 +1,6 @@
 """Printed costs: counts computed by hand, and their agreement with the printed values."""
 
-from fczoo.papers.costs import Count
+from fczoo.papers.costs import CostComparison
 from fczoo.papers.tables import get_paper
 from helpers_papers import output_of
 
@@ -26,8 +26,11 @@ def test_count_agrees_if_it_rounds_to_printed_value():
     (number,) = (
         n for n in get_paper("fppl").numbers if (n.method, n.value) == ("FedSLCA", 91_860_000)
     )
-    assert Count(number, 91_864_999, 0, 0).agreement == "yes"
-    assert Count(number, 91_865_001, 0, 0).agreement == "no"
+    assert CostComparison(number, 91_864_999, 0, 0).agreement == "yes"
+    assert CostComparison(number, 91_865_001, 0, 0).agreement == "no"
     # weights of ViT-B and head, and 10 classes with mean and covariance
     per_task = 10 * (768 + 768 * 768)
-    assert Count(number, 85_952_456, 0, per_task).agreement == "yes, with what is sent per task"
+    assert (
+        CostComparison(number, 85_952_456, 0, per_task).agreement
+        == "yes, with what is sent per task"
+    )

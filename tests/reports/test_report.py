@@ -22,7 +22,7 @@ from fczoo.reports.figure import Curves, Points
 from fczoo.reports.figures import accuracy_curves, colour_order
 from fczoo.reports.formats import legend, report, to_latex, to_markdown, to_text
 from fczoo.reports.runs import read_experiments
-from fczoo.reports.significance import Entry, significant
+from fczoo.reports.significance import SeedValues, significant
 from fczoo.reports.tables import ACCURACY, COLUMNS, Table, make_table, mark_entries
 
 THREE = {
@@ -95,19 +95,19 @@ def test_upload_columns_match_hand_computation(folder):
 
 
 def test_paired_test_matches_textbook():
-    a, b = Entry({0: 70.0, 1: 72.0, 2: 75.0}), Entry({0: 69.0, 1: 70.0, 2: 74.5, 9: 0.0})
+    a, b = SeedValues({0: 70.0, 1: 72.0, 2: 75.0}), SeedValues({0: 69.0, 1: 70.0, 2: 74.5, 9: 0.0})
     d = np.array([1.0, 2.0, 0.5])
     p = 2 * stats.t.sf(d.mean() / (d.std(ddof=1) / 3**0.5), 2)
     assert significant(a, b) is bool(p < 0.05)
-    assert significant(Entry({0: 1.0}), Entry({0: 2.0})) is None
-    assert significant(Entry({0: 1.0, 1: 2.0}), Entry({2: 1.0, 3: 1.0})) is None
+    assert significant(SeedValues({0: 1.0}), SeedValues({0: 2.0})) is None
+    assert significant(SeedValues({0: 1.0, 1: 2.0}), SeedValues({2: 1.0, 3: 1.0})) is None
 
 
 def test_constant_difference_is_not_tested():
     """Do not test a difference that is the same for every seed."""
-    assert significant(Entry({0: 5.0, 1: 5.0}), Entry({0: 4.0, 1: 4.0})) is None
-    assert significant(Entry({0: 5.1, 1: 6.1}), Entry({0: 5.0, 1: 6.0})) is None
-    assert significant(Entry({0: 5.0, 1: 6.0}), Entry({0: 5.0, 1: 6.0})) is None
+    assert significant(SeedValues({0: 5.0, 1: 5.0}), SeedValues({0: 4.0, 1: 4.0})) is None
+    assert significant(SeedValues({0: 5.1, 1: 6.1}), SeedValues({0: 5.0, 1: 6.0})) is None
+    assert significant(SeedValues({0: 5.0, 1: 6.0}), SeedValues({0: 5.0, 1: 6.0})) is None
 
 
 def test_one_seed_is_not_tested_and_one_method_not_ranked(make_run, tmp_path):
@@ -128,7 +128,14 @@ def test_low_forgetting_is_best_and_ties_share_mark():
     assert [
         e and e.mark
         for e in mark_entries(
-            [Entry({0: 3.0}), None, Entry({0: 1.0}), Entry({0: 1.0}), Entry({0: 9.0})], low
+            [
+                SeedValues({0: 3.0}),
+                None,
+                SeedValues({0: 1.0}),
+                SeedValues({0: 1.0}),
+                SeedValues({0: 9.0}),
+            ],
+            low,
         )
     ] == [
         "",
@@ -300,7 +307,7 @@ def test_every_accuracy_column_has_direction():
 
 
 def entries(*by_seed):
-    return [Entry(dict(enumerate(values))) for values in by_seed]
+    return [SeedValues(dict(enumerate(values))) for values in by_seed]
 
 
 def test_untested_row_is_marked():

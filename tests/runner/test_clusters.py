@@ -271,7 +271,7 @@ def test_unknown_executor_suggests_nearest_name():
 def test_node_with_other_environment_is_rejected(tmp_path, monkeypatch):
     """Reject a node with another library version, source or device before anything runs."""
     from fczoo.federation.settings import Settings
-    from fczoo.reports.run_folder import read_about, write_about
+    from fczoo.reports.run_folder import read_bench_file, write_bench_file
     from fczoo.runner.configs import RunSpec, make_sweep
     from fczoo.runner.executors import check_node
     from fczoo.runner.sweep import run_sweep
@@ -283,14 +283,14 @@ def test_node_with_other_environment_is_rejected(tmp_path, monkeypatch):
     run_sweep(sweep, tmp_path / "run")
     run = RunSpec(sweep[Path()][0], tmp_path / "run")
     check_node(run)
-    about = read_about(run.folder).plain()
+    about = read_bench_file(run.folder).plain()
     new_about = {
         **about,
         "device": "cuda",
         "versions": {**about["versions"], "torch": "1.0"},
         "code": {**about["code"], "fczoo.core.method": "0" * 64},
     }
-    write_about(run.folder, new_about)
+    write_bench_file(run.folder, new_about)
     with pytest.raises(FczooError) as error:
         check_node(run)
     message = str(error.value)

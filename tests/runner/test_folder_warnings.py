@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import fczoo
 from fczoo.cli.app import main
 from fczoo.core.errors import log_place
-from fczoo.reports.run_folder import read_about
+from fczoo.reports.run_folder import read_bench_file
 from fczoo.runner.warnings import (
     LocatedWarning,
     WarningRecorder,
@@ -42,7 +42,7 @@ def repaired_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_repaired_partition_warning_is_in_every_file(repaired_run: Path) -> None:
-    assert read_about(repaired_run).warnings == [f"{REPAIR_WARNING}{TASKS}"]
+    assert read_bench_file(repaired_run).warnings == [f"{REPAIR_WARNING}{TASKS}"]
     assert f" WARNING {REPAIR_WARNING}{TASKS}\n" in (repaired_run / "log.txt").read_text()
     assert f"warning: {REPAIR_WARNING}{TASKS}" in (repaired_run / "table.txt").read_text()
     assert json.loads((repaired_run / "summary.json").read_text())["warnings"] == [
@@ -68,8 +68,8 @@ def test_archive_and_page_contain_warning(repaired_run: Path, tmp_path: Path) ->
 def test_sweep_records_warnings_per_run_folder(tmp_path: Path) -> None:
     words = [*SMALL, "--partition", "iid,dirichlet:0.001"]
     run("bench", "--methods", "fedncm", "--out", str(tmp_path), *words)
-    assert read_about(tmp_path / "iid").warnings == []
-    warnings = read_about(tmp_path / "dirichlet_0.001").warnings
+    assert read_bench_file(tmp_path / "iid").warnings == []
+    warnings = read_bench_file(tmp_path / "dirichlet_0.001").warnings
     assert warnings == [
         f"{REPAIR_WARNING.replace('4', '6')} (task 1)",
         f"{REPAIR_WARNING} (2 times: task 2; task 3)",
@@ -79,7 +79,7 @@ def test_sweep_records_warnings_per_run_folder(tmp_path: Path) -> None:
 def test_short_schedule_warning_is_recorded(tmp_path: Path) -> None:
     words = [*TINY, "--clients", "5", "--batch-size", "32", "--partition", "iid"]
     run("bench", "--methods", "hgp", "--out", str(tmp_path / "run"), *words)
-    (line,) = read_about(tmp_path / "run").warnings
+    (line,) = read_bench_file(tmp_path / "run").warnings
     assert line.startswith("hgp has server_lr=0.001 for the schedule of data set digits")
     assert "it may hardly learn" in line
     assert f" WARNING {line}\n" in (tmp_path / "run" / "log.txt").read_text()
@@ -90,7 +90,7 @@ def test_run_warnings_are_recorded_once(tmp_path: Path) -> None:
     first = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "run")])
     again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "run"), "--seeds", "0-1"])
     assert first.exit_code == again.exit_code == 0, first.output + again.output
-    lines = [line for line in read_about(tmp_path / "run").warnings if "2 classes" in line]
+    lines = [line for line in read_bench_file(tmp_path / "run").warnings if "2 classes" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"glfc: {FULL} 2 classes: none is kept (")
     assert "seed 0, task 2, client 2; " in lines[0]
@@ -107,7 +107,7 @@ def test_python_api_records_warnings(tmp_path: Path) -> None:
         "partition": SKEW_SPEC,
     }
     fczoo.bench("fedncm", out=tmp_path / "run", **small)
-    assert read_about(tmp_path / "run").warnings == [f"{REPAIR_WARNING}{TASKS}"]
+    assert read_bench_file(tmp_path / "run").warnings == [f"{REPAIR_WARNING}{TASKS}"]
 
 
 def test_warnings_before_run_are_recorded(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_warnings_before_run_are_recorded(tmp_path: Path) -> None:
             "partition": "iid",
         }
         fczoo.bench("fedncm", out=tmp_path / "run", **small)
-    assert read_about(tmp_path / "run").warnings == ["--tuned has no values for fedncm"]
+    assert read_bench_file(tmp_path / "run").warnings == ["--tuned has no values for fedncm"]
 
 
 def test_warning_file_has_no_duplicates_after_kill(tmp_path: Path) -> None:
@@ -151,6 +151,8 @@ def test_worker_warnings_name_method_once(tmp_path: Path, monkeypatch: pytest.Mo
         str(tmp_path / "run"),
         *words,
     )
-    lines = [line for line in read_about(tmp_path / "run").warnings if line.startswith("glfc: ")]
+    lines = [
+        line for line in read_bench_file(tmp_path / "run").warnings if line.startswith("glfc: ")
+    ]
     assert lines
     assert all(line.count("glfc: ") == 1 and "seed 0, task 2" in line for line in lines)

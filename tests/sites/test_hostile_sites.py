@@ -15,10 +15,10 @@ from fczoo.sites.messages import (
     ENROLMENT,
     LARGEST_HEADER,
     UPLOAD,
-    About,
     Enrolment,
     InvalidMessage,
     Refusal,
+    UploadInfo,
     deserialize,
     is_call,
     refusal_reason,
@@ -49,7 +49,7 @@ class HostileConnection(LocalConnection):
 
 def change_upload(change_about=None, change_tensors=None):
     def change(answer):
-        about, tensors = deserialize(UPLOAD, answer, About)
+        about, tensors = deserialize(UPLOAD, answer, UploadInfo)
         about = replace_fields(about, **(change_about or {}))
         tensors = {n: change_tensors(v) for n, v in tensors.items()} if change_tensors else tensors
         return serialize(UPLOAD, about, tensors)
@@ -121,7 +121,7 @@ def test_local_steps_above_schedule_are_rejected(make_bench, small_method, tmp_p
     method = small_method("fedavg", tune="head")
 
     def change(answer):
-        about, tensors = deserialize(UPLOAD, answer, About)
+        about, tensors = deserialize(UPLOAD, answer, UploadInfo)
         steps = {n: v + 1 for n, v in tensors.items() if n == "local_steps"}
         return serialize(UPLOAD, about, {**tensors, **steps})
 
@@ -292,7 +292,7 @@ def test_message_header_size_is_limited():
     """Limit the part of an answer that becomes Python objects, however many tensors it has."""
     answer = serialize(REFUSAL_FORM, Refusal("x" * (LARGEST_HEADER + 1)))
     reason = rf"its header has \d+ bytes, at most {LARGEST_HEADER} are read"
-    for read in (refusal_reason, is_call, lambda content: deserialize(UPLOAD, content, About)):
+    for read in (refusal_reason, is_call, lambda content: deserialize(UPLOAD, content, UploadInfo)):
         with pytest.raises(InvalidMessage, match=reason):
             read(answer)
     sites = Sites(["paris"], lambda *_: {0: answer})
@@ -310,7 +310,7 @@ def test_divergence_caused_by_one_site_does_not_end_run(make_bench, small_method
             enrols = len(self.passed) == 3
             request = None if enrols or 1 not in answers else asked_in(questions[1], CPU)[0]
             if request and request.boundary is None:
-                state, (about, tensors) = request.state, deserialize(UPLOAD, answers[1], About)
+                state, (about, tensors) = request.state, deserialize(UPLOAD, answers[1], UploadInfo)
                 scaled = {n: state[n] + 900 * (v - state[n]) for n, v in tensors.items()}
                 answers[1] = serialize(UPLOAD, about, scaled)
             return answers

@@ -28,7 +28,7 @@ from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import pick_device
 from fczoo.federation.environment import code_of, versions
 from fczoo.federation.settings import Settings
-from fczoo.reports.run_folder import FAILURE, read_about
+from fczoo.reports.run_folder import FAILURE, read_bench_file
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.execute import error_text, execute_run, record_failure
 from fczoo.runner.progress import say
@@ -255,7 +255,7 @@ def check_node(run: RunSpec) -> None:
 
     Otherwise results of this machine could differ from the other rows of the table.
     """
-    about = read_about(run.folder)
+    about = read_bench_file(run.folder)
     differences = [
         f"{name} is {version} here, {about.versions[name]} where the command was started"
         for name, version in versions().items()

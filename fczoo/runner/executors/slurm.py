@@ -41,7 +41,7 @@ def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["Slur
 
     Raises FczooError as ``check`` does.
     """
-    executor, watch, command = _executor(execution, out), Watch(), command_in(out)
+    executor, watch, command = _executor(execution, out), JobWatcher(), command_in(out)
     return [SlurmWorker(executor, watch, command) for _ in range(count)]
 
 
@@ -85,7 +85,7 @@ class SlurmWorker:
     """Worker that submits one job at a time."""
 
     executor: Any  # of submitit
-    watch: "Watch"
+    watch: "JobWatcher"
     command: Command
     job: Any = None
 
@@ -130,7 +130,7 @@ class RequeuedJob:
         return DelayedSubmission(self, run, execution, command)
 
 
-class Watch:
+class JobWatcher:
     """One thread that watches all jobs.
 
     It uses ``squeue``, which every Slurm installation has, and the result files of jobs.
