@@ -28,7 +28,7 @@ from fczoo.data.partition import Partition, load_partition
 from fczoo.federation.checkpoint import Checkpoint, Snapshot
 from fczoo.federation.result import Result, read_result
 from fczoo.reports.formats import report
-from fczoo.runner.resume import check_same
+from fczoo.runner.resume_checks import check_same
 
 
 def weights(dim: int = 192) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from fczoo import __version__
 from fczoo.board.benchmark import benchmark, choices, heading, sort_lines, tags_of
 from fczoo.board.charts import as_csv
-from fczoo.board.ranks import MIN_METHODS, RankEntry, borda, critical, shortage
+from fczoo.board.ranks import RankEntry, borda
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, write_safely
 from fczoo.reports.figure import Figure
@@ -22,6 +22,7 @@ from fczoo.reports.figures import colour_order
 from fczoo.reports.formats import TEST, UNTESTED_NOTE
 from fczoo.reports.run_config import count_changes
 from fczoo.reports.runs import Experiment, Line, read_experiments
+from fczoo.reports.significance import MIN_METHODS, critical_difference, describe_shortage
 from fczoo.reports.tables import COLUMNS, entry_of, percent
 
 GENERATOR = "fczoo board"
@@ -259,8 +260,8 @@ def _index(experiments: Sequence[Experiment]) -> str:
         counted=[rows[i] for i in ranked_indices],
         choices=choices([tags_of(line) for field in fields for line, _ in field.values()]),
         csv=_csv(methods, [rows[i] for i in ranked_indices]),
-        ranks=critical(blocks),
-        shortage=shortage(blocks, "benchmarks"),
+        ranks=critical_difference(blocks),
+        shortage=describe_shortage(blocks, "benchmarks"),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fczoo.board.feature_maps import MOST_LABELS, OpenBenchmark, feature_maps
+from fczoo.board.tsne import MOST_LABELS, OpenBenchmark, tsne_figures
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold
 from fczoo.core.registry import METHODS
@@ -88,7 +88,7 @@ def make_plot(
             raise TypeError("tsne needs open_benchmark")
         only = replace(experiment, lines=(line,))
         many = sum(line.results[0].task_sizes) > MOST_LABELS
-        return feature_maps(only, "task" if many else "class", open_benchmark)[0]
+        return tsne_figures(only, "task" if many else "class", open_benchmark)[0]
     figure = class_confusion_map(line) or confusion_map(line)
     if figure is None:
         raise FczooError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from fczoo.board.ranks import CriticalDifference, critical, draw_critical
+from fczoo.board.ranks import draw_critical_difference
 from fczoo.board.suite_text import (
     changed_options,
     difference_sentences,
@@ -26,7 +26,7 @@ from fczoo.reports.figure import Curves
 from fczoo.reports.figures import accuracy_curves
 from fczoo.reports.run_folder import RunRecord
 from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.significance import interval
+from fczoo.reports.significance import CriticalDifference, critical_difference, interval
 from fczoo.reports.suites import REPLICATION, SUITES, Suite, archived_as, suite_experiments
 from fczoo.reports.tables import COLUMNS, entry_of
 
@@ -51,10 +51,10 @@ class Page:
     pictures: bool = False  # whether the page links figures
 
     @property
-    def critical(self) -> CriticalDifference | None:
+    def critical_difference(self) -> CriticalDifference | None:
         """Return mean ranks of methods and controls over seeds and settings."""
         blocks = [block for e in self.experiments for block in _blocks(e, self.suite)]
-        return critical(blocks, MIN_BLOCKS)
+        return critical_difference(blocks, MIN_BLOCKS)
 
     @property
     def text(self) -> str:
@@ -76,7 +76,7 @@ class Page:
             parts.append(f"Not run yet: {', '.join(missing)}.")
         if sentences := difference_sentences(self.experiments, suite.compare):
             parts += ["## Differences", *sentences]
-        if ranks := self.critical:
+        if ranks := self.critical_difference:
             parts += ["## Ranks", rank_sentence(ranks)]
             if self.pictures:
                 parts.append(f"![Mean ranks with critical differences](pictures/{name}-ranks.png)")
@@ -151,8 +151,8 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
     for number, experiment in enumerate(page.experiments, 1):
         curves = suite_curves(experiment, suite)
         draw(curves).savefig(pictures / f"{name}-{number}.png", dpi=DPI)
-    if ranks := page.critical:
-        draw_critical(ranks).savefig(pictures / f"{name}-ranks.png", dpi=DPI)
+    if ranks := page.critical_difference:
+        draw_critical_difference(ranks).savefig(pictures / f"{name}-ranks.png", dpi=DPI)
     write_safely(results / f"{name}.md", page.text.encode())
     return results / f"{name}.md"
 

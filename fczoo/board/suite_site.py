@@ -10,12 +10,13 @@ from typing import Any
 from fczoo.board.benchmark import benchmark, choices, heading, tags_of
 from fczoo.board.charts import as_csv
 from fczoo.board.pages import INDEX, render, write_pages
-from fczoo.board.ranks import MIN_METHODS, Cost, RankEntry, borda, critical, shortage
+from fczoo.board.ranks import Cost, RankEntry, borda
 from fczoo.board.suite_text import difference_sentences
 from fczoo.core.errors import FczooError
 from fczoo.reports.figures import colour_order
 from fczoo.reports.formats import TEST, UNTESTED_NOTE
 from fczoo.reports.runs import Experiment, Line
+from fczoo.reports.significance import MIN_METHODS, critical_difference, describe_shortage
 from fczoo.reports.suites import SUITES, Suite, archives_of, read_suite, suite_experiments
 from fczoo.reports.tables import COLUMNS, entry_of, percent
 
@@ -167,8 +168,8 @@ def _start_page(suites: Mapping[str, Suite], tables: Mapping[str, Sequence[Suite
         columns=columns,
         choices=choices(tags),
         csv=_csv(methods, columns),
-        ranks=critical(blocks),
-        shortage=shortage(blocks, "tables"),
+        ranks=critical_difference(blocks),
+        shortage=describe_shortage(blocks, "tables"),
     )
 
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from fczoo.board.ranks import CriticalDifference, holm
 from fczoo.core.options import plural
 from fczoo.core.registry import METHODS
 from fczoo.reports.paper_tables import display_label
 from fczoo.reports.run_config import recorded_config
 from fczoo.reports.run_folder import RunRecord
 from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.significance import LEVEL, interval, p_value
+from fczoo.reports.significance import LEVEL, CriticalDifference, holm_correction, interval, p_value
 from fczoo.reports.tables import COLUMNS, entry_of
 from fczoo.reports.text_format import option_word
 
@@ -77,7 +76,7 @@ def difference_sentences(
     if not differences:
         return []
     p_values = {i: x.p for i, x in enumerate(differences) if x.p is not None}
-    corrected_p = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    corrected_p = dict(zip(p_values, holm_correction(list(p_values.values())), strict=True))
     has_settings = len({x.setting for x in differences}) > 1
     count = plural(len(p_values), "comparison")
     test = f"Paired t tests of A_N over the seeds, p values corrected for {count} (Holm):"

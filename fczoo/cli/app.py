@@ -17,9 +17,9 @@ from fczoo.cli.message_options import print_error
 from fczoo.cli.models import cite, evaluate, export, predict
 from fczoo.cli.new import new
 from fczoo.cli.options import CONTEXT, ExampleGroup
+from fczoo.cli.other_tools import command_pointer, option_pointer
 from fczoo.cli.papers import claims, compare, papers, reproduce
 from fczoo.cli.plot import plot
-from fczoo.cli.pointers import command_pointer, option_pointer
 from fczoo.cli.report import leaderboard, report, submit
 from fczoo.cli.site import site
 from fczoo.cli.suite import suite

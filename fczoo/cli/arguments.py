@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fczoo.cli.pointers import check_fields, check_methods
+from fczoo.cli.other_tools import check_fields, check_methods
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
 from fczoo.core.options import WIDEST, nearest, quote, spell_fields

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.cli.config import OF_BACKBONE, Request, merge_requests
-from fczoo.cli.pointers import check_fields, first_few, option_owners
+from fczoo.cli.other_tools import check_fields, first_few, option_owners
 from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.options import flag, nearest, plain, quote

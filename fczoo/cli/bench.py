@@ -193,14 +193,14 @@ def bench(config: Path | None, **given: Any) -> None:
     from fczoo.cli.config import merge_requests, read_config, request
     from fczoo.cli.downloads import find_missing, provide
     from fczoo.cli.models import kept_models
-    from fczoo.cli.pointers import one_seed
+    from fczoo.cli.other_tools import one_seed
     from fczoo.cli.sweep import SETTINGS, add_stored_keep, resume_sweep, sweep_of_file
     from fczoo.reports.formats import sections
     from fczoo.reports.runs import read_experiments
     from fczoo.reports.tables import SHORT
     from fczoo.runner.configs import ExecutionConfig, store_paths
     from fczoo.runner.progress import say
-    from fczoo.runner.resume import last_run
+    from fczoo.runner.resume_checks import last_run
     from fczoo.runner.sweep import check_sweep, check_unique, run_sweep
     from fczoo.runner.trackers import LOGGERS, check_loggers
 

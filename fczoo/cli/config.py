@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.cli.arguments import BACKBONE, parse_changes, spell_options
-from fczoo.cli.pointers import option_pointer
+from fczoo.cli.other_tools import option_pointer
 from fczoo.core.errors import FczooError, first_line
 from fczoo.core.names import match
 from fczoo.core.options import flag, nearest, quote

@@ -86,7 +86,7 @@ def partition(
     """Show the split over clients and tasks that `bench` uses with the same options."""
     from fczoo.cli.arguments import parse_specs
     from fczoo.cli.config import default_protocol
-    from fczoo.cli.pointers import check_partitions
+    from fczoo.cli.other_tools import check_partitions
     from fczoo.federation.settings import Settings
 
     if plot_kind and not plot:

@@ -16,7 +16,7 @@ import click
 from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, names_with, spellings
 from fczoo.cli.listing import KINDS, PARTS, SOURCES, complete_names, kinds, listing, value_words
 from fczoo.cli.options import DATA_FOLDER, GroupedCommand, Name
-from fczoo.cli.pointers import first_few, option_owners, option_pointer
+from fczoo.cli.other_tools import first_few, option_owners, option_pointer
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
 from fczoo.core.options import flag, nearest, plural

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
-from fczoo.cli.pointers import check_spaces
+from fczoo.cli.other_tools import check_spaces
 from fczoo.cli.values import check_given
 from fczoo.core.names import match
 from fczoo.core.options import flag

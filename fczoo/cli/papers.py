@@ -254,7 +254,12 @@ def _invert_uploads(figure: "PaperFigure", out: Path) -> "list[Figure]":
     from fczoo.cli.models import own_benchmark
     from fczoo.models.storage import load_model
     from fczoo.papers.paper_figures import lines_by_label
-    from fczoo.runner.inversion import HEADERS, inversion_grid, inversion_rows, invert_uploads
+    from fczoo.runner.inversion_attack import (
+        HEADERS,
+        inversion_grid,
+        inversion_rows,
+        invert_uploads,
+    )
 
     by_method = {}
     for label, line in lines_by_label(figure, out).items():

@@ -12,7 +12,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import plural
 
 if TYPE_CHECKING:
-    from fczoo.board.feature_maps import ColourBy
+    from fczoo.board.tsne import ColourBy
     from fczoo.reports.figure import Points
 
 ARCHIVE = Path("results") / "results.csv"
@@ -212,11 +212,11 @@ def _paper_table(
 
 def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Points"]]:
     """Return the t-SNE figures of each experiment."""
-    from fczoo.board.feature_maps import feature_maps
+    from fczoo.board.tsne import tsne_figures
     from fczoo.cli.models import own_benchmark
     from fczoo.reports.runs import read_experiments
 
-    return [feature_maps(e, tsne, own_benchmark) for e in read_experiments(folders)]
+    return [tsne_figures(e, tsne, own_benchmark) for e in read_experiments(folders)]
 
 
 @click.command(cls=GroupedCommand)

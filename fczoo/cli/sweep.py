@@ -8,7 +8,7 @@ from typing import Any
 from fczoo.cli.arguments import parse_cluster, parse_methods, parse_seeds, parse_specs, parse_words
 from fczoo.cli.axes import Axis, Row, check_axes, combine_axes, parse_axes, sweep_axes
 from fczoo.cli.config import Request, default_protocol, merge_requests, request_of_run
-from fczoo.cli.pointers import check_partitions
+from fczoo.cli.other_tools import check_partitions
 from fczoo.core.errors import FczooError
 from fczoo.core.files import read_json
 from fczoo.core.options import flag, nearest

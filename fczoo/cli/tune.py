@@ -125,16 +125,16 @@ def tune(
     from fczoo.cli.arguments import ALL, parse_changes, parse_jobs, parse_methods, parse_specs
     from fczoo.cli.config import default_protocol
     from fczoo.cli.downloads import find_missing, provide
-    from fczoo.cli.pointers import check_partitions
+    from fczoo.cli.other_tools import check_partitions
     from fczoo.core.errors import FczooError
     from fczoo.core.options import plural, spaces
     from fczoo.federation.device import resolve_precision
     from fczoo.reports.drawing import check_plot, write_importance
     from fczoo.reports.run_config import configure_run
     from fczoo.reports.text_format import early_tasks, option_word, word_table
-    from fczoo.runner.study import ERROR
     from fczoo.runner.tune import tune as search
     from fczoo.runner.tuned_file import TUNED_FILE, Effort
+    from fczoo.runner.tuning_trials import ERROR
 
     if plot is not None:
         check_plot(plot)

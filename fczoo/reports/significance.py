@@ -1,14 +1,18 @@
-"""Significance of differences between methods: paired t tests over seeds, and intervals."""
+"""Significance of differences between methods: tests over seeds, with their corrections."""
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 LEVEL = 0.05  # a difference below this p-value is significant
 EQUAL_TOLERANCE = 1e-9  # values that differ by less, in points, are equal
 DIGITS = 9  # decimals in which equal means agree
+MIN_BLOCKS = 5  # smallest number of seeds or benchmarks for a critical difference
+MIN_METHODS = 3  # smallest number of methods for a critical difference
 Mark = Literal["best", "second", ""]
 
 
@@ -106,3 +110,137 @@ def varies(values: Sequence[float]) -> bool:
         values: One value per seed.
     """
     return len(values) > 1 and max(values) - min(values) >= EQUAL_TOLERANCE
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """Comparison of two entries."""
+
+    difference: float  # of their means over the shared seeds
+    seeds: int  # number of shared seeds
+    p: float  # of a two-sided paired t test over the shared seeds
+    corrected_p: float  # p with Holm's correction for all pairs that are tested together
+
+
+def compare_pairs(entries: Sequence[SeedValues]) -> dict[tuple[int, int], PairedComparison]:
+    """Test all pairs (i, j), i < j, and correct the p values for their number.
+
+    Args:
+        entries: Entries of one column, one per method.
+
+    Returns:
+        Results by pair; pairs that cannot be tested are left out, see ``p_value``.
+    """
+    p_values = {}
+    for i, j in combinations(range(len(entries)), 2):
+        p = p_value(entries[i], entries[j])
+        if p is not None:
+            p_values[i, j] = p
+    corrected_p = dict(zip(p_values, holm_correction(list(p_values.values())), strict=True))
+    results = {}
+    for (i, j), p in p_values.items():
+        a, b = entries[i].by_seed, entries[j].by_seed
+        common_seeds = [seed for seed in a if seed in b]
+        difference = statistics.fmean(a[seed] - b[seed] for seed in common_seeds)
+        results[i, j] = PairedComparison(difference, len(common_seeds), p, corrected_p[i, j])
+    return results
+
+
+def holm_correction(p: Sequence[float]) -> list[float]:
+    """Apply Holm's step-down correction, which controls the family-wise error rate.
+
+    Args:
+        p: p values of tests that belong together.
+
+    Returns:
+        Corrected p values in the same order, at most 1.
+    """
+    out, largest = [0.0] * len(p), 0.0
+    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
+        out[index] = largest
+    return out
+
+
+@dataclass(frozen=True)
+class CriticalDifference:
+    """Mean ranks over blocks, 1 the best, and Nemenyi's critical difference."""
+
+    ranks: Mapping[str, float]  # best first
+    distance: float  # critical difference at 5 %: smaller differences are not significant
+    p: float  # p value of Friedman's test
+    blocks: int  # number of blocks
+
+
+def critical_difference(
+    blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS
+) -> CriticalDifference | None:
+    """Compute mean ranks and critical difference over the blocks and methods of ``choose_blocks``.
+
+    Args:
+        blocks: Values by method, one mapping per seed or benchmark; higher is better.
+        least: Smallest number of blocks.
+
+    Returns:
+        Mean ranks with the critical difference; None with too few blocks or methods.
+    """
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    names, having = choose_blocks(blocks)
+    if not _enough(blocks, names, least):
+        return None
+    ranks = [rankdata([-block[name] for name in names]) for block in having]
+    means = {name: statistics.fmean(row[i] for row in ranks) for i, name in enumerate(names)}
+    p = float(friedmanchisquare(*([block[name] for block in having] for name in names)).pvalue)
+    k = len(names)
+    q = float(studentized_range.ppf(1 - LEVEL, k, 1e6)) / math.sqrt(2)
+    distance = q * math.sqrt(k * (k + 1) / (6 * len(having)))
+    mean_ranks = dict(sorted(means.items(), key=lambda item: item[1]))
+    return CriticalDifference(mean_ranks, distance, 1.0 if math.isnan(p) else p, len(having))
+
+
+def choose_blocks(
+    blocks: Sequence[Mapping[str, float]],
+) -> tuple[list[str], list[Mapping[str, float]]]:
+    """Choose methods that enough blocks share, and these blocks.
+
+    Methods are added in order of their number of blocks, unless fewer than ``MIN_BLOCKS`` blocks
+    (or all, if there are fewer) would share all methods. The choice does not depend on the values.
+
+    Args:
+        blocks: Values by method, one mapping per seed or benchmark.
+
+    Returns:
+        Names of the methods, and the blocks that have all of them.
+    """
+    enough = min(MIN_BLOCKS, len(blocks))
+    block_counts = Counter(name for block in blocks for name in block)
+    names: list[str] = []
+    having = list(blocks)
+    for name, _ in block_counts.most_common():
+        remaining_blocks = [block for block in having if name in block]
+        if len(remaining_blocks) >= enough:
+            names, having = [*names, name], remaining_blocks
+    return names, having
+
+
+def describe_shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
+    """Describe why there is too little data for mean ranks; empty if there is enough.
+
+    Args:
+        blocks: Values by method, one mapping per seed or benchmark.
+        what: Name of the blocks in the text, such as ``seeds`` or ``benchmarks``.
+    """
+    names, _ = choose_blocks(blocks)
+    if _enough(blocks, names):
+        return ""
+    return (
+        f"No critical-difference picture: it needs {MIN_BLOCKS} {what} or more with {MIN_METHODS} "
+        f"methods or more in common; {what} here: {len(blocks)}, methods in common: {len(names)}."
+    )
+
+
+def _enough(
+    blocks: Sequence[Mapping[str, float]], names: Sequence[str], least: int = MIN_BLOCKS
+) -> bool:
+    return len(blocks) >= least and len(names) >= MIN_METHODS

@@ -43,7 +43,7 @@ from fczoo.reports.text_format import option_word, word_table
 from fczoo.runner.cost import EVERY, SOME, FirstRound, first_round, uploads
 from fczoo.runner.outline import Outlines, outline_backbone
 from fczoo.runner.progress import say
-from fczoo.runner.schedule import warn_of_short_schedules, warn_of_unused_settings
+from fczoo.runner.schedule_warnings import warn_of_short_schedules, warn_of_unused_settings
 from fczoo.runner.timing import StepTimer, duration_text
 
 

@@ -21,7 +21,7 @@ from fczoo.reports.suites import Suite, SuiteCell, code_digest, enter_runs, spli
 from fczoo.reports.text_format import option_word
 from fczoo.runner.configs import ExecutionConfig, RunSpec, folder_name
 from fczoo.runner.progress import say
-from fczoo.runner.resume import only_process
+from fczoo.runner.run_control import only_process
 from fczoo.runner.sweep import run_sweep
 from fczoo.runner.tune import StopWithCommand, search_workers, tune
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedMethod, read_tuned, tuned_values_of

@@ -42,8 +42,9 @@ from fczoo.runner.execute import add_warnings, describe_warnings, execute_run, s
 from fczoo.runner.executors import check_executor, run_side_by_side
 from fczoo.runner.executors.ray_clients import clients_on_ray
 from fczoo.runner.progress import Progress, log_to_file, say
-from fczoo.runner.resume import CLUSTER, LOCK, Interrupts, check_code, check_same, only_process
-from fczoo.runner.schedule import warn_of_short_schedules, warn_of_unused_settings
+from fczoo.runner.resume_checks import check_code, check_same
+from fczoo.runner.run_control import CLUSTER, LOCK, Interrupts, only_process
+from fczoo.runner.schedule_warnings import warn_of_short_schedules, warn_of_unused_settings
 from fczoo.runner.shared_memory import SharedBenchmark, share, shared_folder
 from fczoo.runner.tracked_files import send_report
 from fczoo.runner.trackers import check_loggers

@@ -36,9 +36,9 @@ from fczoo.reports.run_config import configure_run
 from fczoo.reports.run_folder import LOG, current_settings
 from fczoo.runner.dry_run import image_steps
 from fczoo.runner.progress import log_to_file
-from fczoo.runner.resume import only_process
-from fczoo.runner.study import open_trial_benchmark, search_method, tasks_of_trial
+from fczoo.runner.run_control import only_process
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedFile, TunedMethod, read_tuned
+from fczoo.runner.tuning_trials import open_trial_benchmark, search_method, tasks_of_trial
 
 EMPTY: Mapping[str, Mapping[str, Any]] = {}
 # added to the seed, so that trials have other class orders and splits than runs

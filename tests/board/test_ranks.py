@@ -4,8 +4,16 @@ import math
 
 import pytest
 
-from fczoo.board.ranks import borda, choose_blocks, critical, holm, pairs, shortage
-from fczoo.reports.significance import SeedValues, interval
+from fczoo.board.ranks import borda
+from fczoo.reports.significance import (
+    SeedValues,
+    choose_blocks,
+    compare_pairs,
+    critical_difference,
+    describe_shortage,
+    holm_correction,
+    interval,
+)
 
 
 def test_borda_matches_hand_computation():
@@ -44,8 +52,8 @@ def test_tied_methods_share_rank():
 
 def test_holm_matches_hand_computation():
     """Multiply the sorted 0.01, 0.03 and 0.04 by 3, 2 and 1; keep the order."""
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
+    assert holm_correction([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm_correction([0.9, 0.8]) == [1.0, 1.0] and holm_correction([]) == []
 
 
 def test_interval_uses_t_distribution():
@@ -61,7 +69,7 @@ def test_pairs_are_tested_over_common_seeds():
         SeedValues({0: 69.0, 1: 70.0, 2: 74.5}),
         SeedValues({7: 1.0}),
     ]
-    results = pairs(entries)
+    results = compare_pairs(entries)
     assert list(results) == [(0, 1)]
     pair = results[0, 1]
     d = [1.0, 2.0, 0.5]
@@ -77,7 +85,7 @@ def test_critical_difference_matches_textbook():
     Four methods on 14 data sets: 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25.
     """
     blocks = [{"a": 4.0, "b": 3.0, "c": 2.0 + (i % 2), "d": 2.5} for i in range(14)]
-    comparison = critical(blocks)
+    comparison = critical_difference(blocks)
     assert comparison
     assert comparison.distance == pytest.approx(2.569 * math.sqrt(20 / 84), rel=1e-3)
     assert comparison.ranks == {"a": 1.0, "b": 2.25, "d": 3.5, "c": 3.25}
@@ -90,7 +98,7 @@ def test_friedman_matches_hand_computation():
     Ranks 1, 2, 3 in five blocks: 12 * 5 / 12 * (14 - 12) = 10, p = exp(-5) at two degrees of
     freedom.
     """
-    comparison = critical([{"a": 3.0 + i, "b": 2.0 + i, "c": 1.0 + i} for i in range(5)])
+    comparison = critical_difference([{"a": 3.0 + i, "b": 2.0 + i, "c": 1.0 + i} for i in range(5)])
     assert comparison
     assert comparison.p == pytest.approx(math.exp(-5))
     assert comparison.blocks == 5
@@ -105,7 +113,7 @@ def test_friedman_matches_hand_computation():
     ],
 )
 def test_too_few_blocks_or_methods_are_reported(blocks, says):
-    assert critical(blocks) is None and says in shortage(blocks, "seeds")
+    assert critical_difference(blocks) is None and says in describe_shortage(blocks, "seeds")
 
 
 def test_comparison_uses_blocks_common_to_chosen_methods():
@@ -123,7 +131,7 @@ def test_comparison_uses_blocks_common_to_chosen_methods():
     ]  # higher is better
     names, having = choose_blocks(blocks)
     assert (sorted(names), having) == (["a", "b", "c"], with_all)
-    comparison = critical(blocks)
+    comparison = critical_difference(blocks)
     assert comparison
     assert comparison.ranks == {"c": 1.0, "b": pytest.approx(2.4), "a": pytest.approx(2.6)}
     assert comparison.blocks == 5

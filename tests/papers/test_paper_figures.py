@@ -116,7 +116,7 @@ def test_first_round_figure_draws_client_records(monkeypatch, tmp_path):
 def test_inversion_figure_inverts_uploads_of_each_method(monkeypatch, tmp_path):
     """Attack other methods in the cell of the paper's method."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fczoo.runner.inversion.descend", grey_images)
+    monkeypatch.setattr("fczoo.runner.inversion_attack.descend", grey_images)
     cell = ["--cells", "hgp/cifar100/dirichlet:0.5", "--methods", "hgp,fedncm"]
     lines = output_of("reproduce", "hgp/AppD", *cell, *ON_DIGITS).splitlines()
     assert lines[-1] == "results/hgp-AppD/hgp-AppD-fedncm.pdf"

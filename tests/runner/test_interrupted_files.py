@@ -14,7 +14,7 @@ from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_config import RunConfig
 from fczoo.runner.configs import make_sweep
-from fczoo.runner.resume import only_process
+from fczoo.runner.run_control import only_process
 from fczoo.runner.sweep import run_sweep
 
 TIMES = ("sha256", "seconds", "peak MB", "peak_memory", "phases", "started")

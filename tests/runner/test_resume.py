@@ -16,7 +16,8 @@ from fczoo.core.errors import InterruptedCommandError
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
 from fczoo.runner.configs import ExecutionConfig, make_sweep
-from fczoo.runner.resume import Interrupts, check_same, only_process
+from fczoo.runner.resume_checks import check_same
+from fczoo.runner.run_control import Interrupts, only_process
 from fczoo.runner.sweep import run_sweep
 from helpers_cli import TINY
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
@@ -184,7 +185,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from fczoo.runner.configs import ExecutionConfig, make_sweep
-from fczoo.runner.resume import only_process
+from fczoo.runner.run_control import only_process
 with only_process(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

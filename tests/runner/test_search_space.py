@@ -7,8 +7,8 @@ import pytest
 from fczoo import FczooError
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
-from fczoo.runner.study import SPREAD, extended_space, own_values, spread
 from fczoo.runner.tuned_file import TUNED_FILE, read_tuned
+from fczoo.runner.tuning_trials import SPREAD, extended_space, own_values, spread
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]

@@ -22,7 +22,7 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.core.files import write_record
 from fczoo.federation.benchmark import Benchmark
-from fczoo.runner import study
+from fczoo.runner import tuning_trials
 from fczoo.runner.tuned_file import FORMAT, TUNED_FILE, TunedFile, read_tuned
 from helpers_cli import TINY, run
 
@@ -79,7 +79,8 @@ def test_trials_of_other_code_are_rejected(tmp_path, replace_runs, monkeypatch):
     replace_runs(lambda method: 50.0)
     run_search(tmp_path, "--methods", "fedncm", "--trials", "1")
     monkeypatch.setattr(
-        "fczoo.runner.study.code_of", lambda settings, method: {"fczoo.core.method": "f" * 64}
+        "fczoo.runner.tuning_trials.code_of",
+        lambda settings, method: {"fczoo.core.method": "f" * 64},
     )
     message = error_line(
         "tune", *TINY, "--methods", "fedncm", "--trials", "2", "--out", str(tmp_path)
@@ -295,8 +296,8 @@ def test_swallowed_interrupt_stops_search(tmp_path, monkeypatch):
             time.sleep(5)  # the signal handler runs earlier
         return point(*arguments)
 
-    point = study.spread
-    monkeypatch.setattr(study, "spread", swallow)
+    point = tuning_trials.spread
+    monkeypatch.setattr(tuning_trials, "spread", swallow)
     words = ["tune", *TINY, "--trials", "4", "--methods", "fedavg", "--out", str(tmp_path)]
     handler = signal.getsignal(signal.SIGINT)
     try:

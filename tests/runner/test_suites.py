@@ -247,8 +247,9 @@ def test_page_reports_significance(tmp_path: Path) -> None:
     assert "74.3 to 76.7" in text
     # HGP is first, second and first; k = 3 rows and 3 seeds: 2.343 * sqrt(3 * 4 / (6 * 3)) = 1.91
     assert "Mean ranks of 3 rows over 3 seeds and settings" in text
-    assert Page("which", suite, read_experiments([tmp_path])).critical.ranks["hgp"] == 4 / 3
-    assert round(Page("which", suite, read_experiments([tmp_path])).critical.distance, 2) == 1.91
+    ranks = Page("which", suite, read_experiments([tmp_path])).critical_difference
+    assert ranks.ranks["hgp"] == 4 / 3
+    assert round(ranks.distance, 2) == 1.91
 
 
 def test_page_says_that_one_seed_is_not_tested(tmp_path: Path) -> None:
@@ -269,7 +270,7 @@ def test_rank_figure_needs_three_blocks_without_ablation(tmp_path: Path) -> None
     rows = [suites.SuiteRow("hgp"), suites.SuiteRow("fedavg"), suites.SuiteRow("ewc")]
     suite = suites.Suite("Which?", {}, [*rows, suites.SuiteRow("lwf", role="ablation")])
     page = Page("which", suite, read_experiments([tmp_path]))
-    assert page.critical is None
+    assert page.critical_difference is None
     assert "## Ranks" not in page.text
 
 

@@ -15,9 +15,9 @@ from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
 from fczoo.federation.stream import whole_stream
 from fczoo.reports.drawing import COLOURS, write_importance
-from fczoo.runner.resume import only_process
-from fczoo.runner.study import trial_images
+from fczoo.runner.run_control import only_process
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, read_tuned
+from fczoo.runner.tuning_trials import trial_images
 from helpers_cli import run
 
 TINY = ["--train-per-class", "20", "--rounds", "1", "--epochs", "1", "--clients", "3"]

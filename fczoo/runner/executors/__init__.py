@@ -32,7 +32,7 @@ from fczoo.reports.run_folder import FAILURE, read_bench_file
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.execute import error_text, execute_run, record_failure
 from fczoo.runner.progress import say
-from fczoo.runner.resume import CLUSTER, Interrupts, only_process
+from fczoo.runner.run_control import CLUSTER, Interrupts, only_process
 from fczoo.runner.warnings import gather_warnings
 
 TRIES = 2  # attempts at a run whose worker dies

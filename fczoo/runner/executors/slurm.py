@@ -19,7 +19,7 @@ from fczoo.core.errors import FczooError
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.executors import Command, Outcome, command_in, work_on_node
 from fczoo.runner.progress import say
-from fczoo.runner.resume import CLUSTER
+from fczoo.runner.run_control import CLUSTER
 
 LOOK = 2.0  # seconds between two calls of squeue
 # reasons for which a job waits without being reported

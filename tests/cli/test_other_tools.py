@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 from fczoo.cli.bench import bench
-from fczoo.cli.pointers import COMMANDS, OPTIONS, PARTITIONS, one_seed
+from fczoo.cli.other_tools import COMMANDS, OPTIONS, PARTITIONS, one_seed
 from helpers_cli import TINY
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from fczoo.cli.app import main
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_config import configure_run
-from fczoo.runner.schedule import steps, warn_of_short_schedules
+from fczoo.runner.schedule_warnings import steps, warn_of_short_schedules
 from helpers_cli import TINY
 
 

@@ -24,7 +24,7 @@ MOST_LABELS = 18  # labels in a legend: a page has six colours and three kinds o
 PERPLEXITY = 30.0  # as in the paper; with few images, a third of their number
 
 
-def feature_maps(
+def tsne_figures(
     experiment: Experiment, colour_by: ColourBy, open_benchmark: OpenBenchmark
 ) -> list[Points]:
     """Plot one figure per line: t-SNE of the features from its first stored model.

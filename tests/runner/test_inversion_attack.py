@@ -5,8 +5,8 @@ import torch
 
 from fczoo.core.payload import Payload, per_class, rows, whole_tensors
 from fczoo.core.types import Task
-from fczoo.runner import inversion
-from fczoo.runner.inversion import (
+from fczoo.runner import inversion_attack
+from fczoo.runner.inversion_attack import (
     class_means,
     descend,
     inversion_grid,
@@ -78,9 +78,9 @@ def test_inversion_targets_uploaded_statistics(name, targets, make_bench, small_
 def test_exact_reconstruction_has_zero_error(make_bench, small_method, monkeypatch):
     """Report zero error if the attack returns the images of the client."""
     bench, method = make_bench(), small_method("fedncm")
-    attack = inversion._Attack(bench, method, 1)
+    attack = inversion_attack._Attack(bench, method, 1)
     originals = attack.pixels(attack.examples)
-    monkeypatch.setattr(inversion, "descend", lambda *_: originals)
+    monkeypatch.setattr(inversion_attack, "descend", lambda *_: originals)
     feature, prototype = invert_uploads(bench, method)
     assert feature.error == prototype.error == 0 < feature.mean_image_error
     assert torch.equal(feature.nearest, originals) and torch.equal(prototype.nearest, originals)
