@@ -3,6 +3,8 @@
 import compileall
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +32,17 @@ from helpers_golden import LARGEST, golden
 from helpers_runs import write_run
 
 ROOT = Path(__file__).parents[1]
+MEMORY = Path("/dev/shm")  # files in memory, on Linux
+ROOM = 4 * 10**9  # bytes: the tests write less
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Write temporary files to memory: a disk may need milliseconds for each file it removes."""
+    if hasattr(config, "workerinput") or "TMPDIR" in os.environ or not MEMORY.is_dir():
+        return
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("RAY_TMPDIR", tempfile.gettempdir())  # Ray leaves its logs there
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,16 +54,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than the cores: tests wait for the processes that they start."""
+    """Return two more than the cores: tests wait for the processes that they start."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (cores or 1) + 1
+    return (cores or 1) + 2
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile fczoo once: many processes import it, some with ``PYTHONDONTWRITEBYTECODE``."""
     if not hasattr(session.config, "workerinput"):
         for package in ("fczoo", "methods", "baselines", "datasets"):
-            compileall.compile_dir(ROOT / package, quiet=2)
+            compileall.compile_dir(ROOT / package, quiet=2, workers=0)
 
 
 def pytest_collection_finish() -> None:
