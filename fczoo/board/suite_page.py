@@ -1,6 +1,6 @@
 """Markdown page of a suite: tables, tested differences and searched values, from its archive."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,8 +33,11 @@ from fczoo.reports.tables import COLUMNS, entry_of
 METRICS = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
 DPI = 110
 MAX_NAMED_CURVES = 12
+HIGHEST_CURVES = 3  # number of rows with the highest last accuracy, which always have names
 MAX_NOTES = 15  # lines of notes by hand
 MIN_BLOCKS = 3  # smallest number of seeds and settings for critical differences
+CURVES = "Accuracy over all classes seen, after each task"
+BANDS = "Bands are one standard deviation over the seeds wide on each side; controls are black."
 NOTICE = "<!-- written by `fczoo suite report`; notes by hand are in suites/{name}.notes.md -->"
 
 
@@ -70,7 +73,7 @@ class Page:
             parts.append(self._table(experiment, origins))
             if self.pictures:
                 picture = f"pictures/{name}-{number}.png"
-                parts.append(f"![Accuracy over all classes seen, after each task]({picture})")
+                parts += [f"![{CURVES} ({heading(experiment)})]({picture})", f"{CURVES}. {BANDS}"]
         run_labels = {line.label for e in self.experiments for line in e.lines}
         if missing := [row.label for row in suite.rows if row.label not in run_labels]:
             parts.append(f"Not run yet: {', '.join(missing)}.")
@@ -78,7 +81,7 @@ class Page:
             parts += ["## Differences", *sentences]
         if ranks := self.critical_difference:
             parts += ["## Ranks", rank_sentence(ranks)]
-            if self.pictures:
+            if self.pictures and ranks.separates:
                 parts.append(f"![Mean ranks with critical differences](pictures/{name}-ranks.png)")
         parts += ["## Values", _values(self.experiments), "## Origin", origin_table(origins)]
         if again := replication_note(self.replications.values()):
@@ -117,17 +120,34 @@ class Page:
 def suite_curves(experiment: Experiment, suite: Suite) -> Curves:
     """Plot the accuracy after each task, as on the page of a suite.
 
-    If there are many rows, only controls and rows that the suite compares have names.
+    Curves are in the order of their last value; ablations have none. If there are many rows, only
+    controls, rows that the suite compares, and the highest rows have names.
 
     Args:
         experiment: Runs of the suite in one setting.
         suite: The suite.
     """
-    curves = accuracy_curves(experiment)
-    if len(curves.curves) <= MAX_NAMED_CURVES:
-        return curves
-    foreground = {row.label for row in suite.rows if row.role == "control"}.union(*suite.compare)
-    return replace(curves, background=[label for label in curves.curves if label not in foreground])
+    figure, roles = accuracy_curves(experiment), {row.label: row.role for row in suite.rows}
+    shown = {k: v for k, v in figure.curves.items() if roles[k] != "ablation"}
+    curves = dict(sorted(shown.items(), key=lambda item: -item[1][:, -1].mean()))
+    controls = [label for label in curves if roles[label] == "control"]
+    methods = [label for label in curves if label not in controls]
+    named = {*controls, *methods[:HIGHEST_CURVES]}.union(*suite.compare)
+    few = len(curves) <= MAX_NAMED_CURVES
+    background = [] if few else [label for label in methods if label not in named]
+    return replace(figure, curves=curves, controls=controls, background=background)
+
+
+def curve_colours(suite: Suite, named: Collection[str]) -> dict[str, int]:
+    """Return the number of each named row's colour, with the first colours for compared rows.
+
+    Args:
+        suite: The suite.
+        named: Labels of the rows with names, in any of the suite's settings.
+    """
+    compared = set().union(*suite.compare)
+    rows = [row.label for row in suite.rows if row.label in named and row.role != "control"]
+    return {label: i for i, label in enumerate(sorted(rows, key=lambda x: x not in compared))}
 
 
 def write_page(name: str, suite: Suite, results: Path) -> Path:
@@ -148,10 +168,12 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
     page = replace(read_page(name, suite, results), pictures=True)
     pictures = results / "pictures"
     pictures.mkdir(exist_ok=True)
-    for number, experiment in enumerate(page.experiments, 1):
-        curves = suite_curves(experiment, suite)
-        draw(curves).savefig(pictures / f"{name}-{number}.png", dpi=DPI)
-    if ranks := page.critical_difference:
+    figures = [suite_curves(experiment, suite) for experiment in page.experiments]
+    named = {label for figure in figures for label in figure.curves.keys() - figure.background}
+    colours = curve_colours(suite, named)
+    for number, figure in enumerate(figures, 1):
+        draw(figure, colours).savefig(pictures / f"{name}-{number}.png", dpi=DPI)
+    if (ranks := page.critical_difference) and ranks.separates:
         draw_critical_difference(ranks).savefig(pictures / f"{name}-ranks.png", dpi=DPI)
     write_safely(results / f"{name}.md", page.text.encode())
     return results / f"{name}.md"

@@ -27,6 +27,7 @@ class Difference:
     points: float
     bounds: tuple[float, float] | None  # 95 % interval; None: the difference does not vary
     p: float | None  # two-sided paired t test; None: not tested
+    seeds: int  # number of shared seeds
 
     def sentence(self, corrected_p: float | None, several_settings: bool) -> str:
         """Describe the difference in one sentence.
@@ -41,7 +42,11 @@ class Difference:
         amount = f"{self.points:.1f} points{between}"
         start = f"{self.setting}: " if several_settings else ""
         if corrected_p is None:
-            return f"- {start}{self.higher} is {amount} above {self.lower}; this was not tested."
+            reason = "one seed" if self.seeds == 1 else "the same difference with every seed"
+            return (
+                f"- {start}{self.higher} is {amount} above {self.lower}; {reason}, so it cannot be "
+                "tested."
+            )
         p = f"p = {corrected_p:.2g}"
         if corrected_p < LEVEL:
             return (
@@ -79,7 +84,10 @@ def difference_sentences(
     corrected_p = dict(zip(p_values, holm_correction(list(p_values.values())), strict=True))
     has_settings = len({x.setting for x in differences}) > 1
     count = plural(len(p_values), "comparison")
-    test = f"Paired t tests of A_N over the seeds, p values corrected for {count} (Holm):"
+    test = (
+        f"Paired t tests of A_N over the seeds, with p values corrected for {count} (Holm) and "
+        "95 % intervals that are not corrected:"
+    )
     return [
         test if p_values else "Differences of A_N:",
         "\n".join(x.sentence(corrected_p.get(i), has_settings) for i, x in enumerate(differences)),
@@ -101,7 +109,8 @@ def _difference(experiment: Experiment, pair: tuple[str, str]) -> Difference | N
     if statistics.fmean(by_seed) < 0:
         names, by_seed = names[::-1], [-difference for difference in by_seed]
     points, p = statistics.fmean(by_seed), p_value(first, second)
-    return Difference(heading(experiment), names[0], names[1], points, interval(by_seed), p)
+    bounds = interval(by_seed)
+    return Difference(heading(experiment), names[0], names[1], points, bounds, p, len(seeds))
 
 
 def row_name(line: Line) -> str:
@@ -128,11 +137,18 @@ def rank_sentence(ranks: CriticalDifference) -> str:
     best = next(iter(ranks.ranks))
     worse_count = sum(rank - ranks.ranks[best] > ranks.distance for rank in ranks.ranks.values())
     verb = "is" if worse_count == 1 else "are"
+    reading = (
+        "two rows whose bars overlap do not differ significantly. The shaded part belongs to the "
+        "best row."
+        if ranks.separates
+        else "only rows at opposite ends can differ significantly, so there is no picture."
+    )
     return (
         f"{over}: Friedman's test finds a difference (p = {ranks.p:.2g}). The critical difference "
-        f"is {ranks.distance:.1f} ranks (Nemenyi, 5 %): rows whose bars overlap are not "
-        f"significantly different. {best} has the best rank, {ranks.ranks[best]:.1f}; "
-        f"{worse_count} of {len(ranks.ranks) - 1} others {verb} significantly below it."
+        f"is {ranks.distance:.1f} of at most {len(ranks.ranks) - 1} ranks (Nemenyi, 5 %): "
+        f"{reading} {best} has the best rank, {ranks.ranks[best]:.1f}; {worse_count} of "
+        f"{len(ranks.ranks) - 1} others {verb} significantly below it. Upper bounds and ablations "
+        "have no rank."
     )
 
 

@@ -27,6 +27,7 @@ STROKES = (
     (0, (8, 2, 2, 2)),
 )
 MARKERS = "o^sDvXP*"
+MAX_TICKS = 12  # largest number of tasks or rounds that all have a tick
 MIN_LABEL_SHARE = 0.08  # smallest share of a bar that has a label
 MAPS = {
     "green": "Greens",
@@ -179,8 +180,12 @@ def _new_picture(figsize: tuple[float, float]) -> Any:
 
 
 def _start_at_zero(axes: Any) -> None:
-    """Start the y axis at 0 if no value is negative, with a margin above the values."""
-    if axes.dataLim.y0 < 0:
+    """Start the y axis at 0 if no value is negative, with a margin above the values.
+
+    Values far above 0 keep their own limits if they differ by more than a fifth of the highest.
+    """
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    if low < 0 or 0.5 * high < low < 0.8 * high:
         return
     axes.update_datalim([(axes.dataLim.x0, 0.0)])
     axes.autoscale_view()
@@ -194,13 +199,23 @@ def _draw(figure: Figure, order: Mapping[str, int]) -> Any:
 
 @_draw.register
 def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
-    picture, axes = _new_picture((5.2, 3.2))
-    foreground = {k: v for k, v in figure.curves.items() if k not in figure.background}
-    for label, values, colour, turn in _with_colours(foreground, order):
-        x, mean = figure.x_of(label), values.mean(0)
+    picture, axes = _new_picture((5.2, 3.4))
+    others = {*figure.background, *figure.controls}
+    looks = {
+        label: (colour, turn)
+        for label, _, colour, turn in _with_colours(
+            {k: v for k, v in figure.curves.items() if k not in others}, order
+        )
+    }
+    looks |= {label: ("black", turn) for turn, label in enumerate(sorted(figure.controls))}
+    for label, values in figure.curves.items():
+        if label in figure.background:
+            continue
+        (colour, turn), x, mean = looks[label], figure.x_of(label), values.mean(0)
         marks = {"marker": MARKERS[turn], "markersize": 3.5} if figure.marks else {}
         strokes = {"linewidth": 1.6, "linestyle": STROKES[turn]}
-        axes.plot(x, mean, label=label, color=colour, **marks, **strokes)
+        above = {"zorder": 2.5} if label in figure.controls else {}
+        axes.plot(x, mean, label=label, color=colour, **marks, **strokes, **above)
         if len(values) > 1:
             spread = values.std(0, ddof=1)
             axes.fill_between(
@@ -213,8 +228,11 @@ def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
     axes.set(xlabel=figure.x, ylabel=figure.y, yscale="log" if figure.log else "linear")
     whole = all((figure.x_of(label) % 1 == 0).all() for label in figure.curves)
     axes.xaxis.get_major_locator().set_params(integer=whole)
+    points = max(values.shape[1] for values in figure.curves.values())
     if figure.ticks:
         axes.set_xticks(range(1, len(figure.ticks) + 1), figure.ticks)
+    elif not figure.positions and points <= MAX_TICKS:
+        axes.set_xticks(range(1, points + 1))
     if figure.marks and not figure.log:
         _start_at_zero(axes)
     return _with_legend(picture, axes)

@@ -32,6 +32,7 @@ class Curves(Figure):
     marks: bool = True  # draw a marker at each value
     ticks: Sequence[str] = ()  # labels of 1, 2, ... on the x axis
     background: Sequence[str] = ()  # labels of curves that are drawn in grey, without names
+    controls: Sequence[str] = ()  # labels of curves that are drawn in black, above the others
 
     def x_of(self, label: str) -> np.ndarray:
         """Return the position of each value of a curve on the x axis.

@@ -171,6 +171,11 @@ class CriticalDifference:
     p: float  # p value of Friedman's test
     blocks: int  # number of blocks
 
+    @property
+    def separates(self) -> bool:
+        """Return whether the critical difference is at most half of the range of ranks."""
+        return 2 * self.distance <= len(self.ranks) - 1
+
 
 def critical_difference(
     blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS

@@ -389,6 +389,15 @@ def test_flat_curve_has_margin_above():
     assert draw(figure).axes[0].get_ylim() == pytest.approx((0, 16.8))
 
 
+@pytest.mark.parametrize(("lowest", "bottom"), [(60.0, 58.0), (50.0, 0.0), (80.0, 0.0)])
+def test_axis_starts_above_zero_only_for_high_values_that_differ(lowest, bottom):
+    """Start at 0 if values reach the lower half, or differ by a fifth of the highest or less."""
+    pytest.importorskip("matplotlib")
+    curves = {"m": np.array([[100.0, lowest]])}
+    figure = Curves(name="a", caption="", x="x", y="y", curves=curves)
+    assert draw(figure).axes[0].get_ylim()[0] == pytest.approx(bottom)  # margin 5 % of 40
+
+
 def test_axis_includes_negative_values():
     """Show points on both sides of 0, as maps of features and forgetting have them."""
     pytest.importorskip("matplotlib")

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from fczoo.board.suite_page import read_page, suite_curves
+from fczoo.board.suite_page import curve_colours, read_page, suite_curves
+from fczoo.board.suite_text import rank_sentence
 from fczoo.reports.drawing import draw
+from fczoo.reports.significance import CriticalDifference
 from fczoo.reports.suites import SUITES, read_suite
 from helpers_cli import run
 from helpers_results import RESULTS
@@ -45,6 +48,7 @@ def test_large_suites_have_expected_methods():
     more = {"fedlora", "slca", "ranpac", "afcl", "stsae", "lorm", "afc", "local", "joint"}
     more |= {"affcl", "uopp", "powder", "fedcbdr", "fppl untrained", "fcilpt untrained"}
     more |= {"fcilpt unsorted", "fcilpt small start"}
+    more |= {"fedavg with ewc rates", "fedavg with slca rates"}
     assert _labels("cifar100") == TRAINED | BASELINES | {"fedavg", "fedncm"} | more
     assert _labels("skew") == TRAINED | {"fedavg", "fedncm"}
     assert _labels("tinyimagenet") == TRAINED | {"fedavg", "fedncm", "joint"}
@@ -58,17 +62,36 @@ def test_page_is_generated_from_rows_and_notes(name: str):
     assert replace(page, pictures=True).text == written
 
 
-def test_many_curves_name_only_controls_and_compared_rows():
+def test_many_curves_name_controls_compared_and_highest_rows():
     pytest.importorskip("matplotlib")
     suite = read_suite(RESULTS / SUITES / "digits.toml")
     (experiment,) = read_page("digits", suite, RESULTS).experiments
     curves = suite_curves(experiment, suite)
     named = curves.curves.keys() - curves.background
-    assert named == {"hgp", "pilora", "fppl", "fcilpt", *CONTROLS}
+    a_n = {
+        line.label: np.mean([r.metrics["A_N"] for r in line.results]) for line in experiment.lines
+    }
+    highest = sorted(a_n.keys() - CONTROLS, key=a_n.__getitem__)[-3:]
+    assert named == {"hgp", "pilora", "fppl", "fcilpt", *CONTROLS, *highest}
     legend = draw(curves).axes[0].get_legend_handles_labels()[1]
-    assert sorted(legend) == sorted([*named, f"others ({len(experiment.lines) - 9})"])
-    lines = draw(curves).axes[0].lines
-    assert [line.get_color() for line in lines].count("0.75") == len(curves.background)
+    assert legend[:-1] == sorted(named, key=a_n.__getitem__, reverse=True)
+    assert legend[-1] == f"others ({len(experiment.lines) - len(named)})"
+    colours = [line.get_color() for line in draw(curves).axes[0].lines]
+    assert colours.count("0.75") == len(curves.background)
+    assert colours.count("black") == len(CONTROLS)
+
+
+def test_curves_of_suite_have_same_colours_and_no_ablations():
+    suite = read_suite(RESULTS / SUITES / "cifar100.toml")
+    (experiment,) = read_page("cifar100", suite, RESULTS).experiments
+    curves = suite_curves(experiment, suite)
+    assert "fppl untrained" in {line.label for line in experiment.lines}
+    assert "fppl untrained" not in curves.curves
+    # methods of ``compare`` in its order, then others in the order of the suite; no control
+    colours = curve_colours(suite, curves.curves.keys() - curves.background)
+    assert list(colours)[:4] == ["pilora", "hgp", "fppl", "fcilpt"]
+    assert list(colours.values()) == list(range(len(colours)))
+    assert not colours.keys() & CONTROLS
 
 
 def test_few_curves_are_all_named():
@@ -76,3 +99,13 @@ def test_few_curves_are_all_named():
     (experiment,) = read_page("digits", suite, RESULTS).experiments
     few = replace(experiment, lines=experiment.lines[:12])
     assert not suite_curves(few, suite).background
+
+
+def test_wide_critical_difference_has_no_picture():
+    """Three rows: 1.0 of at most 2 ranks still separates them, 1.1 does not."""
+    ranks = CriticalDifference({"hgp": 1.0, "fedavg": 2.2, "ewc": 2.8}, 1.0, p=0.01, blocks=9)
+    assert "1.0 of at most 2 ranks" in rank_sentence(ranks)
+    assert "bars overlap" in rank_sentence(ranks)
+    wide = replace(ranks, distance=1.1)
+    assert not wide.separates
+    assert "there is no picture" in rank_sentence(wide)

@@ -258,7 +258,7 @@ def test_page_says_that_one_seed_is_not_tested(tmp_path: Path) -> None:
     suite = suites.Suite("Which?", {}, rows, compare=[("fedavg", "hgp")])
     text = Page("which", suite, read_experiments([tmp_path])).text
     # A_N is the mean of the accuracy given and 80
-    sentence = "- HGP is 5.0 points above FedAvg; this was not tested."
+    sentence = "- HGP is 5.0 points above FedAvg; one seed, so it cannot be tested."
     assert f"Differences of A_N:\n\n{sentence}" in text
     assert "p values" not in text
 
