@@ -200,18 +200,9 @@ def _draw(figure: Figure, order: Mapping[str, int]) -> Any:
 @_draw.register
 def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
     picture, axes = _new_picture((5.2, 3.4))
-    others = {*figure.background, *figure.controls}
-    looks = {
-        label: (colour, turn)
-        for label, _, colour, turn in _with_colours(
-            {k: v for k, v in figure.curves.items() if k not in others}, order
-        )
-    }
-    looks |= {label: ("black", turn) for turn, label in enumerate(sorted(figure.controls))}
-    for label, values in figure.curves.items():
-        if label in figure.background:
-            continue
-        (colour, turn), x, mean = looks[label], figure.x_of(label), values.mean(0)
+    foreground = {k: v for k, v in figure.curves.items() if k not in figure.background}
+    for label, values, colour, turn in _with_colours(foreground, order, figure.controls):
+        x, mean = figure.x_of(label), values.mean(0)
         marks = {"marker": MARKERS[turn], "markersize": 3.5} if figure.marks else {}
         strokes = {"linewidth": 1.6, "linestyle": STROKES[turn]}
         above = {"zorder": 2.5} if label in figure.controls else {}
@@ -320,19 +311,22 @@ def _image_grid(figure: ImageGrid, order: Mapping[str, int]) -> Any:
 
 
 def _with_colours(
-    by_label: Mapping[str, np.ndarray], order: Mapping[str, int]
+    by_label: Mapping[str, np.ndarray], order: Mapping[str, int], controls: Sequence[str] = ()
 ) -> Iterator[tuple[str, np.ndarray, str, int]]:
     """Yield each label with its values, its colour, and the number of earlier uses of it."""
     for i, (label, values) in enumerate(by_label.items()):
         turn, colour = divmod(order.get(label, i), len(COLOURS))
-        yield label, values, COLOURS[colour], turn % len(STROKES)
+        if label in controls:
+            yield label, values, "black", sorted(controls).index(label)
+        else:
+            yield label, values, COLOURS[colour], turn % len(STROKES)
 
 
 def _with_legend(figure: Any, axes: Any) -> Any:
     """Add a legend below the figure if it has labels; a long legend increases the height."""
     labels = axes.get_legend_handles_labels()[1]
     if labels:
-        columns = _columns(labels)
+        columns = max(1, min(4, 80 // (max(map(len, labels)) + 6)))  # about 80 characters fit
         figure.set_figheight(figure.get_figheight() + 0.18 * max(0, len(labels) / columns - 2))
         add_legend(figure, axes, columns, 8)
     return figure
@@ -351,10 +345,6 @@ def add_legend(figure: Any, axes: Any, columns: int, font_size: float, **distanc
     place = {"loc": "outside lower center", "ncols": columns, "frameon": False}
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=font_size, **place, **distances)
-
-
-def _columns(labels: Sequence[str]) -> int:
-    return max(1, min(4, 80 // (max(map(len, labels)) + 6)))  # about 80 characters fit
 
 
 def check_plot(path: Path, option: str = "--plot") -> None:

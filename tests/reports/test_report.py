@@ -18,7 +18,6 @@ from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
 from fczoo.reports.drawing import draw
-from fczoo.reports.figure import Curves, Points
 from fczoo.reports.figures import accuracy_curves, colour_order
 from fczoo.reports.formats import legend, report, to_latex, to_markdown, to_text
 from fczoo.reports.runs import read_experiments
@@ -378,31 +377,3 @@ def test_single_figure_uses_colours_in_order(make_run, tmp_path):
     (experiment,) = load_results(make_run(tmp_path / "run", THREE)).experiments
     figure = draw(accuracy_curves(experiment))
     assert [line.get_color() for line in figure.axes[0].lines] == ["#0072b2", "#d55e00", "#00875f"]
-
-
-def test_flat_curve_has_margin_above():
-    """Start the y axis at 0 and add a margin of 5 % of the highest point, 16."""
-    pytest.importorskip("matplotlib")
-    figure = Curves(
-        name="a", caption="", x="x", y="y", curves={"m": np.array([[15.0, 15.0, 16.0]])}
-    )
-    assert draw(figure).axes[0].get_ylim() == pytest.approx((0, 16.8))
-
-
-@pytest.mark.parametrize(("lowest", "bottom"), [(60.0, 58.0), (50.0, 0.0), (80.0, 0.0)])
-def test_axis_starts_above_zero_only_for_high_values_that_differ(lowest, bottom):
-    """Start at 0 if values reach the lower half, or differ by a fifth of the highest or less."""
-    pytest.importorskip("matplotlib")
-    curves = {"m": np.array([[100.0, lowest]])}
-    figure = Curves(name="a", caption="", x="x", y="y", curves=curves)
-    assert draw(figure).axes[0].get_ylim()[0] == pytest.approx(bottom)  # margin 5 % of 40
-
-
-def test_axis_includes_negative_values():
-    """Show points on both sides of 0, as maps of features and forgetting have them."""
-    pytest.importorskip("matplotlib")
-    values = np.array([[0.0, -10.0], [1.0, 10.0]])
-    points = Points(name="a", caption="", x="x", y="y", points={"m": values})
-    curves = Curves(name="a", caption="", x="x", y="y", curves={"m": values[:, 1:].T})
-    for figure in (points, curves):
-        assert draw(figure).axes[0].get_ylim() == pytest.approx((-11, 11))
