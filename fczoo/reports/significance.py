@@ -173,8 +173,8 @@ class CriticalDifference:
 
     @property
     def separates(self) -> bool:
-        """Return whether the critical difference is at most half of the range of ranks."""
-        return 2 * self.distance <= len(self.ranks) - 1
+        """Return whether the critical difference is at most two thirds of the range of ranks."""
+        return 3 * self.distance <= 2 * (len(self.ranks) - 1)
 
 
 def critical_difference(

@@ -102,10 +102,10 @@ def test_few_curves_are_all_named():
 
 
 def test_wide_critical_difference_has_no_picture():
-    """Three rows: 1.0 of at most 2 ranks still separates them, 1.1 does not."""
-    ranks = CriticalDifference({"hgp": 1.0, "fedavg": 2.2, "ewc": 2.8}, 1.0, p=0.01, blocks=9)
-    assert "1.0 of at most 2 ranks" in rank_sentence(ranks)
+    """Three rows: 1.3 of at most 2 ranks still separates them, 1.4 does not."""
+    ranks = CriticalDifference({"hgp": 1.0, "fedavg": 2.2, "ewc": 2.8}, 1.3, p=0.01, blocks=9)
+    assert "1.3 of at most 2 ranks" in rank_sentence(ranks)
     assert "bars overlap" in rank_sentence(ranks)
-    wide = replace(ranks, distance=1.1)
+    wide = replace(ranks, distance=1.4)
     assert not wide.separates
     assert "there is no picture" in rank_sentence(wide)
