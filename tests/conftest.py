@@ -54,9 +54,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return two more than the cores: tests wait for the processes that they start."""
+    """Return one more than the cores: tests wait for the processes that they start."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (cores or 1) + 2
+    return (cores or 1) + 1
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
