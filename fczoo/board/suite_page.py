@@ -128,13 +128,13 @@ def suite_curves(experiment: Experiment, suite: Suite) -> Curves:
         suite: The suite.
     """
     figure, roles = accuracy_curves(experiment), {row.label: row.role for row in suite.rows}
-    shown = {k: v for k, v in figure.curves.items() if roles[k] != "ablation"}
-    curves = dict(sorted(shown.items(), key=lambda item: -item[1][:, -1].mean()))
+    curves_of_rows = {k: v for k, v in figure.curves.items() if roles[k] != "ablation"}
+    curves = dict(sorted(curves_of_rows.items(), key=lambda item: -item[1][:, -1].mean()))
     controls = [label for label in curves if roles[label] == "control"]
     methods = [label for label in curves if label not in controls]
-    named = {*controls, *methods[:HIGHEST_CURVES]}.union(*suite.compare)
+    foreground = {*controls, *methods[:HIGHEST_CURVES]}.union(*suite.compare)
     few = len(curves) <= MAX_NAMED_CURVES
-    background = [] if few else [label for label in methods if label not in named]
+    background = [] if few else [label for label in methods if label not in foreground]
     return replace(figure, curves=curves, controls=controls, background=background)
 
 
@@ -145,9 +145,9 @@ def curve_colours(suite: Suite, named: Collection[str]) -> dict[str, int]:
         suite: The suite.
         named: Labels of the rows with names, in any of the suite's settings.
     """
-    compared = set().union(*suite.compare)
+    compared_rows = set().union(*suite.compare)
     rows = [row.label for row in suite.rows if row.label in named and row.role != "control"]
-    return {label: i for i, label in enumerate(sorted(rows, key=lambda x: x not in compared))}
+    return {label: i for i, label in enumerate(sorted(rows, key=lambda x: x not in compared_rows))}
 
 
 def write_page(name: str, suite: Suite, results: Path) -> Path:
@@ -169,8 +169,8 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
     pictures = results / "pictures"
     pictures.mkdir(exist_ok=True)
     figures = [suite_curves(experiment, suite) for experiment in page.experiments]
-    named = {label for figure in figures for label in figure.curves.keys() - figure.background}
-    colours = curve_colours(suite, named)
+    labels = {label for figure in figures for label in figure.curves.keys() - figure.background}
+    colours = curve_colours(suite, labels)
     for number, figure in enumerate(figures, 1):
         draw(figure, colours).savefig(pictures / f"{name}-{number}.png", dpi=DPI)
     if (ranks := page.critical_difference) and ranks.separates:

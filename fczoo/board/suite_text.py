@@ -141,7 +141,7 @@ def rank_sentence(ranks: CriticalDifference) -> str:
         "two rows whose bars overlap do not differ significantly. The shaded part belongs to the "
         "best row."
         if ranks.separates
-        else "only rows at opposite ends can differ significantly, so there is no picture."
+        else "only rows at opposite ends can differ significantly, so a picture would show nothing."
     )
     return (
         f"{over}: Friedman's test finds a difference (p = {ranks.p:.2g}). The critical difference "

@@ -108,4 +108,4 @@ def test_wide_critical_difference_has_no_picture():
     assert "bars overlap" in rank_sentence(ranks)
     wide = replace(ranks, distance=1.4)
     assert not wide.separates
-    assert "there is no picture" in rank_sentence(wide)
+    assert "a picture would show nothing" in rank_sentence(wide)
