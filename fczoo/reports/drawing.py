@@ -219,7 +219,7 @@ def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
     axes.set(xlabel=figure.x, ylabel=figure.y, yscale="log" if figure.log else "linear")
     whole = all((figure.x_of(label) % 1 == 0).all() for label in figure.curves)
     axes.xaxis.get_major_locator().set_params(integer=whole)
-    points = max(values.shape[1] for values in figure.curves.values())
+    points = max((values.shape[1] for values in figure.curves.values()), default=0)
     if figure.ticks:
         axes.set_xticks(range(1, len(figure.ticks) + 1), figure.ticks)
     elif not figure.positions and points <= MAX_TICKS:
@@ -315,11 +315,11 @@ def _with_colours(
 ) -> Iterator[tuple[str, np.ndarray, str, int]]:
     """Yield each label with its values, its colour, and the number of earlier uses of it."""
     for i, (label, values) in enumerate(by_label.items()):
-        turn, colour = divmod(order.get(label, i), len(COLOURS))
+        turn, number = divmod(order.get(label, i), len(COLOURS))
+        colour = COLOURS[number]
         if label in controls:
-            yield label, values, "black", sorted(controls).index(label)
-        else:
-            yield label, values, COLOURS[colour], turn % len(STROKES)
+            colour, turn = "black", sorted(controls).index(label)
+        yield label, values, colour, turn % len(STROKES)
 
 
 def _with_legend(figure: Any, axes: Any) -> Any:

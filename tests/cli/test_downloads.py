@@ -107,9 +107,9 @@ def data_server() -> Iterator[Server]:
     server.server_close()
 
 
-def missing_item(name: str, size: int | None, log: list[str], advice: str = "") -> MissingDownload:
+def missing_item(name: str, mb: int | None, log: list[str], advice: str = "") -> MissingDownload:
     """Describe a missing item whose download appends its name to ``log``."""
-    size = size and size * 10**6  # megabytes
+    size = None if mb is None else mb * 10**6
     return MissingDownload(name, f"no {name}", lambda: log.append(name), lambda: size, advice)
 
 

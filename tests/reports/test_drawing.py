@@ -1,4 +1,4 @@
-"""Axes of figures that matplotlib draws."""
+"""Axes and colours of figures that matplotlib draws."""
 
 import numpy as np
 import pytest
@@ -32,3 +32,11 @@ def test_axis_includes_negative_values():
     curves = Curves(name="a", caption="", x="x", y="y", curves={"m": values[:, 1:].T})
     for figure in (points, curves):
         assert draw(figure).axes[0].get_ylim() == pytest.approx((-11, 11))
+
+
+@pytest.mark.parametrize("count", [0, 9])
+def test_any_number_of_controls_is_drawn(count):
+    """Draw controls in black, also if there are more than strokes, and a figure without curves."""
+    curves = {f"control {i}": np.full((1, 3), float(i)) for i in range(count)}
+    figure = Curves(name="a", caption="", x="x", y="y", curves=curves, controls=list(curves))
+    assert [line.get_color() for line in draw(figure).axes[0].lines] == ["black"] * count

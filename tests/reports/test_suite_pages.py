@@ -87,7 +87,7 @@ def test_curves_of_suite_have_same_colours_and_no_ablations():
     curves = suite_curves(experiment, suite)
     assert "fppl untrained" in {line.label for line in experiment.lines}
     assert "fppl untrained" not in curves.curves
-    # methods of ``compare`` in its order, then others in the order of the suite; no control
+    # methods of ``compare``, then others, both in the order of the suite; no control
     colours = curve_colours(suite, curves.curves.keys() - curves.background)
     assert list(colours)[:4] == ["pilora", "hgp", "fppl", "fcilpt"]
     assert list(colours.values()) == list(range(len(colours)))
