@@ -56,15 +56,19 @@ def heading(experiment: Experiment) -> Title:
         experiment: Runs with the same data, split, backbone and schedule.
     """
     s = experiment.settings
-    backbone = experiment.about.backbone["name"].split(".")[0]
+    backbone = experiment.bench_file.backbone["name"].split(".")[0]
     if s["image_size"]:
         backbone += f" at {s['image_size']} px"
     budget = [f"{s['rounds']} x {s['epochs']} epochs per task", _images(s)]
     if s["precision"] != "fp32":
         budget.append(s["precision"])
-    words = (s["dataset"], s["partition"], experiment.about.backbone["name"].split("_patch")[0])
-    data = {name: value for name, value in experiment.about.data.items() if name != "remarks"}
-    same = (*identity(experiment.about), *sorted(data.items()))
+    words = (
+        s["dataset"],
+        s["partition"],
+        experiment.bench_file.backbone["name"].split("_patch")[0],
+    )
+    data = {name: value for name, value in experiment.bench_file.data.items() if name != "remarks"}
+    same = (*identity(experiment.bench_file), *sorted(data.items()))
     unique = hashlib.sha256(repr(same).encode()).hexdigest()[:6]
     name = "-".join([*words, f"{s['rounds']}x{s['epochs']}", unique])
     return Title(
@@ -79,7 +83,7 @@ def heading(experiment: Experiment) -> Title:
 def _protocol(experiment: Experiment, s: dict[str, Any]) -> str:
     count = len(experiment.first.task_sizes)
     kind = s["tasks"] if isinstance(s["tasks"], str) else "tasks" if count > 1 else "task"
-    words = [f"{count} {kind}", f"{s['clients']} clients", experiment.about.partition["spec"]]
+    words = [f"{count} {kind}", f"{s['clients']} clients", experiment.bench_file.partition["spec"]]
     seed_sources = [name.replace("-", " ") for name in s["vary"] if name != "training"]
     by_seed = [f"{' and '.join(seed_sources)} by seed"] if seed_sources else []
     return ", ".join([*words, *by_seed, *schedule_sources(s), *conditions(experiment)])
@@ -102,8 +106,8 @@ def commands(abouts: Sequence[BenchFile]) -> list[str]:
         abouts: Descriptions of run folders.
     """
     unique_commands: dict[str, None] = {}
-    for about in abouts:
-        for words in (*about.earlier_commands, about.command):
+    for bench_file in abouts:
+        for words in (*bench_file.earlier_commands, bench_file.command):
             command = CARRYING_ON.sub("", shlex.join(words))
             if command and not NOTHING_ELSE.fullmatch(command):
                 unique_commands[command] = None
@@ -122,19 +126,19 @@ def facts(line: Line, names: Mapping[str, str]) -> list[tuple[str, str]]:
     """
     texts_by_name: dict[str, dict[str, None]] = {}
     for record, result in zip(line.records, line.results, strict=True):
-        about = record.about
-        versions = dict(result.versions or about.versions)
-        code = versions.pop("code", digest(about.code) if about.code else "")
+        bench_file = record.bench_file
+        versions = dict(result.versions or bench_file.versions)
+        code = versions.pop("code", digest(bench_file.code) if bench_file.code else "")
         run_facts = {
             "run": names[record.place],
             **versions,
-            **about.hardware,
-            "device": about.device,
-            "started": about.started or "not recorded",
+            **bench_file.hardware,
+            "device": bench_file.device,
+            "started": bench_file.started or "not recorded",
             "code sha256": code,
-            "backbone sha256": about.backbone["sha256"],
-            "partition sha256": about.partition["sha256"],
-            "data sha256": about.data.get("sha256", ""),
+            "backbone sha256": bench_file.backbone["sha256"],
+            "partition sha256": bench_file.partition["sha256"],
+            "data sha256": bench_file.data.get("sha256", ""),
         }
         for name, value in run_facts.items():
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -255,7 +259,7 @@ def _row(
         "interval": f"{percent(bounds[0])} to {percent(bounds[1])}" if bounds else "",
         "remark": line.remark,
         "options": [(k, setting_word(k, v)) for k, v in line.results[0].options.items()],
-        "commands": commands([record.about for record in line.records]),
+        "commands": commands([record.bench_file for record in line.records]),
         "facts": facts(line, names),
         "by_seed": by_seed,
         "matrix": chart(accuracy_matrix(line)),

@@ -1,5 +1,6 @@
 """Markdown page of a suite: tables, tested differences and searched values, from its archive."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -168,6 +169,9 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
     page = replace(read_page(name, suite, results), pictures=True)
     pictures = results / "pictures"
     pictures.mkdir(exist_ok=True)
+    for picture in pictures.iterdir():  # the page may have fewer figures than before
+        if re.fullmatch(rf"{re.escape(name)}-(\d+|ranks)\.png", picture.name):
+            picture.unlink()
     figures = [suite_curves(experiment, suite) for experiment in page.experiments]
     labels = {label for figure in figures for label in figure.curves.keys() - figure.background}
     colours = curve_colours(suite, labels)

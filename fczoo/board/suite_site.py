@@ -68,7 +68,7 @@ class SuiteTable:
 
 
 def _processors(line: Line) -> str:
-    hardware = [record.about.hardware for record in line.records]
+    hardware = [record.bench_file.hardware for record in line.records]
     return "; ".join(sorted({f"{h.get('cpu')} {h.get('gpus')}" for h in hardware}))
 
 
@@ -174,7 +174,7 @@ def _start_page(suites: Mapping[str, Suite], tables: Mapping[str, Sequence[Suite
 
 
 def _column_name(table: SuiteTable) -> str:
-    return f"{table.suite}, {table.experiment.about.partition['spec']}"
+    return f"{table.suite}, {table.experiment.bench_file.partition['spec']}"
 
 
 def _benchmark(table: SuiteTable) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def heading(experiment: Experiment) -> str:
     Args:
         experiment: Runs of a suite in one setting.
     """
-    return f"{experiment.settings['dataset']}, {experiment.about.partition['spec']}"
+    return f"{experiment.settings['dataset']}, {experiment.bench_file.partition['spec']}"
 
 
 def difference_sentences(
@@ -81,7 +81,7 @@ def difference_sentences(
     if not differences:
         return []
     p_values = {i: x.p for i, x in enumerate(differences) if x.p is not None}
-    corrected_p = dict(zip(p_values, holm_correction(list(p_values.values())), strict=True))
+    corrected_p = holm_correction(p_values)
     has_settings = len({x.setting for x in differences}) > 1
     count = plural(len(p_values), "comparison")
     test = (
@@ -169,7 +169,7 @@ def changed_options(line: Line) -> str:
 def _origin(record: RunRecord) -> str:
     """Describe the versions and processors of a run."""
     versions = record.result.versions if record.result else {}
-    hardware = record.about.hardware
+    hardware = record.bench_file.hardware
     processors = [str(hardware.get("cpu", "unknown processor")), *hardware.get("gpus", [])]
     names = ("fczoo", "python", "torch")
     return "; ".join(

@@ -137,20 +137,20 @@ def request_of_run(path: Path) -> Request:
     from fczoo.reports.runs import with_defaults
     from fczoo.runner.tuned_file import tuned_values_of_run  # imports torch
 
-    about = read_bench_file(path.parent)
-    settings = with_defaults(about.settings)
+    bench_file = read_bench_file(path.parent)
+    settings = with_defaults(bench_file.settings)
     if settings["attack"] is None:
         del settings["attackers"]
     if settings["partition"].startswith("file:"):
         settings["partition"] = f"file:{path.parent / PARTITION}"
     words = {name: "none" if value is None else value for name, value in settings.items()}
-    tuned_option = {"tuned": tuned_values_of_run(about)} if about.tuned else {}
+    tuned_option = {"tuned": tuned_values_of_run(bench_file)} if bench_file.tuned else {}
     return {
         **words,
         **tuned_option,
-        "methods": list(about.methods),
-        "seeds": about.seeds,
-        "set": about.methods,
+        "methods": list(bench_file.methods),
+        "seeds": bench_file.seeds,
+        "set": bench_file.methods,
     }
 
 

@@ -96,7 +96,7 @@ def run(
     replicate: bool,
     download: bool | None,
 ) -> None:
-    """Search and run the missing and stale rows of suite NAME; the same command resumes.
+    """Search and run the missing and outdated rows of suite NAME; the same command resumes.
 
     Each run is entered in results/NAME.csv as it ends. This file is enough to continue on another
     machine. Runs that another suite has already are copied.
@@ -112,7 +112,7 @@ def run(
     if pending and not replicate:
         pending = _copy_equal_runs(chosen_suite, pending, name, results)
     if not pending:
-        state = "current" if not replicate else "missing or stale; there is nothing to replicate"
+        state = "current" if not replicate else "missing or outdated; there is nothing to replicate"
         click.echo(f"all rows of {name} are {state}")
         return
     work = f"{name}{REPLICATION}" if replicate else name
@@ -149,7 +149,7 @@ def run(
 def status(
     name: str, results: Path, data_root: str | None, backbone: str | None, estimate: bool
 ) -> None:
-    """List the rows of suite NAME: current, stale, missing or failed, with the remaining time.
+    """List the rows of suite NAME: current, outdated, missing or failed, with the remaining time.
 
     Times are taken from earlier runs of the rows, or estimated, and include searches.
     """
@@ -170,7 +170,7 @@ def status(
         for seed, (state, reason) in by_seed.items():
             state_name = "failed" if seed in pending and seed in failures else state
             total[state_name] += 1
-            states_of_row[f"stale ({reason})" if state_name == "stale" else state_name] += 1
+            states_of_row[f"outdated ({reason})" if state_name == "outdated" else state_name] += 1
         counts = ", ".join(f"{n} {state_name}" for state_name, n in states_of_row.items())
         time = ""
         if pending and (source := find_equal_runs(chosen_suite, cell, others)[0]):
@@ -323,7 +323,7 @@ def _seconds_of_run(
 ) -> tuple[float, float]:
     """Return the seconds of a run, and of features that rows share; (0, 0) if unknown.
 
-    The former is the mean of the cell's archived runs, including stale ones. Without runs both are
+    The former is the mean of the cell's archived runs, including outdated ones. Without runs both are
     estimated, if ``estimate`` is true.
     """
     results = [

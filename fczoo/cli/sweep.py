@@ -16,7 +16,7 @@ from fczoo.core.registry import METHODS
 from fczoo.federation.model_record import models_of, path_note, read_model_record
 from fczoo.federation.settings import SEEDED_SETTINGS, Settings
 from fczoo.reports.run_config import RunConfig
-from fczoo.reports.run_folder import ABOUT, read_bench_file
+from fczoo.reports.run_folder import BENCH, read_bench_file
 from fczoo.runner.configs import Sweep, folder_name, make_sweep, setting_folder
 from fczoo.runner.executors.ray import NEW
 from fczoo.runner.tuned_file import read_tuned_values
@@ -185,15 +185,15 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
         )
     sweep: dict[Path, Sequence[RunConfig]] = {}
     paths = read_json(path_note(out), "note") if path_note(out).is_file() else {}
-    for about in sorted(out.glob(f"**/{ABOUT}")):
-        folder = about.parent.relative_to(out)
-        run_request = request_of_run(about)
+    for path in sorted(out.glob(f"**/{BENCH}")):
+        folder = path.parent.relative_to(out)
+        run_request = request_of_run(path)
         del run_request["data_root"]  # its last name is not a path
         paths_of_run = {**paths.get(str(folder), {}), "set": {}}
         runs = sweep_of_request(merge_requests(run_request, paths_of_run, command))
         if len(runs) != 1:
             raise FczooError(
-                f"--resume continues the one setting of {about.parent}; give no lists of values"
+                f"--resume continues the one setting of {path.parent}; give no lists of values"
             )
         (sweep[folder],) = runs.values()
     if not sweep:
@@ -209,7 +209,7 @@ def add_stored_keep(out: Path, options: Request) -> Request:
         options: Options by name, which take precedence.
     """
     keep_settings = next(
-        (read_bench_file(p.parent).keep for p in sorted(out.glob(f"**/{ABOUT}"))), {}
+        (read_bench_file(p.parent).keep for p in sorted(out.glob(f"**/{BENCH}"))), {}
     )
     if not keep_settings:
         return options

@@ -210,7 +210,7 @@ def _check_search(
     """Raise FczooError for options that exclude each other, a large seed, or a folder in use."""
     from fczoo.core.errors import FczooError
     from fczoo.core.options import WIDEST
-    from fczoo.reports.run_folder import ABOUT
+    from fczoo.reports.run_folder import BENCH
     from fczoo.runner.tune import ORDER
 
     if held_out is not None and score_per_class is not None:
@@ -219,7 +219,7 @@ def _check_search(
         raise FczooError(f"--seed is {seed}; it must be at most {WIDEST - ORDER}")
     if out.is_file():
         raise FczooError(f"--out {out} is a file; give a folder")
-    if (out / ABOUT).is_file():
+    if (out / BENCH).is_file():
         raise FczooError(f"--out {out} is a run folder of `fczoo bench`; give another folder")
 
 

@@ -96,7 +96,7 @@ class Claim(ABC):
         """
         judgements = []
         for experiment in experiments:
-            if self.regime not in ("any", regime(experiment.about.partition["spec"])):
+            if self.regime not in ("any", regime(experiment.bench_file.partition["spec"])):
                 continue
             ours, theirs = (
                 [x for x in experiment.lines if self.matches(x, side)] for side in self.sides
@@ -136,8 +136,8 @@ class Claim(ABC):
         seeds = sorted(values_by_side[0].keys() & values_by_side[1].keys())
         first, second = (SeedValues({s: values[s] for s in seeds}) for values in values_by_side)
         gain = SeedValues({s: self.gain_of(first.by_seed[s] - second.by_seed[s]) for s in seeds})
-        about = experiment.about
-        origin = f"{about.settings['dataset']} {about.partition['spec']}, {ours.records[0].place}"
+        dataset, split = experiment.settings["dataset"], experiment.bench_file.partition["spec"]
+        origin = f"{dataset} {split}, {ours.records[0].place}"
         if not self.column.better and seeds:
             often = _seed_words(seeds)
             sizes = " and ".join(self.column.show(entry.mean) for entry in (first, second))

@@ -141,8 +141,8 @@ class AcrossClaim(Claim):
         varied = set(self._settings(experiment.settings["dataset"], 0))
         if "tasks" in varied:  # papers divide their rounds by the tasks
             varied.add("rounds")
-        key = identity(experiment.about, "partition", *varied)
-        return key if "partition" in varied else (*key, experiment.about.partition["spec"])
+        key = identity(experiment.bench_file, "partition", *varied)
+        return key if "partition" in varied else (*key, experiment.bench_file.partition["spec"])
 
     def _pairs(
         self, start: Experiment, end: Experiment, side: ClaimSide
@@ -178,7 +178,7 @@ class AcrossClaim(Claim):
 def _has(experiment: Experiment, settings: Settings) -> bool:
     """Return whether runs have some settings; splits are compared in the papers' short form."""
     ours = {**experiment.settings, "tasks": experiment.task_count}
-    ours["partition"] = plain_split(experiment.about.partition["spec"])
+    ours["partition"] = plain_split(experiment.bench_file.partition["spec"])
     return all(ours[name] == value for name, value in settings.items())
 
 

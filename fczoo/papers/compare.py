@@ -152,7 +152,7 @@ def matching_numbers(
     candidates = [
         n for n in numbers if (paper.row(n).method, paper.row(n).dataset) == (method, dataset)
     ]
-    split = plain_split(experiment.about.partition["spec"])
+    split = plain_split(experiment.bench_file.partition["spec"])
     same = [
         n
         for n in candidates

@@ -260,13 +260,13 @@ def matches_card(card: Target, experiment: Experiment, line: Line) -> bool:
         experiment: Experiment of the line.
         line: Row of a table.
     """
-    about, result, row = experiment.about, line.results[0], card.row
-    if (result.method, about.settings["dataset"]) != (row.method, row.dataset):
+    bench_file, result, row = experiment.bench_file, line.results[0], card.row
+    if (result.method, bench_file.settings["dataset"]) != (row.method, row.dataset):
         return False
     if experiment.task_count != card.numbers[0].tasks:
         return False
     splits = {plain_split(reading.config.settings.partition) for reading in card.readings}
-    return (row.split is None or plain_split(about.partition["spec"]) in splits) and all(
+    return (row.split is None or plain_split(bench_file.partition["spec"]) in splits) and all(
         result.options.get(k) == v for k, v in row.options.items()
     )
 
@@ -299,10 +299,10 @@ def has_conditions(card: Target, experiment: Experiment) -> bool:
 
 def _day_and_machine(line: Line) -> str:
     """Return day and machine of a line's first run."""
-    about = line.records[0].about
-    day, machine = about.started[:10] or "an unrecorded day", about.hardware
+    bench_file = line.records[0].bench_file
+    day, machine = bench_file.started[:10] or "an unrecorded day", bench_file.hardware
     if not machine:
-        return f"{day}, an unrecorded {about.device}"
+        return f"{day}, an unrecorded {bench_file.device}"
     return f"{day}, {', '.join(map(str, machine.get('gpus') or [machine.get('cpu')]))}"
 
 

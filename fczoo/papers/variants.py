@@ -211,11 +211,11 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
     Args:
         experiment: Experiment of the runs.
     """
-    about = experiment.about
+    bench_file = experiment.bench_file
     return {
         **through_json(experiment.settings),
-        "partition": about.partition["spec"],
-        "backbone": about.backbone["name"],
+        "partition": bench_file.partition["spec"],
+        "backbone": bench_file.backbone["name"],
     }
 
 

@@ -165,33 +165,37 @@ def _shorten(column: str, cell: str, number: int, first_rows: dict[tuple[str, st
 
 def _cells(runs: Runs, record: RunRecord, result: Result) -> dict[str, str]:
     """Return one run's row by column."""
-    about = runs.about
+    bench_file = runs.bench_file
     natural = result.class_order == list(range(sum(result.task_sizes)))
     row = Row(
         format=FORMAT,
         folder=runs.name,
         **{name: getattr(result, name) for name in RESULT_COLUMNS},
-        **{name: getattr(about, name) for name in BENCH_COLUMNS},
+        **{name: getattr(bench_file, name) for name in BENCH_COLUMNS},
         class_order=NATURAL if natural else option_word(result.class_order),
-        backbone=about.backbone["name"],
-        backbone_sha256=about.backbone["sha256"],
-        pretraining=about.contamination,
-        backbone_shape={k: v for k, v in about.backbone.items() if k not in ("name", "sha256")},
-        partition=about.partition["spec"],
+        backbone=bench_file.backbone["name"],
+        backbone_sha256=bench_file.backbone["sha256"],
+        pretraining=bench_file.contamination,
+        backbone_shape={
+            k: v for k, v in bench_file.backbone.items() if k not in ("name", "sha256")
+        },
+        partition=bench_file.partition["spec"],
         partition_seed=runs.split.seed,
-        partition_sha256=about.partition["sha256"],
+        partition_sha256=bench_file.partition["sha256"],
         train_images=runs.split.images,
         train_counts=runs.split.counts,
-        versions=result.versions or about.versions,
-        command=shlex.join(about.command),
-        earlier_commands=[shlex.join(command) for command in about.earlier_commands],
+        versions=result.versions or bench_file.versions,
+        command=shlex.join(bench_file.command),
+        earlier_commands=[shlex.join(command) for command in bench_file.earlier_commands],
     )
     plain = msgspec.to_builtins(row)
     texts = {
         k: v if k in TEXTS else encode_json(v, separators=(",", ":")) for k, v in plain.items()
     }
     metrics = {k: encode_json(v) for k, v in result.metrics.items() if math.isfinite(v)}
-    settings = {f"{SETTING}{name}": option_word(value) for name, value in about.settings.items()}
+    settings = {
+        f"{SETTING}{name}": option_word(value) for name, value in bench_file.settings.items()
+    }
     return {**texts, **metrics, **settings}
 
 
@@ -285,7 +289,7 @@ def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
     Raises ValueError if the row is inconsistent.
     """
     names = [name for name in cells if name.startswith(SETTING)]
-    about = check_bench_file(
+    bench_file = check_bench_file(
         BenchFile(
             methods={row.method: row.options},
             seeds=[row.seed],
@@ -300,9 +304,9 @@ def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
     )
     natural = row.class_order == NATURAL
     result = Result(
-        settings=about.settings,
-        backbone=about.backbone,
-        partition={**about.partition, "seed": row.partition_seed},
+        settings=bench_file.settings,
+        backbone=bench_file.backbone,
+        partition={**bench_file.partition, "seed": row.partition_seed},
         class_order=list(range(sum(row.task_sizes)))
         if natural
         else [*map(int, row.class_order.split(","))],
@@ -311,16 +315,16 @@ def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
         **{name: getattr(row, name) for name in RESULT_COLUMNS},
     )
     location = f"{path}: {row.folder}/{row.method}/seed{row.seed}"
-    return RunRecord(location, None, about, row.method, row.seed, consistent(result))
+    return RunRecord(location, None, bench_file, row.method, row.seed, consistent(result))
 
 
 def _runs(path: Path, row: Row, records: Sequence[RunRecord]) -> Runs:
     """Combine the runs of one folder's rows under one description."""
     methods: dict[str, dict[str, Any]] = {}
     for record in records:
-        methods |= record.about.methods
+        methods |= record.bench_file.methods
     seeds = sorted({record.seed for record in records})
-    about = msgspec.structs.replace(records[0].about, methods=methods, seeds=seeds)
+    bench_file = msgspec.structs.replace(records[0].bench_file, methods=methods, seeds=seeds)
     split = PartitionSummary(
         spec=row.partition,
         seed=row.partition_seed,
@@ -328,4 +332,6 @@ def _runs(path: Path, row: Row, records: Sequence[RunRecord]) -> Runs:
         images=row.train_images,
         counts=row.train_counts,
     )
-    return Runs(row.folder, f"{path}: {row.folder}", about, tuple(records), archived_split=split)
+    return Runs(
+        row.folder, f"{path}: {row.folder}", bench_file, tuple(records), archived_split=split
+    )

@@ -25,7 +25,7 @@ def describe(experiment: Experiment) -> str:
     Returns:
         Two to four lines.
     """
-    pretraining = experiment.about.contamination
+    pretraining = experiment.bench_file.contamination
     lines = [
         _data(experiment),
         _training(experiment),
@@ -55,7 +55,10 @@ def _data(experiment: Experiment) -> str:
         kind = f"stages of {number}{kind},"
         joining = f", {s['moving'] or 'all'} move to their next task at a time"
         joining += ", each in its own order" if s["task_order"] == "own" else ""
-    spec, sha256 = experiment.about.partition["spec"], experiment.about.partition["sha256"]
+    spec, sha256 = (
+        experiment.bench_file.partition["spec"],
+        experiment.bench_file.partition["sha256"],
+    )
     draw_source = (
         "by the run's seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
     )
@@ -87,9 +90,9 @@ def _only_surveys(experiment: Experiment) -> bool:
 
 
 def _training(experiment: Experiment) -> str:
-    s, backbone = experiment.settings, experiment.about.backbone
+    s, backbone = experiment.settings, experiment.bench_file.backbone
     source = "".join(f"{name}: " for name in schedule_sources(s))
-    devices = ", ".join(dict.fromkeys(runs.about.device for runs in experiment.runs))
+    devices = ", ".join(dict.fromkeys(runs.bench_file.device for runs in experiment.runs))
     pixels = f" at {s['image_size']} px" if s["image_size"] else ""
     pool = f", pool {s['pool']}" if s["pool"] else ""
     schedule = (
@@ -175,7 +178,7 @@ def conditions(experiment: Experiment) -> list[str]:
 def _withholds_classes(experiment: Experiment) -> bool:
     """Return whether a method of the table may upload class counts."""
     for runs in experiment.runs:
-        for name, options in runs.about.methods.items():
+        for name, options in runs.bench_file.methods.items():
             try:
                 training = create_method(name, **options).training()
             except FczooError:
@@ -204,13 +207,15 @@ def notes(experiment: Experiment) -> list[str]:
         experiment: Experiment of a table.
     """
     remarks = dict.fromkeys(
-        r for runs in experiment.runs for r in runs.about.data.get("remarks", ())
+        r for runs in experiment.runs for r in runs.bench_file.data.get("remarks", ())
     )
     lines = [
         *remarks,
         *(f"{line.label}: {line.remark}" for line in experiment.lines if line.remark),
     ]
-    lines += dict.fromkeys(_search_note(runs.about) for runs in experiment.runs if runs.about.tuned)
+    lines += dict.fromkeys(
+        _search_note(runs.bench_file) for runs in experiment.runs if runs.bench_file.tuned
+    )
     if experiment.settings["dp_noise"]:
         lines.append(
             f"epsilon, at delta {experiment.settings['dp_delta']:g}, is for all data of one "
@@ -236,17 +241,19 @@ def warnings_of(experiment: Experiment) -> list[str]:
     Args:
         experiment: Experiment of a table.
     """
-    return list(dict.fromkeys(line for runs in experiment.runs for line in runs.about.warnings))
+    return list(
+        dict.fromkeys(line for runs in experiment.runs for line in runs.bench_file.warnings)
+    )
 
 
-def _search_note(about: BenchFile) -> str:
+def _search_note(bench_file: BenchFile) -> str:
     """Describe the search that found the options of some methods, and its effort."""
-    search = about.tuned
+    search = bench_file.tuned
     each = f"{search['trials']} trials of {search['image_steps']} image-steps each"
     tasks = early_tasks(search["tasks"])
     data_words = f"{tasks} of {search['dataset']}, with a separate class order and split"
     differences = [f"{k}={option_word(v)}" for k, v in search.get("other_settings", {}).items()]
-    if search.get("weights", about.backbone["sha256"]) != about.backbone["sha256"]:
+    if search.get("weights", bench_file.backbone["sha256"]) != bench_file.backbone["sha256"]:
         differences.append("other weights of the backbone")
     under = f", with {', '.join(differences)}" if differences else ""
     scoring = f", scored on {search['scored']} images" if "scored" in search else ""

@@ -157,10 +157,14 @@ def to_csv(experiments: Sequence[Experiment], names: Sequence[str] = ()) -> str:
         ["dataset", "partition", "backbone", "conditions", "method", "seeds", *figures, "notes"]
     ]
     for experiment in experiments:
-        table, about = make_table(experiment, names), experiment.about
-        common = [about.settings["dataset"], about.partition["spec"], about.backbone["name"]]
+        table, bench_file = make_table(experiment, names), experiment.bench_file
+        common = [
+            bench_file.settings["dataset"],
+            bench_file.partition["spec"],
+            bench_file.backbone["name"],
+        ]
         common.append("; ".join(conditions(experiment)))
-        notes = "; ".join(filter(None, (about.contamination, *warnings_of(experiment))))
+        notes = "; ".join(filter(None, (bench_file.contamination, *warnings_of(experiment))))
         for label, seeds, row in zip(table.labels, table.seeds, table.rows, strict=True):
             values: list[float | str] = []
             for entry in row:
@@ -250,14 +254,14 @@ def sections(experiments: Sequence[Experiment], style: str, groups: Sequence[Seq
     """
     parts, all_tables = [], []
     for experiment in experiments:
-        about = describe(experiment)
+        bench_file = describe(experiment)
         writers: dict[str, Callable[[Table], str]] = {
             "text": to_text,
             "markdown": to_markdown,
-            "latex": partial(to_latex, caption=about.replace("\n", ". ")),
+            "latex": partial(to_latex, caption=bench_file.replace("\n", ". ")),
         }
         tables = [make_table(experiment, names) for names in groups]
-        parts.append("" if style == "latex" else about)  # LaTeX has it as the caption
+        parts.append("" if style == "latex" else bench_file)  # LaTeX has it as the caption
         parts += map(writers[style], tables)
         parts.append(_as_comment("\n".join(notes(experiment)), style))
         all_tables += tables
@@ -321,7 +325,7 @@ def as_json(experiment: Experiment, names: Sequence[str] = ()) -> dict[str, Any]
     return {
         "about": describe(experiment),
         "conditions": conditions(experiment),
-        "pretraining": experiment.about.contamination,
+        "pretraining": experiment.bench_file.contamination,
         "rows": to_json(make_table(experiment, names or all_columns())),
         "remarks": remarks,
         "warnings": warnings_of(experiment),

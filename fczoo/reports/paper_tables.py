@@ -91,9 +91,9 @@ def _value(experiment: Experiment, field: str) -> str:
     if field in ("data", "dataset"):
         return str(settings["dataset"])
     if field == "partition":
-        return str(experiment.about.partition["spec"])
+        return str(experiment.bench_file.partition["spec"])
     if field == "backbone":
-        return str(experiment.about.backbone["name"])
+        return str(experiment.bench_file.backbone["name"])
     name = field.replace("-", "_")
     if name not in settings:
         raise FczooError(f"no setting is called {field!r}; {nearest(field, ['data', *settings])}")
@@ -169,7 +169,9 @@ def _caption(
 ) -> str:
     """Describe backbone, protocol and schedule where all columns agree, and the metrics."""
     first = experiments[0].settings
-    backbones = {e.about.backbone["name"] for e in experiments} if "backbone" not in fields else ()
+    backbones = (
+        {e.bench_file.backbone["name"] for e in experiments} if "backbone" not in fields else ()
+    )
     parts = [
         ", ".join(sorted(backbones)),
         ", ".join(schedule_sources(first)) if _agree(experiments, "protocol") else "",

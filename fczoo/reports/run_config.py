@@ -170,7 +170,7 @@ def recorded_config(record: RunRecord) -> RunConfig:
         record: The run.
     """
     assert record.result is not None
-    settings = recorded_settings(record.about.settings)
+    settings = recorded_settings(record.bench_file.settings)
     return RunConfig(record.method, record.result.options, settings, record.seed, record.search)
 
 

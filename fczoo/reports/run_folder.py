@@ -29,7 +29,7 @@ from fczoo.federation.result import Result, read_result
 from fczoo.federation.settings import Settings
 
 FORMAT = "fczoo-bench-1"
-ABOUT = "bench.json"
+BENCH = "bench.json"
 RESULT = "result.json"
 FAILURE = "failed.json"
 ROUNDS = "rounds.jsonl"
@@ -110,7 +110,7 @@ class RunRecord:
 
     place: str  # source, for messages
     folder: Path | None  # None: read from an archive or a saved result
-    about: BenchFile
+    bench_file: BenchFile
     method: str
     seed: int
     result: Result | None
@@ -119,7 +119,7 @@ class RunRecord:
     @property
     def search(self) -> dict[str, Any]:
         """Return the search of ``fczoo tune`` that found the run's options; empty without one."""
-        search = self.about.tuned
+        search = self.bench_file.tuned
         return search if self.method in search.get("methods", ()) else {}
 
     @property
@@ -134,7 +134,7 @@ class Runs:
 
     name: str  # of the folder, relative to the given path
     place: str  # source, for messages
-    about: BenchFile
+    bench_file: BenchFile
     records: tuple[RunRecord, ...]
     folder: Path | None = None
     archived_split: PartitionSummary | None = None
@@ -146,7 +146,7 @@ class Runs:
             return self.archived_split
         assert self.folder is not None
         partition = load_partition(self.folder / PARTITION)
-        stop = self.about.settings.get("stop_after_tasks")  # later images are not used
+        stop = self.bench_file.settings.get("stop_after_tasks")  # later images are not used
         client_parts = [part for task in partition.tasks[:stop] for part in task]
         return PartitionSummary(
             spec=partition.spec,
@@ -157,14 +157,14 @@ class Runs:
         )
 
 
-def write_bench_file(folder: Path, about: Mapping[str, Any]) -> None:
+def write_bench_file(folder: Path, bench_file: Mapping[str, Any]) -> None:
     """Write ``bench.json`` with format version and checksum.
 
     Args:
         folder: Run folder.
-        about: Fields of ``BenchFile``.
+        bench_file: Fields of ``BenchFile``.
     """
-    write_record(folder / ABOUT, FORMAT, about)
+    write_record(folder / BENCH, FORMAT, bench_file)
 
 
 def read_bench_file(folder: Path) -> BenchFile:
@@ -176,7 +176,7 @@ def read_bench_file(folder: Path) -> BenchFile:
     Raises:
         FczooError: The file is damaged or invalid.
     """
-    path = folder / ABOUT
+    path = folder / BENCH
     advice = "restore it, or leave its folder out and run the command again elsewhere"
     try:
         written = read_record(path, "run description", BenchFile, FORMAT)
@@ -187,27 +187,27 @@ def read_bench_file(folder: Path) -> BenchFile:
         raise FczooError(f"{path} is not a valid run description: {error}; {advice}") from error
 
 
-def _with_canonical_spec(about: BenchFile, path: Path) -> BenchFile:
+def _with_canonical_spec(bench_file: BenchFile, path: Path) -> BenchFile:
     """Replace the partition's spec and hash by those of the canonical spelling.
 
     Earlier versions recorded the spec as the user typed it, with a different hash per spelling.
     """
-    spec, sha256 = about.partition["spec"], about.partition["sha256"]
+    spec, sha256 = bench_file.partition["spec"], bench_file.partition["sha256"]
     canonical = PARTITIONERS.canonical(spec)
     if (canonical == spec and spec not in HASHED_AS) or not path.is_file():
-        return about
+        return bench_file
     partition = load_partition(path)
     if not partition.has_hash(sha256, spec):
-        return about
-    canonical_partition = {**about.partition, "spec": canonical, "sha256": partition.sha256}
-    return msgspec.structs.replace(about, partition=canonical_partition)
+        return bench_file
+    canonical_partition = {**bench_file.partition, "spec": canonical, "sha256": partition.sha256}
+    return msgspec.structs.replace(bench_file, partition=canonical_partition)
 
 
-def check_bench_file(about: BenchFile) -> BenchFile:
+def check_bench_file(bench_file: BenchFile) -> BenchFile:
     """Check a description and convert its settings to their types.
 
     Args:
-        about: Description with the settings as read from a file.
+        bench_file: Description with the settings as read from a file.
 
     Returns:
         The description with converted settings.
@@ -217,18 +217,18 @@ def check_bench_file(about: BenchFile) -> BenchFile:
     """
     for field, name in (("backbone", "name"), ("partition", "spec")):
         for key in (name, "sha256"):
-            if not isinstance(getattr(about, field).get(key), str):
+            if not isinstance(getattr(bench_file, field).get(key), str):
                 raise ValueError(f"{field}: {key} is missing or not a text")
-    for method in about.methods:
+    for method in bench_file.methods:
         if Path(method).name != method or "\\" in method:  # it names a folder
             raise ValueError(f"methods: {method!r} is not a name of a method")
     try:
-        settings = current_settings(about.settings)
+        settings = current_settings(bench_file.settings)
     except FczooError as error:
         raise ValueError(str(error)) from error
     if "dataset" not in settings:
         raise ValueError("settings: the dataset is missing")
-    return msgspec.structs.replace(about, settings=settings)
+    return msgspec.structs.replace(bench_file, settings=settings)
 
 
 def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,8 +273,8 @@ def read_folder(folder: Path, name: str) -> Runs:
     Raises:
         FczooError: A file is damaged.
     """
-    about = read_bench_file(folder)
-    return Runs(name, str(folder), about, tuple(read_run_records(folder, about)), folder)
+    bench_file = read_bench_file(folder)
+    return Runs(name, str(folder), bench_file, tuple(read_run_records(folder, bench_file)), folder)
 
 
 def read_saved_result(path: Path, name: str) -> Runs:
@@ -289,7 +289,7 @@ def read_saved_result(path: Path, name: str) -> Runs:
     """
     result = read_result(path)
     try:
-        about = check_bench_file(
+        bench_file = check_bench_file(
             BenchFile(
                 methods={result.method: result.options},
                 seeds=[result.seed],
@@ -305,24 +305,30 @@ def read_saved_result(path: Path, name: str) -> Runs:
         raise FczooError(f"{path} is not a valid result file: {error}; save it again") from error
     problem = "" if result.is_finished else _stop_message(result)
     record = RunRecord(
-        str(path), None, about, result.method, result.seed, None if problem else result, problem
+        str(path),
+        None,
+        bench_file,
+        result.method,
+        result.seed,
+        None if problem else result,
+        problem,
     )
-    return Runs(name, str(path), about, (record,), archived_split=split)
+    return Runs(name, str(path), bench_file, (record,), archived_split=split)
 
 
-def read_run_records(folder: Path, about: BenchFile) -> list[RunRecord]:
+def read_run_records(folder: Path, bench_file: BenchFile) -> list[RunRecord]:
     """Read every method and seed of a run folder, finished or not.
 
     Args:
         folder: Run folder.
-        about: Its description, with methods and seeds.
+        bench_file: Its description, with methods and seeds.
 
     Returns:
         One record per method and seed that has a folder.
     """
     records = []
-    for method in about.methods:
-        for seed in about.seeds:
+    for method in bench_file.methods:
+        for seed in bench_file.seeds:
             run_folder = folder / method / f"seed{seed}"
             if run_folder.is_dir():
                 result = (
@@ -333,7 +339,7 @@ def read_run_records(folder: Path, about: BenchFile) -> list[RunRecord]:
                     RunRecord(
                         str(run_folder),
                         run_folder,
-                        about,
+                        bench_file,
                         method,
                         seed,
                         None if problem else result,

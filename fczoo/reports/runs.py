@@ -15,7 +15,7 @@ from fczoo.federation.settings import SEEDED_SETTINGS, Settings
 from fczoo.federation.settings_checks import MEASUREMENTS
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_folder import (
-    ABOUT,
+    BENCH,
     BenchFile,
     PartitionSummary,
     RunRecord,
@@ -84,13 +84,13 @@ class Experiment:
     recoded: tuple[Line, ...] = ()
 
     @property
-    def about(self) -> BenchFile:
+    def bench_file(self) -> BenchFile:
         """Return the first folder's description; data, split and schedule are equal in all."""
-        return self.runs[0].about
+        return self.runs[0].bench_file
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        return with_defaults(self.about.settings)
+        return with_defaults(self.bench_file.settings)
 
     @cached_property
     def task_count(self) -> int:
@@ -133,21 +133,26 @@ def effective_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in excluded}
 
 
-def identity(about: BenchFile, *ignored: str) -> tuple[str, ...]:
+def identity(bench_file: BenchFile, *ignored: str) -> tuple[str, ...]:
     """Return a key of a run folder; folders with equal keys may share a table.
 
     Args:
-        about: Description of a run folder.
+        bench_file: Description of a run folder.
         *ignored: Settings that may differ; ``partition`` also covers the images of each client.
     """
-    settings = with_defaults(about.settings)
+    settings = with_defaults(bench_file.settings)
     by_seed = {SEEDED_SETTINGS[source] for source in settings["vary"]} - {None}
-    split = settings["partition"] if by_seed else about.partition["sha256"]
+    split = settings["partition"] if by_seed else bench_file.partition["sha256"]
     split = "" if "partition" in ignored else split
     by_split = () if by_seed else ("partition_seed",)  # other seeds may draw the same split
     excluded_names = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed, *ignored)
     same = [encode_json(value) for name, value in settings.items() if name not in excluded_names]
-    return (*same, about.backbone["sha256"], split, str((about.data or {}).get("devices")))
+    return (
+        *same,
+        bench_file.backbone["sha256"],
+        split,
+        str((bench_file.data or {}).get("devices")),
+    )
 
 
 def places_below(place: Path) -> list[Path]:
@@ -156,14 +161,14 @@ def places_below(place: Path) -> list[Path]:
     Args:
         place: File, run folder or any other folder.
     """
-    if place.is_file() or (place / ABOUT).is_file():
+    if place.is_file() or (place / BENCH).is_file():
         return [place]
-    return sorted([*(p.parent for p in place.rglob(ABOUT)), *place.rglob(ARCHIVE)])
+    return sorted([*(p.parent for p in place.rglob(BENCH)), *place.rglob(ARCHIVE)])
 
 
 def _run_folder_above(place: Path) -> Path | None:
     """Return the run folder that contains a path; None if there is none."""
-    return next((p for p in place.absolute().parents if (p / ABOUT).is_file()), None)
+    return next((p for p in place.absolute().parents if (p / BENCH).is_file()), None)
 
 
 def read_runs(places: Iterable[Path]) -> list[Runs]:
@@ -247,7 +252,7 @@ def experiments_of(found: Iterable[Runs], place: str) -> list[Experiment]:
 def _group_runs(found: Iterable[Runs]) -> list[Experiment]:
     groups: dict[tuple[str, ...], list[tuple[dict[int, str], list[Runs]]]] = {}
     for runs in found:
-        images, alike = _images(runs.about), groups.setdefault(identity(runs.about), [])
+        images, alike = _images(runs.bench_file), groups.setdefault(identity(runs.bench_file), [])
         fitting = (
             g for g in alike if all(g[0].get(s, sha256) == sha256 for s, sha256 in images.items())
         )
@@ -262,7 +267,7 @@ def _group_runs(found: Iterable[Runs]) -> list[Experiment]:
 
 def _add_other_compressions(experiments: Sequence[Experiment]) -> list[Experiment]:
     """Add to each experiment the rows of others that differ only in the compression of uploads."""
-    keys = [(identity(e.about, "compress"), _images(e.about)) for e in experiments]
+    keys = [(identity(e.bench_file, "compress"), _images(e.bench_file)) for e in experiments]
     recoded = [
         tuple(
             Line(f"{line.label}, {other.settings['compress'] or 'exact'}", line.records)
@@ -275,13 +280,13 @@ def _add_other_compressions(experiments: Sequence[Experiment]) -> list[Experimen
     return [dataclasses.replace(e, recoded=r) for e, r in zip(experiments, recoded, strict=True)]
 
 
-def _images(about: BenchFile) -> dict[int, str]:
+def _images(bench_file: BenchFile) -> dict[int, str]:
     """Return the SHA-256 of the images in class order by seed.
 
     The seed is 0 if seeds do not change the order. Empty if an older version did not record it.
     """
-    seeds = about.seeds if "class-order" in with_defaults(about.settings)["vary"] else [0]
-    return dict.fromkeys(seeds, about.data["sha256"]) if about.data else {}
+    seeds = bench_file.seeds if "class-order" in with_defaults(bench_file.settings)["vary"] else [0]
+    return dict.fromkeys(seeds, bench_file.data["sha256"]) if bench_file.data else {}
 
 
 def _experiment(runs: Sequence[Runs]) -> Experiment:

@@ -3,10 +3,10 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
+from typing import Literal, TypeVar
 
 LEVEL = 0.05  # a difference below this p-value is significant
 EQUAL_TOLERANCE = 1e-9  # values that differ by less, in points, are equal
@@ -14,6 +14,7 @@ DIGITS = 9  # decimals in which equal means agree
 MIN_BLOCKS = 5  # smallest number of seeds or benchmarks for a critical difference
 MIN_METHODS = 3  # smallest number of methods for a critical difference
 Mark = Literal["best", "second", ""]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def compare_pairs(entries: Sequence[SeedValues]) -> dict[tuple[int, int], Paired
         p = p_value(entries[i], entries[j])
         if p is not None:
             p_values[i, j] = p
-    corrected_p = dict(zip(p_values, holm_correction(list(p_values.values())), strict=True))
+    corrected_p = holm_correction(p_values)
     results = {}
     for (i, j), p in p_values.items():
         a, b = entries[i].by_seed, entries[j].by_seed
@@ -146,20 +147,21 @@ def compare_pairs(entries: Sequence[SeedValues]) -> dict[tuple[int, int], Paired
     return results
 
 
-def holm_correction(p: Sequence[float]) -> list[float]:
+def holm_correction(p: Mapping[Key, float]) -> dict[Key, float]:
     """Apply Holm's step-down correction, which controls the family-wise error rate.
 
     Args:
-        p: p values of tests that belong together.
+        p: p values of tests that belong together, by any key.
 
     Returns:
-        Corrected p values in the same order, at most 1.
+        Corrected p values by the same keys, at most 1.
     """
-    out, largest = [0.0] * len(p), 0.0
-    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
-        out[index] = largest
-    return out
+    corrected: dict[Key, float] = {}
+    largest = 0.0
+    for rank, key in enumerate(sorted(p, key=p.__getitem__)):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[key]))
+        corrected[key] = largest
+    return {key: corrected[key] for key in p}
 
 
 @dataclass(frozen=True)

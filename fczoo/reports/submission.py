@@ -15,7 +15,7 @@ from fczoo.federation.environment import code_of, digest
 from fczoo.federation.result import Result
 from fczoo.reports.archive import read_archive, write_archive
 from fczoo.reports.run_folder import (
-    ABOUT,
+    BENCH,
     RESULT,
     BenchFile,
     RunRecord,
@@ -87,8 +87,8 @@ def _faults(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]
 
 def _incomplete(runs: Runs, folder: Path) -> Iterator[str]:
     problems = {(record.method, record.seed): record.problem for record in runs.records}
-    for method in runs.about.methods:
-        for seed in runs.about.seeds:
+    for method in runs.bench_file.methods:
+        for seed in runs.bench_file.seeds:
             if problem := problems.get((method, seed), "not started"):
                 fault = (
                     f"{folder}: {method} seed {seed} is not finished ({' '.join(problem.split())})"
@@ -99,7 +99,7 @@ def _incomplete(runs: Runs, folder: Path) -> Iterator[str]:
 def _missing_checksums(runs: Runs, folder: Path) -> Iterator[str]:
     """Yield files without a checksum; other files were verified when they were read."""
     files = [
-        folder / ABOUT,
+        folder / BENCH,
         *(record.folder / RESULT for record in runs.records if record.result and record.folder),
     ]
     for path in files:
@@ -109,45 +109,45 @@ def _missing_checksums(runs: Runs, folder: Path) -> Iterator[str]:
 
 
 def _code(runs: Runs) -> Iterator[str]:
-    about = runs.about
-    if about.changed_code:
-        when = ", ".join(str(change.get("when", "?")) for change in about.changed_code)
+    bench_file = runs.bench_file
+    if bench_file.changed_code:
+        when = ", ".join(str(change.get("when", "?")) for change in bench_file.changed_code)
         problem = f"code changed between its runs ({when}), and that was accepted"
         yield f"{runs.place}: {problem}; {RERUN_ADVICE}"
-    if not about.code:
-        yield f"{runs.place}: {ABOUT} has no hashes of the code; {RERUN_ADVICE}"
+    if not bench_file.code:
+        yield f"{runs.place}: {BENCH} has no hashes of the code; {RERUN_ADVICE}"
         return
     for record in runs.records:
         made_by = record.result.versions.get("code") if record.result else None
-        code_digest = _digest(about, record)
+        code_digest = _digest(bench_file, record)
         if made_by and code_digest and made_by != code_digest:
-            problem = f"its result was made with other code than {ABOUT} records"
+            problem = f"its result was made with other code than {BENCH} records"
             yield f"{record.place}: {problem}; {RERUN_ADVICE}"
 
 
-def _digest(about: BenchFile, record: RunRecord) -> str:
+def _digest(bench_file: BenchFile, record: RunRecord) -> str:
     """Return the recorded hash of one run's code; empty if its modules are unknown here."""
-    if len(about.methods) == 1:
-        return digest(about.code)
+    if len(bench_file.methods) == 1:
+        return digest(bench_file.code)
     try:
-        method = create_method(record.method, **about.methods[record.method])
-        modules = code_of(recorded_settings(about.settings), method)
+        method = create_method(record.method, **bench_file.methods[record.method])
+        modules = code_of(recorded_settings(bench_file.settings), method)
     except FczooError:  # a missing plug-in, or options that this version does not have
         return ""
-    if not modules.keys() <= about.code.keys():  # this version has other modules
+    if not modules.keys() <= bench_file.code.keys():  # this version has other modules
         return ""
-    return digest({name: about.code[name] for name in modules})
+    return digest({name: bench_file.code[name] for name in modules})
 
 
 def _contradictions(record: RunRecord, result: Result, folder: Path) -> Iterator[str]:
     """Yield differences between a result and its folder, and missing versions."""
-    about, partition = record.about, load_partition(folder / PARTITION)
+    bench_file, partition = record.bench_file, load_partition(folder / PARTITION)
     if missing := [name for name in VERSIONS if not result.versions.get(name)]:
         problem = f"the versions of {', '.join(missing)} are not recorded"
         yield f"{record.place}: {problem}; {RERUN_ADVICE}"
     result_settings, folder_settings = (
         with_defaults(current_settings(result.settings)),
-        with_defaults(about.settings),
+        with_defaults(bench_file.settings),
     )
     spec, sha256 = result.partition.get("spec", ""), result.partition.get("sha256", "")
     sha256 = partition.sha256 if partition.has_hash(sha256, spec) else sha256
@@ -159,11 +159,11 @@ def _contradictions(record: RunRecord, result: Result, folder: Path) -> Iterator
     ]
     pairs: tuple[tuple[str, Any, Any], ...] = (
         ("method and seed", (result.method, result.seed), (record.method, record.seed)),
-        ("options", result.options, about.methods[record.method]),
+        ("options", result.options, bench_file.methods[record.method]),
         ("settings " + ", ".join(differing_names), bool(differing_names), False),
-        ("backbone", result.backbone.get("sha256"), about.backbone["sha256"]),
-        ("partition", sha256, about.partition["sha256"]),
-        ("partition file", partition.sha256, about.partition["sha256"]),
+        ("backbone", result.backbone.get("sha256"), bench_file.backbone["sha256"]),
+        ("partition", sha256, bench_file.partition["sha256"]),
+        ("partition file", partition.sha256, bench_file.partition["sha256"]),
         ("data set of the partition", partition.dataset, folder_settings["dataset"]),
         ("class order", result.class_order, list(partition.class_order)),
         ("number of tasks", len(result.task_sizes), len(partition.tasks)),
@@ -195,7 +195,7 @@ def _impossible(record: RunRecord, result: Result) -> Iterator[str]:
 
 def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
     """Yield numbers of classes, tasks or test images that do not match the data set."""
-    settings = with_defaults(record.about.settings)
+    settings = with_defaults(record.bench_file.settings)
     name = settings["dataset"]
     advice = f"see `fczoo data check {name}`"
     if name not in DATASETS:
@@ -205,7 +205,7 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
             "install its plug-in"
         )
         return
-    if not record.about.data.get("sha256") or not record.about.split:
+    if not record.bench_file.data.get("sha256") or not record.bench_file.split:
         yield f"{record.place}: the hash of its images is not recorded; {RERUN_ADVICE}"
     cls = DATASETS.get(name)
     has_stages = in_stages(settings["moving"], settings["task_order"])
@@ -255,22 +255,26 @@ def _other_data(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[
         if mine is None or _images(archive_entry) != mine:
             continue
         for quantity, our_hash, archive_hash in (
-            ("images", runs.about.data.get("sha256"), archive_entry.about.data.get("sha256")),
-            ("test part", runs.about.split, archive_entry.about.split),
+            (
+                "images",
+                runs.bench_file.data.get("sha256"),
+                archive_entry.bench_file.data.get("sha256"),
+            ),
+            ("test part", runs.bench_file.split, archive_entry.bench_file.split),
         ):
             if our_hash and archive_hash and our_hash != archive_hash:
                 mismatch = (
                     f"{runs.place}: its {quantity} ({our_hash[:12]}) are not those of "
                     f"{archive_entry.name} in {archive}"
                 )
-                advice = f"fczoo data check {runs.about.settings['dataset']}"
+                advice = f"fczoo data check {runs.bench_file.settings['dataset']}"
                 yield f"{mismatch} ({archive_hash[:12]}), with the same settings; see `{advice}`"
                 return
 
 
 def _images(runs: Runs) -> tuple[Any, ...] | None:
     """Return a key of the images of a folder's runs; None if none is finished."""
-    settings = with_defaults(runs.about.settings)
+    settings = with_defaults(runs.bench_file.settings)
     orders = [record.result.class_order for record in runs.records if record.result]
     domains = settings["tasks"] == DOMAINS
     return (*(settings[name] for name in DATA), domains, orders[0]) if orders else None
@@ -279,14 +283,14 @@ def _images(runs: Runs) -> tuple[Any, ...] | None:
 def _duplicates(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
     archive_names = {
         (
-            identity(archive_entry.about),
+            identity(archive_entry.bench_file),
             *_key(record),
         ): f"{archive_entry.name}/{record.method}/seed{record.seed}"
         for archive_entry in entered
         for record in archive_entry.records
     }
     records_with_names = [
-        (record, archive_names.get((identity(runs.about), *_key(record))))
+        (record, archive_names.get((identity(runs.bench_file), *_key(record))))
         for record in runs.records
     ]
     for record, archive_name in records_with_names:

@@ -26,7 +26,7 @@ from fczoo.reports.runs import Experiment, experiments_below, experiments_of, no
 SUITES = "suites"  # folder of the suites' files, in the folder of the archives
 RUNS = "suite-runs"  # folder of the run folders, in the folder of the archives
 REPLICATION = ".replication"  # suffix of a suite's name in the archive of its replication
-State = Literal["current", "stale", "missing", "failed"]
+State = Literal["current", "outdated", "missing", "failed"]
 
 
 class SuiteRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,7 +169,7 @@ def code_digest(config: RunConfig) -> str:
 def state_of(
     config: RunConfig, row: SuiteRow, suite: Suite, record: RunRecord | None, code: str
 ) -> tuple[State, str]:
-    """Return the state of a run and, if it is stale, what has changed.
+    """Return the state of a run and, if it is outdated, what has changed.
 
     A change is one of options, search, code or settings.
 
@@ -196,11 +196,11 @@ def state_of(
         == {k: v for k, v in theirs.items() if k not in searched},
         "search": recorded == effort if trials else not record.trials,
         "code": record.result.versions.get("code") == code,
-        "settings": _comparable(recorded_settings(record.about.settings))
+        "settings": _comparable(recorded_settings(record.bench_file.settings))
         == _comparable(config.settings),
     }
     reasons = [name for name, is_same in same.items() if not is_same]
-    return ("stale", reasons[0]) if reasons else ("current", "")
+    return ("outdated", reasons[0]) if reasons else ("current", "")
 
 
 def _comparable(settings: Settings) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _dataset(experiment: Experiment) -> str:
 
 
 def _partition(experiment: Experiment) -> str:
-    return str(experiment.about.partition["spec"])
+    return str(experiment.bench_file.partition["spec"])
 
 
 def _sweep(method: str, lines: Sequence[tuple[Experiment, Line]]) -> OptionSweep:

@@ -135,7 +135,7 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
     warn_of_slow_bf16(settings)
     for run in runs if settings.start_from else ():
         find_start(str(settings.start_from), run.create_method(), run.seed)
-    about, data = _data(settings)
+    data_summary, data = _data(settings)
     steps = image_steps(settings, *data) if data else []
     images = len(data[0].train.labels) if data else 0
     clients = settings.clients + settings.joining * (settings.task_count - 1)
@@ -186,7 +186,7 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
                 for group, rows in _settings(next(iter(configs.values()))).items()
             ),
             *pages,
-            f"{about}\nWeights: {weights or f'{settings.backbone} is available'}",
+            f"{data_summary}\nWeights: {weights or f'{settings.backbone} is available'}",
             f"Image-steps per run (images x epochs x rounds), by task: {by_task}",
             f"{word_table(work, head)}\n\n{LEGEND}",
         ]

@@ -193,20 +193,20 @@ def add_warnings(folder: Path, warnings: Collection[LocatedWarning]) -> None:
 
 def describe_warnings(folder: Path) -> None:
     """Write the warnings of a run folder and of its runs to the folder's ``bench.json``."""
-    about = read_bench_file(folder)
-    lines = _lines(folder, about)
-    if lines != about.warnings:
-        write_bench_file(folder, {**about.plain(), "warnings": lines})
+    bench_file = read_bench_file(folder)
+    lines = _lines(folder, bench_file)
+    if lines != bench_file.warnings:
+        write_bench_file(folder, {**bench_file.plain(), "warnings": lines})
 
 
-def _lines(folder: Path, about: BenchFile) -> list[str]:
+def _lines(folder: Path, bench_file: BenchFile) -> list[str]:
     general = read_warnings(folder / WARNINGS)
     lines = warning_lines(general)
     texts = {warning.text for warning in general}
-    for method in about.methods:
+    for method in bench_file.methods:
         run_warnings = [
             LocatedWarning(text, ", ".join(filter(None, (f"seed {seed}", location))))
-            for seed in about.seeds
+            for seed in bench_file.seeds
             for text, location in read_warnings(folder / method / f"seed{seed}" / WARNINGS)
             if text not in texts
         ]

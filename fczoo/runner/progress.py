@@ -17,7 +17,7 @@ from fczoo.core.metrics import all_metrics
 from fczoo.core.terminal import is_terminal
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.result import Result, read_result
-from fczoo.reports.run_folder import ABOUT, FAILURE, LOG, RESULT
+from fczoo.reports.run_folder import BENCH, FAILURE, LOG, RESULT
 from fczoo.runner.configs import RunSpec, is_finished
 
 log = logging.getLogger("fczoo.progress")
@@ -70,7 +70,7 @@ class Progress:
         # modification time and content of a run's result file
         self.seen: dict[RunSpec, tuple[int, Result | None]] = {}
         folders = list(dict.fromkeys(run.folder for run in runs))
-        log_place = folders[0] / LOG if len(folders) == 1 else f"{LOG} next to each {ABOUT}"
+        log_place = folders[0] / LOG if len(folders) == 1 else f"{LOG} next to each {BENCH}"
         protocols = sorted(
             {str(run.config.settings.protocol) for run in runs if run.config.settings.protocol}
         )

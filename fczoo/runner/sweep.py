@@ -23,7 +23,7 @@ from fczoo.federation.settings import AUTO, Settings
 from fczoo.reports.formats import write_summary
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import (
-    ABOUT,
+    BENCH,
     FAILURE,
     LOG,
     read_bench_file,
@@ -66,7 +66,7 @@ def check_sweep(
         for folder, configs in sweep.items()
     }
     check_unique(runs_by_folder)
-    if execution.resume and not any((folder / ABOUT).is_file() for folder in runs_by_folder):
+    if execution.resume and not any((folder / BENCH).is_file() for folder in runs_by_folder):
         raise FczooError(f"no run to resume in {out}; leave --resume out to begin one there")
     for folder in {*runs_by_folder} if allow_others else {out, *runs_by_folder}:
         _check_free(folder, runs_by_folder)
@@ -144,14 +144,14 @@ def run_sweep(
             bench, opening_warnings, notes = open_benchmark(settings)
             with WarningRecorder() as recorder:
                 recorder.add(*earlier, *opening_warnings)
-                about = _describe(folder, bench, configs, execution)
+                bench_file = _describe(folder, bench, configs, execution)
                 warn_of_short_schedules(configs)
                 warn_of_unused_settings(configs)
-            descriptions.append((folder, about, bench.partition, recorder.warnings, notes))
+            descriptions.append((folder, bench_file, bench.partition, recorder.warnings, notes))
             if sharing_folder:
                 shared_benchmarks[folder] = share(bench, sharing_folder)
-        for folder, about, partition, warnings, notes in descriptions:
-            _begin(folder, about, partition, warnings, notes)
+        for folder, bench_file, partition, warnings, notes in descriptions:
+            _begin(folder, bench_file, partition, warnings, notes)
             stack.callback(describe_warnings, folder)  # also after an interruption
         runs = _specify_runs(sweep, out, shared_benchmarks)
         for run in runs:
@@ -208,7 +208,7 @@ def _with_precision(
             f"--precision {AUTO} would measure this machine, not the cluster; give fp32 or bf16"
         )
     folder_precision = (
-        read_bench_file(folder).settings.get("precision") if (folder / ABOUT).is_file() else None
+        read_bench_file(folder).settings.get("precision") if (folder / BENCH).is_file() else None
     )
     resolved = (
         replace(settings, precision=folder_precision)
@@ -267,7 +267,7 @@ def _check_free(folder: Path, run_folders: Iterable[Path]) -> None:
     """Raise FczooError if a folder contains something other than runs."""
     # folders of the sweep and their parents
     inner = {p for run_folder in run_folders for p in (run_folder, *run_folder.parents)}
-    if (folder / ABOUT).is_file() or not folder.exists():
+    if (folder / BENCH).is_file() or not folder.exists():
         return
     if not folder.is_dir() or any(
         p.name not in (LOCK, CLUSTER) and not p.name.endswith(".json.tmp") and p not in inner
@@ -293,7 +293,7 @@ def _describe(
         if execution.diagnostics:
             check_diagnostics(config.create_method())
     search = next((config.search for config in configs if config.search), {})
-    about: dict[str, Any] = {
+    bench_file: dict[str, Any] = {
         "methods": options,
         "seeds": list(dict.fromkeys(config.seed for config in configs)),
         "settings": replace(bench.settings, device=settings.device).portable(),
@@ -314,11 +314,11 @@ def _describe(
         _merge_descriptions(
             folder,
             read_bench_file(folder).plain(),
-            through_json(about),
+            through_json(bench_file),
             execution.accept_changed_code,
         )
-        if (folder / ABOUT).is_file()
-        else about
+        if (folder / BENCH).is_file()
+        else bench_file
     )
 
 
@@ -331,7 +331,7 @@ def _data_of(bench: Benchmark) -> dict[str, Any]:
 
 def _begin(
     folder: Path,
-    about: dict[str, Any],
+    bench_file: dict[str, Any],
     partition: Partition,
     warnings: Collection[LocatedWarning],
     notes: list[str],
@@ -340,10 +340,10 @@ def _begin(
 
     The description is first, so that the folder is identified if the process ends here.
     """
-    write_bench_file(folder, about)
+    write_bench_file(folder, bench_file)
     partition.save(folder / PARTITION)
     if contamination := read_bench_file(folder).contamination:
-        notes = [*notes, f"{about['settings']['dataset']}: {contamination}"]
+        notes = [*notes, f"{bench_file['settings']['dataset']}: {contamination}"]
     with log_to_file(folder / LOG):
         for note in notes:
             say(note)

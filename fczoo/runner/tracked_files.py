@@ -69,7 +69,7 @@ def _send_report(folders: Sequence[Path], out: Path, names: Sequence[str]) -> No
         files_folder = Path(stack.enter_context(TemporaryDirectory()))
         files = _report_files(experiments, files_folder)
         for name in names:
-            settings = experiments[0].about.settings
+            settings = experiments[0].bench_file.settings
             tracker = stack.enter_context(LOGGERS[name](folders[0], settings))
             tracker.start_report(f"report of {out.name}")
             tracker.finish(files)

@@ -213,22 +213,27 @@ def tuned_values_of(search_result: TunedFile) -> TunedValues:
     )
 
 
-def tuned_values_of_run(about: BenchFile) -> TunedValues:
+def tuned_values_of_run(bench_file: BenchFile) -> TunedValues:
     """Return the tuned values of a run folder that used ``--tuned``.
 
     All options of its tuned methods count as searched.
 
     Args:
-        about: Content of ``bench.json``.
+        bench_file: Content of ``bench.json``.
 
     Returns:
         The values and their search.
     """
     return TunedValues(
-        values=about.methods,
+        values=bench_file.methods,
         searched={
-            name: about.methods[name] for name in about.tuned["methods"] if name in about.methods
+            name: bench_file.methods[name]
+            for name in bench_file.tuned["methods"]
+            if name in bench_file.methods
         },
-        settings={**with_defaults(about.settings), **about.tuned.get("other_settings", {})},
-        effort={name: value for name, value in about.tuned.items() if name not in RUN_KEYS},
+        settings={
+            **with_defaults(bench_file.settings),
+            **bench_file.tuned.get("other_settings", {}),
+        },
+        effort={name: value for name, value in bench_file.tuned.items() if name not in RUN_KEYS},
     )

@@ -154,7 +154,7 @@ def test_saved_results_are_loaded(bench: Benchmark, tmp_path: Path) -> None:
     assert [result.seed for result in results["fedncm"]] == [0, 1]
     (experiment,) = results.experiments
     assert "2 tasks of 5 classes, 40 test images" in str(results)
-    assert experiment.about.partition["sha256"] == bench.partition.sha256
+    assert experiment.bench_file.partition["sha256"] == bench.partition.sha256
     results.save(tmp_path / "all.csv")
     assert len(fczoo.load_results(tmp_path / "all.csv")) == 2
     with pytest.raises(FczooError, match="is not the name of a JSON file"):

@@ -191,7 +191,7 @@ def test_old_and_new_folder_with_beta_1_share_table(typed: str, tmp_path: Path) 
     assert (respell(tmp_path / "old", typed) == new.sha256) == (typed == "dirichlet:1.0")
     (experiment,) = load_results(tmp_path).experiments
     assert sorted(line.label for line in experiment.lines) == ["fedncm", "fedridge"]
-    assert experiment.about.partition == {"spec": "dirichlet:1", "sha256": new.sha256}
+    assert experiment.bench_file.partition == {"spec": "dirichlet:1", "sha256": new.sha256}
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_quick_values_match_archived_runs() -> None:
     run_options = {}
     for runs in read_archive(QUICK):
         (record,) = runs.records
-        assert record.about.tuned["trials"] >= WHOLE_EFFORT
+        assert record.bench_file.tuned["trials"] >= WHOLE_EFFORT
         options = record.result.options
         run_options[record.method] = {
             name: round_to_three_digits(value) for name, value in options.items()

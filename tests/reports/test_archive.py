@@ -75,7 +75,7 @@ def write_archive_of(place: Path, to: Path) -> Path:
 
 def content(runs: Runs) -> dict:
     """Return the parts of a folder that an archive keeps."""
-    about = runs.about.plain()
+    about = runs.bench_file.plain()
     about["settings"] = {k: v for k, v in about["settings"].items() if v is not None}
     about["methods"] = {c.method: c.result.options for c in runs.records}
     results = [

@@ -17,8 +17,11 @@ from fczoo.reports.significance import (
 
 def test_holm_matches_hand_computation():
     """Multiply the sorted 0.01, 0.03 and 0.04 by 3, 2 and 1; keep the order."""
-    assert holm_correction([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm_correction([0.9, 0.8]) == [1.0, 1.0] and holm_correction([]) == []
+    corrected = holm_correction({"a": 0.01, "b": 0.04, "c": 0.03})
+    assert corrected == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    assert list(corrected) == ["a", "b", "c"]
+    assert holm_correction({0: 0.9, 1: 0.8}) == {0: 1.0, 1: 1.0}
+    assert holm_correction({}) == {}
 
 
 def test_interval_uses_t_distribution():

@@ -1,17 +1,20 @@
 """Suites in results/: their files are valid, and their pages are generated."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fczoo.board.suite_page import curve_colours, read_page, suite_curves
+from fczoo.board.suite_page import Page, curve_colours, read_page, suite_curves
 from fczoo.board.suite_text import rank_sentence
 from fczoo.reports.drawing import draw
+from fczoo.reports.runs import read_experiments
 from fczoo.reports.significance import CriticalDifference
-from fczoo.reports.suites import SUITES, read_suite
+from fczoo.reports.suites import SUITES, Suite, SuiteRow, read_suite
 from helpers_cli import run
 from helpers_results import RESULTS
+from helpers_runs import write_run
 
 FILES = sorted((RESULTS / SUITES).glob("*.toml"))
 NAMES = [file.stem for file in FILES]
@@ -109,3 +112,58 @@ def test_wide_critical_difference_has_no_picture():
     wide = replace(ranks, distance=1.4)
     assert not wide.separates
     assert "a picture would show nothing" in rank_sentence(wide)
+
+
+def test_page_reports_significance(tmp_path: Path) -> None:
+    # A_N is the mean of the accuracy given and 80: differences of HGP to FedAvg 5.0, 5.5, 6.0
+    # (t = 19.05, p = 0.00274), to EWC 0.5, -0.5, 1.5 (t = 0.866, p = 0.478)
+    write_run(
+        tmp_path / "run",
+        {
+            "hgp": {0: 70.0, 1: 71.0, 2: 72.0},
+            "fedavg": {0: 60.0, 1: 60.0, 2: 60.0},
+            "ewc": {0: 69.0, 1: 72.0, 2: 69.0},
+        },
+    )
+    suite = Suite(
+        question="Which?",
+        bench={},
+        rows=[SuiteRow("hgp"), SuiteRow("fedavg"), SuiteRow("ewc")],
+        compare=[("fedavg", "hgp"), ("hgp", "ewc")],
+    )
+    text = Page("which", suite, read_experiments([tmp_path])).text
+    assert "p values corrected for 2 comparisons (Holm)" in text
+    # half widths 4.303 * 0.5 / sqrt(3) = 1.242 and 4.303 * 1.0 / sqrt(3) = 2.484
+    first = "- HGP is significantly better than FedAvg (p = 0.0055; 5.5 points, 95 % interval"
+    assert f"{first} 4.3 to 6.7)." in text
+    second = "- HGP and EWC do not differ significantly (p = 0.48; 0.5 points, 95 % interval"
+    assert f"{second} -2.0 to 3.0)." in text
+    # 75, 75.5 and 76: mean 75.5, half width 4.303 * 0.5 / sqrt(3) = 1.242
+    assert "74.3 to 76.7" in text
+    # HGP is first, second and first; k = 3 rows and 3 seeds: 2.343 * sqrt(3 * 4 / (6 * 3)) = 1.91
+    assert "Mean ranks of 3 rows over 3 seeds and settings" in text
+    ranks = Page("which", suite, read_experiments([tmp_path])).critical_difference
+    assert ranks.ranks["hgp"] == 4 / 3
+    assert round(ranks.distance, 2) == 1.91
+
+
+def test_page_says_that_one_seed_is_not_tested(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", {"hgp": {0: 70.0}, "fedavg": {0: 60.0}})
+    rows = [SuiteRow("hgp"), SuiteRow("fedavg")]
+    suite = Suite("Which?", {}, rows, compare=[("fedavg", "hgp")])
+    text = Page("which", suite, read_experiments([tmp_path])).text
+    # A_N is the mean of the accuracy given and 80
+    sentence = "- HGP is 5.0 points above FedAvg; one seed, so it cannot be tested."
+    assert f"Differences of A_N:\n\n{sentence}" in text
+    assert "p values" not in text
+
+
+def test_rank_figure_needs_three_blocks_without_ablation(tmp_path: Path) -> None:
+    seeds = {0: 70.0, 1: 71.0}
+    scores = {"hgp": seeds, "fedavg": seeds, "ewc": seeds, "lwf": {**seeds, 2: 70.0}}
+    write_run(tmp_path / "run", scores)
+    rows = [SuiteRow("hgp"), SuiteRow("fedavg"), SuiteRow("ewc")]
+    suite = Suite("Which?", {}, [*rows, SuiteRow("lwf", role="ablation")])
+    page = Page("which", suite, read_experiments([tmp_path]))
+    assert page.critical_difference is None
+    assert "## Ranks" not in page.text

@@ -1,4 +1,4 @@
-"""Test suites: stale runs, rows of the archive and the page of results."""
+"""Test suites: outdated runs, rows of the archive and the page of results."""
 
 import re
 import shutil
@@ -10,19 +10,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fczoo.board.suite_page import Page
 from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.environment import commit
 from fczoo.reports import suites
 from fczoo.reports.archive import read_archive, write_archive
-from fczoo.reports.runs import read_experiments
 from fczoo.runner import suite as runner_suite
 from fczoo.runner import sweep
 from fczoo.runner.configs import RunSpec
 from helpers_cli import run
-from helpers_runs import write_run
 
 SUITE = """
 question = "Does a mean need a covariance?"
@@ -64,7 +61,9 @@ def states(*words: str) -> list[str]:
     return [re.split(r"  +", line)[3] for line in lines[start : start + 3]]
 
 
-def test_suite_runs_missing_and_stale_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suite_runs_missing_and_outdated_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert states() == ["2 missing"] * 3
     run("suite", "run", "means", "--rows", "fedncm,cosine")
     assert states() == ["2 current", "2 missing", "2 current"]
@@ -80,7 +79,7 @@ def test_suite_runs_missing_and_stale_rows(folder: Path, monkeypatch: pytest.Mon
 
     changed = SUITE.replace("distance", "normalise").replace('"cosine" }', "true }")
     (folder / "suites/means.toml").write_text(changed)
-    assert states() == ["2 current", "2 current", "2 stale (options)"]
+    assert states() == ["2 current", "2 current", "2 outdated (options)"]
     run("suite", "run", "means")
     assert states() == ["2 current"] * 3
     new = {runs.name: runs for runs in read_archive(folder / "means.csv")}
@@ -88,7 +87,7 @@ def test_suite_runs_missing_and_stale_rows(folder: Path, monkeypatch: pytest.Mon
     assert new["cosine/seed0"].records[0].result.options["normalise"] is True
 
     monkeypatch.setattr(suites, "code_digest", lambda config: "other code")
-    assert states() == ["2 stale (code)"] * 3
+    assert states() == ["2 outdated (code)"] * 3
 
 
 def test_row_can_have_fewer_seeds(folder: Path) -> None:
@@ -130,7 +129,7 @@ def test_interrupted_suite_keeps_finished_rows(
     for count in (1, 2, 3):  # a run can be read as soon as it has ended
         (folder / "first.csv").write_text("".join(lines[: 1 + count]))
         record = read_archive(folder / "first.csv")[-1].records[0]
-        assert record.about.hardware["cpu"]
+        assert record.bench_file.hardware["cpu"]
         assert len(record.result.versions["code"]) == 64
         assert record.result.versions.get("commit", "") == commit()
     monkeypatch.setattr(sweep, "execute_run", execute)
@@ -211,67 +210,15 @@ def test_page_is_rebuilt_from_archive(folder: Path) -> None:
     (folder / "means.md").unlink()
     for work in (folder / "suite-runs").rglob("result.json"):
         work.unlink()
+    for old in ("means-7.png", "means-ranks.png", "means-2-1.png"):
+        (folder / "pictures" / old).touch()
     run("suite", "report", "means")
     assert (folder / "means.md").read_text() == page
     assert page.endswith("## Notes\n\nA note.\n")
     assert "Does a mean need a covariance?" in page
     assert "| cosine | ablation |" in " ".join(page.split(" ")).replace("  ", "")
-    assert (folder / "pictures/means-1.png").is_file()
-
-
-def test_page_reports_significance(tmp_path: Path) -> None:
-    # A_N is the mean of the accuracy given and 80: differences of HGP to FedAvg 5.0, 5.5, 6.0
-    # (t = 19.05, p = 0.00274), to EWC 0.5, -0.5, 1.5 (t = 0.866, p = 0.478)
-    write_run(
-        tmp_path / "run",
-        {
-            "hgp": {0: 70.0, 1: 71.0, 2: 72.0},
-            "fedavg": {0: 60.0, 1: 60.0, 2: 60.0},
-            "ewc": {0: 69.0, 1: 72.0, 2: 69.0},
-        },
-    )
-    suite = suites.Suite(
-        question="Which?",
-        bench={},
-        rows=[suites.SuiteRow("hgp"), suites.SuiteRow("fedavg"), suites.SuiteRow("ewc")],
-        compare=[("fedavg", "hgp"), ("hgp", "ewc")],
-    )
-    text = Page("which", suite, read_experiments([tmp_path])).text
-    assert "p values corrected for 2 comparisons (Holm)" in text
-    # half widths 4.303 * 0.5 / sqrt(3) = 1.242 and 4.303 * 1.0 / sqrt(3) = 2.484
-    first = "- HGP is significantly better than FedAvg (p = 0.0055; 5.5 points, 95 % interval"
-    assert f"{first} 4.3 to 6.7)." in text
-    second = "- HGP and EWC do not differ significantly (p = 0.48; 0.5 points, 95 % interval"
-    assert f"{second} -2.0 to 3.0)." in text
-    # 75, 75.5 and 76: mean 75.5, half width 4.303 * 0.5 / sqrt(3) = 1.242
-    assert "74.3 to 76.7" in text
-    # HGP is first, second and first; k = 3 rows and 3 seeds: 2.343 * sqrt(3 * 4 / (6 * 3)) = 1.91
-    assert "Mean ranks of 3 rows over 3 seeds and settings" in text
-    ranks = Page("which", suite, read_experiments([tmp_path])).critical_difference
-    assert ranks.ranks["hgp"] == 4 / 3
-    assert round(ranks.distance, 2) == 1.91
-
-
-def test_page_says_that_one_seed_is_not_tested(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", {"hgp": {0: 70.0}, "fedavg": {0: 60.0}})
-    rows = [suites.SuiteRow("hgp"), suites.SuiteRow("fedavg")]
-    suite = suites.Suite("Which?", {}, rows, compare=[("fedavg", "hgp")])
-    text = Page("which", suite, read_experiments([tmp_path])).text
-    # A_N is the mean of the accuracy given and 80
-    sentence = "- HGP is 5.0 points above FedAvg; one seed, so it cannot be tested."
-    assert f"Differences of A_N:\n\n{sentence}" in text
-    assert "p values" not in text
-
-
-def test_rank_figure_needs_three_blocks_without_ablation(tmp_path: Path) -> None:
-    seeds = {0: 70.0, 1: 71.0}
-    scores = {"hgp": seeds, "fedavg": seeds, "ewc": seeds, "lwf": {**seeds, 2: 70.0}}
-    write_run(tmp_path / "run", scores)
-    rows = [suites.SuiteRow("hgp"), suites.SuiteRow("fedavg"), suites.SuiteRow("ewc")]
-    suite = suites.Suite("Which?", {}, [*rows, suites.SuiteRow("lwf", role="ablation")])
-    page = Page("which", suite, read_experiments([tmp_path]))
-    assert page.critical_difference is None
-    assert "## Ranks" not in page.text
+    pictures = {picture.name for picture in (folder / "pictures").iterdir()}
+    assert pictures == {"means-1.png", "means-2-1.png"}  # the latter is of a suite `means-2`
 
 
 def test_page_rejects_rows_of_different_code(folder: Path) -> None:
@@ -340,7 +287,7 @@ def test_row_stores_its_search(folder: Path) -> None:
         assert record.search["score"] == max(row[0] for row in tried["rows"])
         assert record.search["default_score"] == tried["rows"][0][0]
     (folder / "suites/means.toml").write_text(text.replace("trials = 2", "trials = 3"))
-    assert states() == ["2 stale (search)", "2 missing", "2 stale (search)"]
+    assert states() == ["2 outdated (search)", "2 missing", "2 outdated (search)"]
 
 
 @pytest.mark.slow

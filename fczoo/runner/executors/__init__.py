@@ -255,21 +255,23 @@ def check_node(run: RunSpec) -> None:
 
     Otherwise results of this machine could differ from the other rows of the table.
     """
-    about = read_bench_file(run.folder)
+    bench_file = read_bench_file(run.folder)
     differences = [
-        f"{name} is {version} here, {about.versions[name]} where the command was started"
+        f"{name} is {version} here, {bench_file.versions[name]} where the command was started"
         for name, version in versions().items()
-        if about.versions.get(name, version) != version
+        if bench_file.versions.get(name, version) != version
     ]
     config = run.config
     device = str(pick_device(config.settings.device))
-    if device != about.device:
+    if device != bench_file.device:
         differences.append(
-            f"the runs need device {about.device}, this node would use {device} (set --device)"
+            f"the runs need device {bench_file.device}, this node would use {device} (set --device)"
         )
     code = code_of(config.settings, config.create_method())
     differences += [
-        f"{name} differs" for name, sha256 in code.items() if about.code.get(name, sha256) != sha256
+        f"{name} differs"
+        for name, sha256 in code.items()
+        if bench_file.code.get(name, sha256) != sha256
     ]
     if differences:
         raise FczooError(
