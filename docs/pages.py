@@ -116,12 +116,12 @@ def _method_page(cls: type[Method]) -> str:
     if rows := _readings(cls.name):
         parts += [
             "## Readings that are not the default",
-            pipe_table(rows, ["what", "where it is so", "what fczoo does"]),
+            pipe_table(rows, ["reading", "source", "what fczoo does by default"]),
         ]
     if rows := _results(cls.name):
         about = (
-            "Runs of the suites: small, far from any paper. What may be concluded stands next to "
-            "[all results](../results/README.md)."
+            "Runs of the suites, which train much less than the papers do. "
+            "[All results](../results/README.md) lists the conclusions."
         )
         head = ["benchmark", "row", *METRIC_COLUMNS, "seeds"]
         parts += ["## Results", about, pipe_table(rows, head)]

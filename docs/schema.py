@@ -32,7 +32,7 @@ ABOUT_FIELDS = {
     "seeds": "Seeds; each method has a run per seed.",
     "settings": "Fields of Settings by name, paths without their folders.",
     "backbone": "Shape, input and SHA-256 of the backbone.",
-    "partition": "Partitioner and SHA-256 of the split over clients.",
+    "partition": "Partitioner and SHA-256 of the partition.",
     "versions": "Versions of Python and of the libraries.",
     "device": "Device of the runs.",
     "split": "How training and test images were separated.",

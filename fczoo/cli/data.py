@@ -1,4 +1,4 @@
-"""Commands ``fczoo partition`` and ``fczoo data``: splits over clients, and local data sets."""
+"""Commands ``fczoo partition`` and ``fczoo data``: partitions, and local data sets."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -83,7 +83,7 @@ def partition(
     export: Path | None,
     **given: Any,
 ) -> None:
-    """Show the split over clients and tasks that `bench` uses with the same options."""
+    """Show the partition over clients and tasks that `bench` uses with the same options."""
     from fczoo.cli.arguments import parse_specs
     from fczoo.cli.config import default_protocol
     from fczoo.cli.other_tools import check_partitions

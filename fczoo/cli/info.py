@@ -349,7 +349,7 @@ def _on(source: Source, dataset: str) -> list[str]:
         f"{dataset}):{missing}\n{word_table(rows, ['setting', 'value', 'in print', 'source'])}"
     ]
     if dataset in source.partitions:
-        parts.append(f"Its splits (--partition): {'  '.join(source.partitions[dataset])}")
+        parts.append(f"Its partitions (--partition): {'  '.join(source.partitions[dataset])}")
     names = sorted({*METHODS.names(), *source.methods, *source.dataset_options.get(dataset, {})})
     options = [
         (

@@ -39,7 +39,7 @@ KINDS = {
     "methods": "all methods, by group: year, what is trained, what is sent",
     "baselines": "methods to compare them with",
     "datasets": "images, and the schedule that bench uses on them",
-    "partitioners": "how images are split over clients",
+    "partitioners": "how images are divided among clients",
     "aggregators": "how a server averages (--aggregator)",
     "merges": "how the server of one method merges tensors that it does not average",
     "attacks": "what hostile clients do",

@@ -176,7 +176,7 @@ def evaluate(
 ) -> None:
     """Evaluate the model in FOLDER.
 
-    Without other options it repeats the last evaluation of the run. --data-root or --dataset give
+    Without options it evaluates again on the run's test images. --data-root or --dataset give
     other images, whose class names must be classes of the model.
     """
     if hf_columns is not None and dataset is None:

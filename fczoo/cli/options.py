@@ -19,7 +19,7 @@ from fczoo.reports.text_format import option_word
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "Start here": ("doctor", "bench", "report", "plot", "list", "show"),
     "Use a model": ("predict", "evaluate", "export", "cite"),
-    "Data and splits": ("data", "partition"),
+    "Data and partitions": ("data", "partition"),
     "Papers": ("papers", "reproduce", "compare", "claims"),
     "Tune and publish": ("tune", "suite", "leaderboard", "submit"),
     "Extend and deploy": ("new", "site"),
@@ -34,7 +34,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "bench": (
         ("fczoo bench --methods pilora,hgp", "two methods on digits"),
         ("fczoo bench --methods all --dataset cifar100 --seeds 0-2", "all methods, three seeds"),
-        ("fczoo bench --methods hgp --partition dirichlet:0.1", "another split over clients"),
+        ("fczoo bench --methods hgp --partition dirichlet:0.1", "another partition"),
         ("fczoo bench --methods hgp --sweep hgp.lr=0.01,0.1", "each value of an option"),
         (
             "fczoo bench --protocol hgp --dataset cifar100 --dry-run",

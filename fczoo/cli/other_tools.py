@@ -13,7 +13,7 @@ from fczoo.core.registry import METHODS, PARTITIONERS, SPECS
 RATE = (
     "the learning rate is an option of each method: --set METHOD.lr=VALUE, e.g. --set hgp.lr=0.001"
 )
-SKEW = "the split over clients is --partition NAME:VALUE, e.g. --partition dirichlet:0.1"
+SKEW = "the partition over clients is --partition NAME:VALUE, e.g. --partition dirichlet:0.1"
 
 OPTIONS: dict[str, tuple[str, str]] = {
     "lr": ("set", RATE),

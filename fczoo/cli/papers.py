@@ -339,8 +339,8 @@ def claims(
 ) -> None:
     """Show claims of papers and whether runs support them: all claims, or NAME with its numbers.
 
-    A claim compares two sides, such as two methods. A verdict compares two rows of one table, one
-    per side; in the list, 2x means two such pairs of rows.
+    A claim compares two sides, such as two methods. A verdict tests two rows of one table, one for
+    each side. "holds 2x" means that two such pairs hold.
     """
     from fczoo.papers.claims import get_claim, listing, page
 

@@ -200,10 +200,14 @@ def _moments_table(seen: MeasuredCost) -> str:
 
 
 def _settings_page() -> str:
-    settings = Settings()
+    settings = Settings()  # a data set or a protocol replaces some
     tables = [f"{group.capitalize()}:\n{_options_table(settings, group)}" for group in GROUPS]
     return "\n\n".join(
-        ["Settings of a run, on digits: options of fczoo bench, fields of fczoo.Settings", *tables]
+        [
+            "Settings of a run: options of fczoo bench, fields of fczoo.Settings. A data set's "
+            "schedule or a protocol replaces some defaults, see fczoo show NAME.",
+            *tables,
+        ]
     )
 
 

@@ -76,7 +76,7 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
     "--seed",
     type=WholeNumber(0),
     default=0,
-    help="Seed of class order, split and training  [default: 0]",
+    help="Seed of class order, partition and training  [default: 0]",
 )
 @settings_options([field.name for field in fields(Settings) if field.name not in UNTUNED])
 @grouped_option(
@@ -92,7 +92,7 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a figure of how much each option matters, such as FILE.png",
+    help="Write a figure of each option's importance, such as FILE.png",
 )
 @grouped_option(
     OUTPUT,

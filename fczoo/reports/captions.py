@@ -17,7 +17,7 @@ from fczoo.security.privacy import has_class_counts
 
 
 def describe(experiment: Experiment) -> str:
-    """Describe data, split, backbone, schedule, and any attack, defence or privacy.
+    """Describe data, partition, backbone, schedule, and any attack, defence or privacy.
 
     Args:
         experiment: Experiment of a table.
@@ -251,7 +251,7 @@ def _search_note(bench_file: BenchFile) -> str:
     search = bench_file.tuned
     each = f"{search['trials']} trials of {search['image_steps']} image-steps each"
     tasks = early_tasks(search["tasks"])
-    data_words = f"{tasks} of {search['dataset']}, with a separate class order and split"
+    data_words = f"{tasks} of {search['dataset']}, with a separate class order and partition"
     differences = [f"{k}={option_word(v)}" for k, v in search.get("other_settings", {}).items()]
     if search.get("weights", bench_file.backbone["sha256"]) != bench_file.backbone["sha256"]:
         differences.append("other weights of the backbone")

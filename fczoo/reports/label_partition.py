@@ -1,4 +1,4 @@
-"""Function ``fczoo.partition``: split the user's own labels over clients."""
+"""Function ``fczoo.partition``: divide the user's own labels among clients."""
 
 import os
 from collections.abc import Sequence

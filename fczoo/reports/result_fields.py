@@ -24,11 +24,11 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "settings": ("", "fields of Settings by name; paths without their folders"),
     "seed": ("", "seed of the run"),
     "backbone": ("", "shape, input and SHA-256 of the backbone"),
-    "partition": ("", "partitioner, seed and SHA-256 of the split over clients"),
+    "partition": ("", "partitioner, seed and SHA-256 of the partition"),
     "class_order": ("", "original label of each class, in order of arrival"),
     "task_sizes": ("classes", "classes per task"),
     "test_counts": ("images", "test images per task"),
-    "trained_scalars": ("numbers", "parameters that a client trains in the first task"),
+    "trained_scalars": ("numbers", "parameters that a client trains in the latest task"),
     "remark": ("", "notes on the method as it ran"),
     "start": (
         "",
@@ -37,35 +37,39 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "accuracy": (
         "%",
-        "[t][i]: on task i after task t, predicted among all classes seen; NaN without test images",
+        "[t][i]: accuracy on task i after task t, predicted among all classes seen; NaN (null in "
+        "JSON) without test images",
     ),
     "metrics": ("% or points", "metric -> its value after the latest task"),
     "task_aware": ("%", "as accuracy, but predicted among the classes of the image's task"),
-    "next_accuracy": ("%", "[t]: on task t + 1 after task t; None if task t + 1 has new classes"),
+    "next_accuracy": ("%", "[t]: accuracy on task t + 1 after task t; None if it has new classes"),
     "top5": ("%", "[t]: images whose class is among the five highest logits of all classes seen"),
     "calibration": (
         "points",
         "[t]: expected calibration error over all images seen; empty for methods without logits",
     ),
-    "class_accuracy": ("%", "[t][c]: on each class seen after task t; NaN without test images"),
+    "class_accuracy": (
+        "%",
+        "[t][c]: accuracy on class c after task t; NaN (null in JSON) without test images",
+    ),
     "confusion": (
         "images",
-        "after the latest task: entries of class, predicted class and number of images",
+        "list of [class, predicted class, number of images] after the latest task",
     ),
     "client_accuracy": (
         "%",
-        "after the latest task: per client, on test images with the class mix of its images; None "
-        "without images, empty where the server does not know the mixes",
+        "accuracy per client after the latest task, on test images with the class mix of the "
+        "client's images; None without images, empty where the server does not know the mixes",
     ),
     "client_tasks": (
         "stages",
-        "client, first and last stage of each task of each client, if clients are in different "
-        "tasks",
+        "list of [client, first stage, last stage], an entry per task of a client, if clients are "
+        "in different tasks",
     ),
     "client_task_accuracy": (
         "%",
-        "[s]: per entry of client_tasks that has begun by stage s, on test images with its class "
-        "mix",
+        "[s]: accuracy per entry of client_tasks that has begun by stage s, on test images with "
+        "its class mix",
     ),
     "personal_accuracy": (
         "%",
@@ -73,8 +77,8 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "curve": (
         "rounds, %, bytes",
-        "points of task, its rounds, accuracy over all classes seen, bytes sent so far; after "
-        "every task, and every eval_every rounds",
+        "list of [task, rounds of the task, accuracy over all classes seen, bytes sent so far], an "
+        "entry per task and per eval_every rounds",
     ),
     "curve_seconds": ("s", "virtual time of each point of the curve, with client_devices"),
     "virtual_seconds": ("s", "virtual time since the run began, with client_devices"),
@@ -82,12 +86,22 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "bytes_down": ("bytes", "all broadcasts; a tensor that a client already has is not sent again"),
     "client_rounds": ("uploads", "number of uploads of all clients"),
     "uploaded": ("bytes", "bytes_up by what they disclose of a client's data"),
-    "rejected": ("", "uploads rejected or lost, in whole or in part: task, moment, client, reason"),
-    "skipped": ("", "exchanges with too few valid uploads: task, moment, reason"),
-    "far": ("uploads", "client -> number of uploads with class statistics far from other clients'"),
+    "rejected": (
+        "",
+        "uploads rejected or lost, in whole or in part: task, round or task boundary (moment), "
+        "client, reason",
+    ),
+    "skipped": (
+        "",
+        "exchanges with too few valid uploads: task, round or task boundary (moment), reason",
+    ),
+    "far": (
+        "uploads",
+        "client -> number of its uploads whose class statistics are far from the other clients'",
+    ),
     "privacy": ("", "epsilon and delta of a client's uploads, with dp_noise"),
     "seconds": ("s", "time of the run"),
-    "phases": ("s", "time of surveys, training, server, evaluation and personal fine-tuning"),
+    "phases": ("s", "time of statistics, training, server, evaluation and personal fine-tuning"),
     "client_storage": (
         "bytes",
         "largest storage of a client, without backbone and images of the task; None: not measured",
@@ -99,7 +113,7 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
 """Unit (or "") and meaning by field."""
 
 METRIC_MEANINGS = {
-    "A_N": "% of the test images of all seen classes that are recognised, after the last task",
+    "A_N": "% of the test images of all seen classes that are classified correctly, after the last task",
     "Avg": "mean over the tasks of the accuracy on all classes seen so far",
     "FAA": "mean of the tasks' accuracies after the last task",
     "Abar": "mean over time of the means over the tasks seen",

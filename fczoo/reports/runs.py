@@ -75,7 +75,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Runs with the same data, split, backbone and schedule, which one table can compare."""
+    """Runs with the same data, partition, backbone and schedule, which one table can compare."""
 
     lines: tuple[Line, ...]
     unfinished_runs: tuple[RunRecord, ...]
@@ -85,7 +85,7 @@ class Experiment:
 
     @property
     def bench_file(self) -> BenchFile:
-        """Return the first folder's description; data, split and schedule are equal in all."""
+        """Return the first folder's description; data, partition and schedule are equal in all."""
         return self.runs[0].bench_file
 
     @cached_property

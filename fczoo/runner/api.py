@@ -52,7 +52,7 @@ class Results:
 
     @cached_property
     def experiments(self) -> list[Experiment]:
-        """Group the runs by data, split, backbone and schedule.
+        """Group the runs by data, partition, backbone and schedule.
 
         Raises:
             FczooError: No run is finished.

@@ -220,4 +220,4 @@ def test_compare_names_reading_and_differences(make_run, tmp_path):
     page = output_of("compare", str(tmp_path / "code"), "--paper", "hgp")
     assert "yes, with the released code (fed-mammoth)" in page
     assert "hgp.prefix_len 100 (paper: 200)" in page
-    assert "does not say what a seed moves" in page
+    assert "does not state what a seed changes" in page

@@ -291,7 +291,7 @@ def test_card_run_ends_with_verdict(monkeypatch, tmp_path):
     ):
         assert words in last
     assert last.count("(paper: ") == 7 and "hgp.clip none (code: 1)" in last
-    assert "does not say what a seed moves" in out.splitlines()[-2]
+    assert "does not state what a seed changes" in out.splitlines()[-2]
     # run the same cell as part of its table; this writes a settings file first
     monkeypatch.chdir(tmp_path)
     table_words = [*cut[:-1], str(tmp_path / "table")]

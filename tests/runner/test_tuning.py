@@ -191,7 +191,7 @@ def test_settings_other_than_of_search_are_reported(search_folder, tmp_path, cap
         "--class-order-seed",
         "4",
     ]
-    assert "with a separate class order and split, scored on 24 images: fedncm" in run(
+    assert "with a separate class order and partition, scored on 24 images: fedncm" in run(
         *bench, *same
     )
     assert "unlike this run" not in caplog.text
