@@ -51,7 +51,7 @@ def test_large_suites_have_expected_methods():
     more = {"fedlora", "slca", "ranpac", "afcl", "stsae", "lorm", "afc", "local", "joint"}
     more |= {"affcl", "uopp", "powder", "fedcbdr", "fppl untrained", "fcilpt untrained"}
     more |= {"fcilpt unsorted", "fcilpt small start"}
-    more |= {"fedavg with ewc rates", "fedavg with slca rates"}
+    more |= {"fedavg head only", "fedavg with ewc rates", "fedavg with slca rates"}
     assert _labels("cifar100") == TRAINED | BASELINES | {"fedavg", "fedncm"} | more
     assert _labels("skew") == TRAINED | {"fedavg", "fedncm", "fedavg with slca rates"}
     assert _labels("tinyimagenet") == TRAINED | {
