@@ -95,7 +95,7 @@ def make_schema(name: str) -> dict[str, Any]:
     meanings = meanings_of(name)
     fields = {
         key: {"description": meanings[key], **(with_null(s) if key in nullable_fields else s)}
-        for key, s in types["properties"].items()
+        for key, s in map(_without_empty_default, types["properties"].items())
     }
     first = {"format": {**RECORD["format"], "const": version}}
     if name == "result":
@@ -107,6 +107,13 @@ def make_schema(name: str) -> dict[str, Any]:
         "properties": {**first, **fields, "sha256": RECORD["sha256"]},
         "required": ["format", *types["required"], "sha256"],
     }
+
+
+def _without_empty_default(field: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Drop a default of [] or {}, which only msgspec from 0.23 on states."""
+    name, schema = field
+    empty = schema.get("default") in ([], {})
+    return name, {k: v for k, v in schema.items() if k != "default" or not empty}
 
 
 def with_null(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def test_papers_command_prints_lists_and_tables():
     assert "90.39 ± 0.08" in page
     assert "ImageNet-A, 10 tasks" in page
     assert "EuroSAT, 5 tasks" not in page
-    assert "16 bit" in page
+    assert "16-bit precision" in page
     assert "656.5" in output_of("papers", "pilora", "T1")
     assert "656.5" not in output_of("papers", "pilora", "T3")
     assert "did you mean hgp" in output_of("papers", "hpg", code=1)
@@ -137,7 +137,10 @@ def test_compare_lists_setting_differences_of_suite_run(tmp_path):
         "seeds 1 (paper: 3)",
     ):
         assert excerpt in page
-    assert "Without a row in HGP's tables of this data set: fedncm." in page and "16 bit" in page
+    assert (
+        "Without a row in HGP's tables of this data set: fedncm." in page
+        and "16-bit precision" in page
+    )
 
 
 def test_compare_rejects_paper_without_matching_numbers(make_run, tmp_path):
