@@ -27,7 +27,7 @@ RECORD = {
 }
 """Fields that every file has next to those of its type."""
 IS_FINISHED = {"description": "Whether every task is learned and evaluated.", "type": "boolean"}
-ABOUT_FIELDS = {
+BENCH_FIELDS = {
     "methods": "Options of each method by its name.",
     "seeds": "Seeds; each method has a run per seed.",
     "settings": "Fields of Settings by name, paths without their folders.",
@@ -57,7 +57,7 @@ def meanings_of(name: str) -> dict[str, str]:
         name: Name of the file without its suffix.
     """
     if name == "bench":
-        return ABOUT_FIELDS
+        return BENCH_FIELDS
     return {
         entry.name: f"{entry.meaning}{f' ({entry.unit})' if entry.unit else ''}."
         for entry in describe_result_fields()
@@ -95,8 +95,11 @@ def make_schema(name: str) -> dict[str, Any]:
     meanings = meanings_of(name)
     fields = {
         key: {"description": meanings[key], **(with_null(s) if key in nullable_fields else s)}
-        for key, s in map(_without_empty_default, types["properties"].items())
+        for key, s in types["properties"].items()
     }
+    for field in msgspec.inspect.type_info(kind).fields:
+        if field.default_factory is not msgspec.NODEFAULT:  # msgspec before 0.23 omits them
+            fields[field.encode_name].setdefault("default", field.default_factory())
     first = {"format": {**RECORD["format"], "const": version}}
     if name == "result":
         first["finished"] = IS_FINISHED
@@ -107,13 +110,6 @@ def make_schema(name: str) -> dict[str, Any]:
         "properties": {**first, **fields, "sha256": RECORD["sha256"]},
         "required": ["format", *types["required"], "sha256"],
     }
-
-
-def _without_empty_default(field: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """Drop a default of [] or {}, which only msgspec from 0.23 on states."""
-    name, schema = field
-    empty = schema.get("default") in ([], {})
-    return name, {k: v for k, v in schema.items() if k != "default" or not empty}
 
 
 def with_null(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,14 +99,14 @@ CARRYING_ON = re.compile(
 NOTHING_ELSE = re.compile(r"\S+ bench(?: --out[ =](?:'[^']*'|\S+))?")
 
 
-def commands(abouts: Sequence[BenchFile]) -> list[str]:
+def commands(bench_files: Sequence[BenchFile]) -> list[str]:
     """Return the shell commands behind runs; commands that resumed the same runs are merged.
 
     Args:
-        abouts: Descriptions of run folders.
+        bench_files: Contents of ``bench.json`` of the run folders.
     """
     unique_commands: dict[str, None] = {}
-    for bench_file in abouts:
+    for bench_file in bench_files:
         for words in (*bench_file.earlier_commands, bench_file.command):
             command = CARRYING_ON.sub("", shlex.join(words))
             if command and not NOTHING_ELSE.fullmatch(command):

@@ -177,8 +177,8 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
 def bench(config: Path | None, **given: Any) -> None:
     """Run methods, in one or several settings, and print tables of results.
 
-    --dataset and --partition take lists, separated by commas. Options with
-    default none also accept the value none. If an option is given twice, the last value counts.
+    --dataset and --partition take lists, separated by commas. Options with default none also accept
+    the value none. If an option is given twice, the last value counts.
     """
     from fczoo.cli.arguments import (
         MOST_JOBS,

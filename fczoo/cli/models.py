@@ -176,8 +176,8 @@ def evaluate(
 ) -> None:
     """Evaluate the model in FOLDER.
 
-    Without options it evaluates again on the run's test images. --data-root or --dataset give
-    other images, whose class names must be classes of the model.
+    By default it evaluates again on the run's test images. --data-root or --dataset give other
+    images, whose class names must be classes of the model.
     """
     if hf_columns is not None and dataset is None:
         raise FczooError("--hf-columns is for --dataset hf:PLACE; add it, or leave the columns out")

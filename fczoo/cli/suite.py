@@ -323,8 +323,8 @@ def _seconds_of_run(
 ) -> tuple[float, float]:
     """Return the seconds of a run, and of features that rows share; (0, 0) if unknown.
 
-    The former is the mean of the cell's archived runs, including outdated ones. Without runs both are
-    estimated, if ``estimate`` is true.
+    The former is the mean of the cell's archived runs, including outdated ones. Without runs both
+    are estimated, if ``estimate`` is true.
     """
     results = [
         record.result

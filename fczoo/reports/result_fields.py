@@ -113,7 +113,7 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
 """Unit (or "") and meaning by field."""
 
 METRIC_MEANINGS = {
-    "A_N": "% of the test images of all seen classes that are classified correctly, after the last task",
+    "A_N": "% of the test images of all seen classes classified correctly after the last task",
     "Avg": "mean over the tasks of the accuracy on all classes seen so far",
     "FAA": "mean of the tasks' accuracies after the last task",
     "Abar": "mean over time of the means over the tasks seen",

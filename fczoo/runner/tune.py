@@ -1,9 +1,9 @@
 """Hyper-parameter search, ``fczoo tune``: equally many trials of equal length for every method.
 
-No test image is used. A trial runs the first tasks of a separate class order and partition; it trains
-on a part of their training images and is scored on the rest. Only early tasks are used, because a
-continual learner cannot tune on data of future tasks (Chaudhry et al., Efficient Lifelong Learning
-with A-GEM, ICLR 2019).
+No test image is used. A trial runs the first tasks of a separate class order and partition; it
+trains on a part of their training images and is scored on the rest. Only early tasks are used,
+because a continual learner cannot tune on data of future tasks (Chaudhry et al., Efficient Lifelong
+Learning with A-GEM, ICLR 2019).
 """
 
 import os
