@@ -35,7 +35,7 @@ def start_flow(dim: int, classes: int, hidden: int, rng: torch.Generator) -> Tre
     Returns:
         ``flow.L.*``, which clients train, and ``permutation`` [4, D].
     """
-    half = dim // 2  # dimensions that a coupling passes on
+    half = dim // 2  # dimensions that a coupling does not change
     flow: Tree = {}
     for coupling in range(COUPLINGS):
         name = f"flow.{coupling}"
@@ -186,8 +186,8 @@ def credibility(
     q = per_image.sum() / members.sum().clamp(min=1)
     local = features if space == "feature" else local
     points = codes if space == "latent" else points
-    # w: density of N(mu_c, v_c) at the replayed point, mean over dimensions; mu_c and v_c are of
-    # the client's images of that class.
+    # w: density of N(mu_c, v_c) at the replayed point, mean over dimensions; mu_c and v_c are mean
+    # and variance over the client's images of that class.
     count = members.sum(0)[:, None]
     mean = members.mT @ local / count.clamp(min=1)
     offset = (local - members @ mean).square()

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
@@ -44,22 +44,24 @@ Model = Callable[[Tensor], Reply]
 
 @dataclass(frozen=True)
 class DataFreeReplay(TunedLinearHead):
-    """Base of methods that replay images of a generator at the server."""
+    """Base of methods whose clients replay images from a generator that the server trains."""
 
     tune: Literal["full", "lora", "head"] = option(
-        "lora", "what is trained in addition to the head: LoRA pairs, all weights, or nothing"
+        "lora", "tensors trained below the head: full, all weights; lora, LoRA pairs; head, none"
     )
-    ratio: int = option(1, "generated images next to each image of a batch", low=1)
+    ratio: int = option(1, "generated images per real image of a batch", low=1)
     side: int = option(
-        32, "side of generated images, pixels; they are enlarged to the backbone's input", low=4
+        32,
+        "side of generated images, in pixels; they are enlarged to the input size of the backbone",
+        low=4,
     )
     prior: Literal["none", "survey"] = option(
         "none",
-        "statistics that generated images should have, in place of those of BatchNorm layers, "
-        "which no ViT has: none, or moments of the clients' activations as a task ends",
+        "statistics for generated images to match instead of BatchNorm's, which a ViT lacks: "
+        "none; survey, moments of clients' activations at a task's end",
     )
     prior_blocks: tuple[int, ...] = option(
-        (0, 3), "blocks of whose output clients send moments, with prior=survey", low=0
+        (0, 3), "blocks for whose outputs clients send moments, with prior=survey", low=0
     )
 
     def training(self) -> Training:

@@ -35,37 +35,38 @@ from fczoo.functional.heads import head_logits
 class BestOldModel(TaskDetection):
     """Base of methods with a proxy server that selects the old model.
 
-    A client that detects a new task uploads one gradient for each of its classes: that of one
-    perturbed image through a small fixed network. THIS UPLOAD CAN BE INVERTED, label and image.
-    ``proxy=last`` does not need it.
+    A client that detects a new task uploads one gradient for each of its new classes: that of a
+    small fixed network for one perturbed image. THIS UPLOAD CAN BE INVERTED to recover image and
+    label. ``proxy=last`` does not need it.
     """
 
     proxy: Literal["reconstruct", "last"] = option(
-        "reconstruct", "old model: best on reconstructed images, or last of the task before (cheap)"
+        "reconstruct",
+        "old model: reconstruct, best on reconstructed images; last, final one of a task (cheap)",
     )
     perturb_steps: int = option(
         50,
-        "steps of gradient descent that blur an image before its gradient is taken",
+        "gradient-descent steps that perturb an image before its gradient is computed",
         low=0,
         repeats=True,
     )
-    perturb_lr: float = option(0.1, "their rate (released code: 0.2)", low=0)
-    inversion_steps: int = option(250, "steps of L-BFGS in a reconstruction", low=1)
+    perturb_lr: float = option(0.1, "learning rate of the perturbation (released code: 0.2)", low=0)
+    inversion_steps: int = option(250, "L-BFGS steps per reconstruction", low=1)
     inversion_inner: int = option(
-        20, "iterations in each step; with only one the images stay unrecognisable", low=1
+        20, "iterations per L-BFGS step; with 1 the images stay unrecognisable", low=1
     )
     reconstructions: int = option(
-        20, "last images of each reconstruction that are kept to monitor models", low=1
+        20, "last iterates of each reconstruction that the server keeps to evaluate models", low=1
     )
     perturb_raw: bool = option(
         False,
-        "blur with pixels in [0, 1] as they are, without the normalisation of training",
+        "perturb with pixels in [0, 1] as model input, without the normalisation of training",
         quirk="conditionWang/FCIL",
     )
     best_perf_no_reset: bool = option(
         False,
-        "reset the best accuracy neither at a new task nor when reconstructions arrive: later "
-        "tasks may never get a new old model",
+        "do not reset the best accuracy at a new task or for new reconstructions: later tasks "
+        "may never get a new old model",
         quirk="conditionWang/FCIL",
     )
 
@@ -204,7 +205,7 @@ class BestOldModel(TaskDetection):
             state["monitor.label"] = torch.cat([state["monitor.label"], label.expand(len(images))])
         # Best model: the latest one with at least the best accuracy on the monitor set.
         accuracy = self.monitor_accuracy(state, ctx)
-        if pool and not self.best_perf_no_reset:  # accuracies on different images do not compare
+        if pool and not self.best_perf_no_reset:  # accuracies on other images are not comparable
             state["best.accuracy"] = torch.zeros_like(accuracy)
         if accuracy < state["best.accuracy"]:
             return state

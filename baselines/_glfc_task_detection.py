@@ -24,7 +24,7 @@ from fczoo.core.method import Method
 from fczoo.core.options import option
 from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Context, LocalData
-from fczoo.functional.exemplars import NONE, herding, update_exemplars, warn_once
+from fczoo.functional.exemplars import NO_POSITIONS, herding, update_exemplars, warn_once
 
 log = logging.getLogger("fczoo")
 
@@ -34,20 +34,24 @@ class TaskDetection(Method):
     """Base of methods whose clients detect new tasks."""
 
     memory: int = option(
-        200, "images a client may keep (the paper's 2000, shared by ten clients as in FPPL)", low=0
+        200,
+        "maximum number of exemplars per client (200: the usual 2000, divided among ten clients "
+        "as in FPPL)",
+        low=0,
     )
     detector: Literal["entropy", "oracle"] = option(
         "entropy",
-        "how a client notices a new task: the entropy of its data jumps, or the run notifies it",
+        "how a client detects a new task: entropy, the entropy of the model's outputs on its "
+        "data rises; oracle, the run notifies it",
     )
     threshold: float = option(
         1.2,
-        "jump of the entropy, nats, that means a new task; scaled by ln(classes of the task) / "
-        "ln(10)",
+        "rise of the entropy, in nats, that signals a new task; it is scaled by ln(classes of "
+        "the task) / ln(10)",
         low=0,
     )
     repeated_exemplars: bool = option(
-        False, "let herding choose the same image again", quirk="conditionWang/FCIL"
+        False, "allow herding to choose the same image more than once", quirk="conditionWang/FCIL"
     )
 
     @abstractmethod
@@ -92,15 +96,15 @@ class TaskDetection(Method):
                 self.logits(backbone, ctx.shared, batch)[:, : ctx.task.stop] for batch in batches
             ]
             entropy = mean_entropy(torch.cat(logits)).cpu()
-            # H <= ln(classes): scale the threshold, set for ten classes per task, likewise.
+            # H <= ln(classes): scale the threshold, set for ten classes per task, accordingly.
             threshold = self.threshold * math.log(ctx.task.size) / math.log(10)
             signal = bool(entropy - memory["entropy"] > threshold)
             memory["entropy"] = entropy
         memory |= {"signal": torch.tensor(signal), "noticed": memory["noticed"] | signal}
         if ctx.round == ctx.rounds - 1 and not memory["noticed"]:
             warn_once(
-                f"{self.name}: a client has not noticed task {ctx.task.index + 1} by its entropy: "
-                f"its memory stays as it is (see --set {self.name}.detector=oracle)"
+                f"{self.name}: a client did not detect task {ctx.task.index + 1} by the entropy: "
+                f"it stores no new exemplars (see --set {self.name}.detector=oracle)"
             )
         # On a signal: choose exemplars of the last task's classes under the received model.
         if signal and len(memory["last.index"]):
@@ -122,8 +126,8 @@ class TaskDetection(Method):
         number = int(memory["learned"].sum())
         if 0 < self.memory < number:
             log.warning(
-                "%s.memory=%d has no room for one image of each of the client's %d classes: none "
-                "is kept",
+                "%s.memory=%d has no room for one image of each of the client's %d classes: it "
+                "stores no exemplars",
                 self.name,
                 self.memory,
                 number,
@@ -144,8 +148,8 @@ def initial_memory(classes: int, device: torch.device) -> Tree:
     return {
         "task": torch.tensor(-1),
         "learned": torch.zeros(classes, dtype=torch.bool, device=device),
-        "exemplar.index": NONE,
-        "last.index": NONE,
+        "exemplar.index": NO_POSITIONS,
+        "last.index": NO_POSITIONS,
     }
 
 

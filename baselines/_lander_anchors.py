@@ -20,29 +20,32 @@ from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.gaussians import class_sums
 
-SPREAD = 0.43  # root mean square of an entry in the released table of text embeddings
+SPREAD = 0.43  # root mean square of the entries in the released table of text embeddings
 
 
 @dataclass(frozen=True)
 class AnchoredReplay(DataFreeReplay):
-    """Base of methods that tie a linear map of the features to an anchor per class."""
+    """Base of methods that pull linearly projected features towards one anchor per class."""
 
     anchors: Literal["random", "etf", "frozen_means"] = option(
         "random",
-        "anchor of a class: normal numbers, a corner of a simplex, or the mean of its features "
-        "under the frozen backbone, over all clients",
+        "class anchors: random, N(0, 0.43^2) per entry; etf, corners of a randomly rotated "
+        "simplex; frozen_means, mean frozen features over all clients",
     )
     anchor_file: str | None = option(
-        None, "safetensors file of anchors in place of these, one row per class of the data set"
+        None, "safetensors file with one anchor per class of the data set; none: see anchors"
     )
-    anchor_width: int = option(512, "entries of an anchor that is drawn", low=1)
+    anchor_width: int = option(512, "entries per anchor, with anchors=random or etf", low=1)
     bound: Literal["batch", "sample"] = option(
-        "batch", "the radius is subtracted from a batch's mean distance, or from each image's"
+        "batch",
+        "hinge on the mean distance: batch, of a batch (released code); sample, of an image",
     )
     radius_relative: float = option(
-        0.186, "radius in mean squared distances between anchors; text embeddings: 0.186", low=0
+        0.186, "radius r / mean squared difference of two anchors (text embeddings: 0.186)", low=0
     )
-    radius: float | None = option(None, "radius itself; 0.015 with the released table", low=0)
+    radius: float | None = option(
+        None, "absolute radius r (0.015 with the released table); none: by radius_relative", low=0
+    )
 
     def training(self) -> Training:
         training = super().training()
@@ -61,7 +64,7 @@ class AnchoredReplay(DataFreeReplay):
         return self.anchors == "frozen_means" and self.anchor_file is None
 
     def start_anchors(self, task: Task, dim: int, rng: torch.Generator) -> Tree:
-        """Create the anchors, one row per class in order of arrival, and the map A to their space.
+        """Create the anchors, one row per class in order of arrival, and the projection to them.
 
         Args:
             task: The first task, which knows the order of the classes.
@@ -167,8 +170,8 @@ def read_anchors(path: str, label: str) -> Tensor:
         ) from error
     if len(tensors) != 1 or tensors[0].dim() != 2 or not tensors[0].isfinite().all():
         raise FczooError(
-            f"{label} names {path}, which does not hold one table of finite numbers [classes, "
-            "width]; write one row per class"
+            f"{label} names {path}, which does not contain a single table [classes, width] of "
+            "finite numbers; write one row per class"
         )
     return tensors[0].float()
 
@@ -186,8 +189,8 @@ def order_anchors(table: Tensor, order: tuple[int, ...], label: str) -> Tensor:
     """
     if order and max(order) >= len(table):
         raise FczooError(
-            f"{label} has {len(table)} rows and none for class {max(order)} of the data set, counted "
-            "from 0; write one row per class"
+            f"{label} has {len(table)} rows, but none for class {max(order)} of the data set, "
+            "counted from 0; write one row per class"
         )
     return table[list(order)] if order else table
 
@@ -208,14 +211,14 @@ def draw_anchors(
         The table [C, e].
 
     Raises:
-        FczooError: A simplex of so many classes needs more entries.
+        FczooError: A simplex of this many classes needs more entries.
     """
     if kind == "random":
         return SPREAD * torch.randn(classes, width, generator=rng)
     if classes > width:
         raise FczooError(
-            f"{label}=etf of {classes} classes needs anchors of {classes} entries, and has {width}; "
-            "take more or anchors=random"
+            f"{label}=etf needs at least {classes} entries per anchor for {classes} classes, not "
+            f"{width}; raise anchor_width, or use {label}=random"
         )
     basis = torch.linalg.qr(torch.randn(width, classes, generator=rng)).Q  # orthonormal columns
     rows = basis.mT - basis.mean(1)

@@ -1,8 +1,8 @@
-"""Generator of LANDER (Tran et al., CVPR 2024): it makes images from the anchors of classes.
+"""Generator of LANDER (Tran et al., CVPR 2024): images from the anchors of their classes.
 
-Its input is the anchor of the image's class, without noise. A few rows of a batch share an input
-layer, and each round of synthesis draws these layers again. So two images of a class differ only by
-their position in the batch. The layers after the input layers are TARGET's generator.
+Its input is the anchor of the image's class, without noise. Consecutive images of a batch share an
+input layer, and each round of synthesis draws these layers again. So two images of a class differ
+only by their position in the batch. The layers after the input layers are TARGET's generator.
 """
 
 import torch
@@ -42,7 +42,7 @@ def lander_generator(
 
 
 def input_layers(layers: int, hidden: int, anchor: int, rng: torch.Generator) -> Tree:
-    """Draw the input layers: weights from N(0, 1), biases 0. They make rounds differ."""
+    """Draw the input layers: weights from N(0, 1), biases 0. New layers make rounds differ."""
     weights = torch.randn(layers, hidden, anchor, generator=rng, device=rng.device)
     return {"input.weight": weights, "input.bias": torch.zeros(layers, hidden, device=rng.device)}
 

@@ -33,27 +33,27 @@ StudentModel = Callable[[Tree, Tensor], Reply]
 
 @dataclass(frozen=True)
 class SynthesisOptions:
-    """Hyper-parameters of the synthesis."""
+    """Hyper-parameters of the image synthesis at the server."""
 
     anchor_weight: float = option(
-        5.0, "weight of the distance to the anchors", low=0, tune=(0.1, 100, "log")
+        5.0, "lambda, weight of the distance to the anchors", low=0, tune=(0.1, 100, "log")
     )
-    prior_weight: float = option(1.0, "weight of the layers' statistics", low=0)
-    images: int = option(10_000, "synthetic images that clients hold, at most", low=1)
-    synthesis_rounds: int = option(50, "rounds of synthesis per task", low=1)
-    synthesis_batch: int = option(256, "images in each", low=2)
-    warmup: int = option(10, "number of the first round whose images are kept", low=1)
-    steps: int = option(40, "steps of the generator in each round of synthesis", low=1)
-    rows: int = option(10, "rows of a batch that share an input layer of the generator", low=1)
-    hidden: int = option(256, "outputs of an input layer", low=1)
-    width: int = option(64, "channels of the generator's last layers", low=1)
-    lr_generator: float = option(2e-3, "the generator's learning rate, Adam", low=0)
-    lr_normalise: float = option(1e-2, "that of the images' mean and deviation", low=0)
-    match: float = option(0.5, "weight of the teacher's cross-entropy on the labels drawn", low=0)
-    disagree: float = option(1.0, "weight of the student's disagreement with the teacher", low=0)
-    student_steps: int = option(50, "steps of the student after a round of synthesis", low=0)
-    student_lr: float = option(2e-3, "its learning rate, SGD with momentum 0.9", low=0)
-    student_clip: float | None = option(1.0, "largest norm of its gradient; none: any", low=1e-6)
+    prior_weight: float = option(1.0, "weight of the activation moments, with prior=survey", low=0)
+    images: int = option(10_000, "maximum number of synthetic images sent to each client", low=1)
+    synthesis_rounds: int = option(50, "rounds of image synthesis per task", low=1)
+    synthesis_batch: int = option(256, "images per round of synthesis", low=2)
+    warmup: int = option(10, "first round whose images are kept and train the student", low=1)
+    steps: int = option(40, "optimizer steps of the generator per round of synthesis", low=1)
+    rows: int = option(10, "consecutive images that share an input layer of the generator", low=1)
+    hidden: int = option(256, "output width of each input layer", low=1)
+    width: int = option(64, "channels of the generator's last hidden layer", low=1)
+    lr_generator: float = option(2e-3, "learning rate of the generator, Adam", low=0)
+    lr_normalise: float = option(1e-2, "learning rate of the learned image normalisation", low=0)
+    match: float = option(0.5, "weight of the teacher's cross-entropy on generated images", low=0)
+    disagree: float = option(1.0, "weight of KL(teacher || student), which is maximised", low=0)
+    student_steps: int = option(50, "training steps of the student per kept round", low=0)
+    student_lr: float = option(2e-3, "learning rate of the student, SGD, momentum 0.9", low=0)
+    student_clip: float | None = option(1.0, "student's gradient clip norm; none: off", low=1e-6)
 
     @property
     def pool_size(self) -> int:
@@ -64,7 +64,7 @@ class SynthesisOptions:
 
 @dataclass
 class Synthesis:
-    """State of a synthesis: what continues from round to round."""
+    """State of the image synthesis that persists over its rounds."""
 
     generator: Tree
     normalisation: Tree = field(
@@ -73,7 +73,7 @@ class Synthesis:
             "std": torch.full((3,), 0.2),
         }
     )  # learned, without bounds
-    averages: list[Moments] = field(default_factory=list)  # of earlier rounds, by layer
+    averages: list[Moments] = field(default_factory=list)  # moving averages, per layer
 
 
 def anchor_distance(attached: Tensor, anchors: Tensor, radius: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def synthesis_round(
     synthesis.generator = {k: v.detach() for k, v in leaves.items()}
     synthesis.normalisation = {k: v.detach() for k, v in normalisation.items()}
     synthesis.averages = mix_moments(moments, synthesis.averages)
-    assert best is not None  # there is a step or more
+    assert best is not None  # there is at least one step
     return best
 
 
@@ -227,10 +227,10 @@ def synthesise_images(
     kept: list[Tensor] = []
     for number in range(1, options.synthesis_rounds + 1):
         layers, hidden, entries = synthesis.generator["input.weight"].shape
-        drawn = input_layers(layers, hidden, entries, rng)  # re-drawn: what makes rounds differ
+        drawn = input_layers(layers, hidden, entries, rng)  # new layers make rounds differ
         synthesis.generator |= {name: value.to(anchors) for name, value in drawn.items()}
         labels = balanced_labels(options.synthesis_batch, classes, rng)
-        # Adversary from round warm-up + 3 on, counted from 1, as released.
+        # Adversary from round warm-up + 3 on, counted from 1, as in released code.
         frozen = {k: v.detach() for k, v in weights.items()}
         student = partial(model, frozen) if number > options.warmup + 2 else None
         targets = labels, anchors[labels], radius

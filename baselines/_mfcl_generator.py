@@ -1,7 +1,7 @@
 """Generator of MFCL (Babakniya et al., NeurIPS 2023): images from noise, and its training.
 
-Unlike TARGET's generator it keeps running statistics. Clients use it in eval mode, where an image
-does not depend on the rest of its batch.
+Unlike in TARGET's generator, norm layers keep running statistics. Clients use it in eval mode, in
+which an image does not depend on the other images of its batch.
 """
 
 import math
@@ -16,8 +16,8 @@ from fczoo.baselines._data_free_replay import Model, Moments
 from fczoo.baselines._target_generator import SLOPE, image_generator
 from fczoo.core.tree import Tree
 
-EPSILON = (1e-5, 0.8, 0.8, 1e-5)  # of the norms; the released code sets 0.8 of the inner ones
-BUFFERS = (".mean", ".var")  # ends of the names of running statistics
+EPSILON = (1e-5, 0.8, 0.8, 1e-5)  # of the norms; 0.8 in the inner ones as in released code
+BUFFERS = (".mean", ".var")  # suffixes of the names of running statistics
 MOMENTUM = 0.1  # of the running statistics
 
 
@@ -28,11 +28,11 @@ class GeneratorConfig:
     generator_steps: int
     generator_batch: int
     lr_generator: float
-    content: float  # weight of the teacher's certainty
+    content: float  # weight of the cross-entropy to the teacher's own prediction
     content_temperature: float
-    entropy: float  # weight of the balance of the classes
+    entropy: float  # weight of the class balance
     smooth: float  # weight of the smoothness
-    prior_weight: float  # weight of the layers' statistics
+    prior_weight: float  # weight of the KL divergence of activation moments
 
 
 def mfcl_generator(noise: int, width: int, side: int, rng: torch.Generator) -> Tree:
@@ -162,7 +162,7 @@ def generator_step(
     # Smoothness: mean squared difference to the blurred image.
     loss = loss + config.smooth * F.mse_loss(images, blur(images))
     # Prior: per layer KL(prior || batch) between Gaussians, see ``divergence_of``.
-    if prior:  # layers: KL from the batch's Gaussian to the prior's, mean over layers
+    if prior:  # mean over layers
         terms = [divergence_of(m, p) for m, p in zip(reply.moments, prior, strict=True)]
         loss = loss + config.prior_weight * torch.stack(terms).mean()
     optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Task correlation of Powder: the start of tasks, their profiles, and W and V from the profiles.
+"""Task correlation of Powder: initial state of tasks, their profiles, and W and V from these.
 
 Piao et al., ICML 2024. Each task belongs to one client. T: tasks that have begun, in this order; C:
 classes of the run; M: prompts of a task in a block; D: feature dimensions.
@@ -12,14 +12,14 @@ from fczoo.baselines._powder_prompts import PARTS
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, ServerContext, Task
 
-RELATED = 3  # classes whose V counts
-HARD_CODED, LAST = (10, 15), 5  # numbers of tasks, and entries of their profiles, in released code
+RELATED = 3  # largest entries of V that are kept per class
+HARD_CODED, LAST = (10, 15), 5  # tasks and profile entries that released code fixes
 
 
 def begin_client_tasks(state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
     """Begin a task for each client that has new images.
 
-    Its prompts are the common start, so its columns of a profile have the weights of the start.
+    Its prompts start from common initial values, whose prompt weights fill its columns of profiles.
 
     Args:
         state: State with T tasks.
@@ -29,7 +29,7 @@ def begin_client_tasks(state: Tree, sums: Tree, ctx: ServerContext) -> Tree:
     Returns:
         The state with T + K tasks.
     """
-    # Profiles of the new tasks. Their last column, of the common start, is repeated per new task.
+    # Profiles of the new tasks. The last column, of the initial values, is repeated per new task.
     new, old = len(ctx.senders), len(state["client"])
     profiles = class_profiles(state, sums, ctx.task)  # [K, C, blocks, T + 1, M]
     of_new = profiles[..., -1:, :].expand(*profiles.shape[:3], new, -1)
@@ -86,9 +86,9 @@ def merge_clients(state: Tree, merged: Tree, share: Tensor) -> Tree:
     next_state, holders = dict(state), share @ state["holds"]  # [K, C]
     of_all = {f"own.{part}": f"pool.{part}" for part in PARTS}
     of_all |= {name: name.replace("rows.", "task.") for name in select(merged, "rows.")}
-    for own, name in of_all.items():  # a task is one client's: its rows move by its change
+    for own, name in of_all.items():  # each task is one client's: add its change
         next_state[name] = state[name] + torch.tensordot(share.mT, merged[own].to(share), 1)
-    for name, value in select(merged, "head.").items():  # plain mean over who has the class
+    for name, value in select(merged, "head.").items():  # uniform mean over clients with the class
         owner = holders.view(*holders.shape, *[1] * (value.dim() - 2)).to(value)
         mean = (owner * value).sum(0) / owner.sum(0).clamp(min=1)
         next_state[name] = torch.where(owner.sum(0) > 0, mean, state[name].to(value))
@@ -102,9 +102,9 @@ def correlate(state: Tree, power: int, clients: int = 0) -> Tree:
 
     Args:
         state: State with the profiles of T tasks.
-        power: Power of the cosines.
-        clients: Clients of the run, with which released code numbers the tasks that it compares by
-            the last five entries; 0: all pairs are compared by the tasks that both know.
+        power: Exponent of the cosines.
+        clients: Number of clients, by which released code numbers the tasks that it compares by the
+            last five entries; 0: compare all pairs over the tasks that both profiles know.
 
     Returns:
         The state with ``weight`` [T, T] and ``share`` [T, C].

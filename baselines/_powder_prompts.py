@@ -19,7 +19,7 @@ EXCLUDED = -1e4  # logit of a class outside a softmax
 def start_prompts(
     sizes: tuple[int, int, int], classes: int, dims: tuple[int, int], rng: torch.Generator
 ) -> Tree:
-    """Create the common start of all tasks' prompts, and empty tables of the tasks.
+    """Create the common initial values of all tasks' prompts, and empty tables of the tasks.
 
     Args:
         sizes: Blocks, prompts M of a task in a block, and tokens of a prompt.
@@ -39,9 +39,9 @@ def start_prompts(
         **{f"start.{k}": v for k, v in start.items()},
         **{f"own.{k}": torch.zeros_like(v) for k, v in start.items()},
         **{f"pool.{k}": v[None][:0] for k, v in start.items()},
-        "client": torch.empty(0, dtype=torch.int64),  # [T] of each task, in order of begin
+        "client": torch.empty(0, dtype=torch.int64),  # client of each task [T], in order of start
         "weight": torch.empty(0, 0),  # W [T, T]
-        "share": torch.empty(0, classes),  # max_j V_yj of each task's classes
+        "share": torch.empty(0, classes),  # max_j V_yj per task and class
         "holds": torch.empty(0, classes),  # whether a task has images of a class
         "profile.mean": torch.empty(0, classes, blocks, 0, components),
         "profile.length": torch.empty(0, dtype=torch.int64),

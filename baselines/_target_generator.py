@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fczoo.core.tree import Tree
 
-SLOPE = 0.2  # of the leaky rectifiers
+SLOPE = 0.2  # negative slope of LeakyReLU
 
 
 def image_generator(noise: int, width: int, size: int, rng: torch.Generator) -> Tree:

@@ -1,7 +1,8 @@
 """Data-free synthesis of images that a model classifies (TARGET, Zhang et al., ICCV 2023).
 
-The generator learns to make images of given classes under the model, the teacher, on which the
-student still disagrees. The student learns from the teacher on the images of earlier rounds.
+The generator learns to make images that the model (the teacher) assigns to given classes, and for
+which the student's probabilities still differ. The student learns from the teacher on all images
+of the rounds so far.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,20 +29,20 @@ class SynthesisConfig:
 
     synthesis_rounds: int
     synthesis_batch: int  # images per round
-    warmup: int  # rounds before the student takes part
+    warmup: int  # round from which the student is an adversary
     steps: int  # of the generator, per round
     noise: int  # noise values per image
     width: int  # of the generator
     lr_generator: float
     lr_noise: float
-    match: float  # weight of the cross-entropy under the teacher
-    disagree: float  # weight of the student's disagreement
+    match: float  # weight of the teacher's cross-entropy
+    disagree: float  # weight of KL(teacher || student), which is maximised
     student_steps: int  # per round
     student_lr: float
 
 
 def synthesise_images(
-    making: SynthesisConfig,
+    config: SynthesisConfig,
     teacher: Answers,
     student: Callable[[Tree, Tensor], Tensor],
     start: Mapping[str, Tensor],
@@ -52,7 +53,7 @@ def synthesise_images(
     """Synthesise images, one batch per round of synthesis.
 
     Args:
-        making: Hyper-parameters.
+        config: Hyper-parameters.
         teacher: Function from images to the teacher's logits.
         student: Function from weights and images to the student's logits.
         start: Initial weights of the student.
@@ -65,40 +66,43 @@ def synthesise_images(
     """
     # Base generator with its meta-optimizer, and the student with its optimizer.
     like = next(iter(start.values()))
-    base = image_generator(making.noise, making.width, size, rng)
+    base = image_generator(config.noise, config.width, size, rng)
     base = {k: v.to(like).requires_grad_() for k, v in base.items()}
-    outer = torch.optim.Adam(base.values(), making.lr_generator * making.steps, betas=BETAS)
-    pupil = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
-    optimizer = torch.optim.SGD(pupil.values(), making.student_lr, momentum=0.9, weight_decay=1e-4)
+    outer = torch.optim.Adam(base.values(), config.lr_generator * config.steps, betas=BETAS)
+    weights = {k: v.detach().clone().requires_grad_() for k, v in start.items()}
+    optimizer = torch.optim.SGD(
+        weights.values(), config.student_lr, momentum=0.9, weight_decay=1e-4
+    )
     batches: list[Tensor] = []
-    for number in range(1, making.synthesis_rounds + 1):
-        # One round: noise z ~ N(0, I), random labels, and from the warm-up on the student as rival.
-        z = torch.randn(making.synthesis_batch, making.noise, generator=rng, device=rng.device).to(
+    for number in range(1, config.synthesis_rounds + 1):
+        # One round: noise z ~ N(0, I), random labels; from round ``warmup`` on the student is the
+        # adversary.
+        z = torch.randn(config.synthesis_batch, config.noise, generator=rng, device=rng.device).to(
             like
         )
-        labels = torch.randint(classes, (making.synthesis_batch,), generator=rng, device=rng.device)
-        rival = {k: v.detach() for k, v in pupil.items()} if number >= making.warmup else None
+        labels = torch.randint(classes, (config.synthesis_batch,), generator=rng, device=rng.device)
+        adversary = {k: v.detach() for k, v in weights.items()} if number >= config.warmup else None
 
         def objective(
-            images: Tensor, labels: Tensor = labels, rival: Tree | None = rival
+            images: Tensor, labels: Tensor = labels, adversary: Tree | None = adversary
         ) -> Tensor:
             # L_G = lambda_m L_ce - lambda_d KL(p^T || p^S).
             logits = teacher(images)
-            loss = making.match * F.cross_entropy(logits, labels)
-            if rival is None:
+            loss = config.match * F.cross_entropy(logits, labels)
+            if adversary is None:
                 return loss
-            return loss - making.disagree * disagreement(logits, student(rival, images))
+            return loss - config.disagree * disagreement(logits, student(adversary, images))
 
-        images = synthesis_round(base, outer, z, objective, making, size)
+        images = synthesis_round(base, outer, z, objective, config, size)
         batches.append((images.clamp(0, 1) * 255).round().to(torch.uint8))
         # After the warm-up: distil the teacher into the student on all images so far.
-        if number > making.warmup:
+        if number > config.warmup:
             pool = torch.cat(batches)
-            for _ in range(making.student_steps):
+            for _ in range(config.student_steps):
                 indices = torch.randint(
-                    len(pool), (making.synthesis_batch,), generator=rng, device=rng.device
+                    len(pool), (config.synthesis_batch,), generator=rng, device=rng.device
                 )
-                distil_student(pupil, optimizer, pool[indices].to(like) / 255, teacher, student)
+                distil_student(weights, optimizer, pool[indices].to(like) / 255, teacher, student)
     return torch.cat(batches)
 
 
@@ -107,7 +111,7 @@ def synthesis_round(
     outer: torch.optim.Optimizer,
     z: Tensor,
     objective: Callable[[Tensor], Tensor],
-    making: SynthesisConfig,
+    config: SynthesisConfig,
     size: int,
 ) -> Tensor:
     """Train the generator for one round and return its best batch of images.
@@ -120,7 +124,7 @@ def synthesis_round(
         outer: Optimizer of ``base``.
         z: Noise [B, noise].
         objective: Loss of a batch of images.
-        making: Hyper-parameters.
+        config: Hyper-parameters.
         size: Height and width S of the images, pixels.
 
     Returns:
@@ -131,12 +135,12 @@ def synthesis_round(
     z = z.detach().clone().requires_grad_()
     groups: list[dict[str, Any]] = [
         {"params": list(fast.values())},
-        {"params": [z], "lr": making.lr_noise},
+        {"params": [z], "lr": config.lr_noise},
     ]
-    inner = torch.optim.Adam(groups, making.lr_generator, betas=BETAS)
+    inner = torch.optim.Adam(groups, config.lr_generator, betas=BETAS)
     outer.zero_grad()
     lowest, best = float("inf"), generate_images(fast, z, size).detach()
-    for _ in range(making.steps):
+    for _ in range(config.steps):
         images = generate_images(fast, z, size)
         loss = objective(images)
         if float(loss.detach()) <= lowest:
@@ -184,7 +188,7 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 
 
 def distil_student(
-    pupil: Tree,
+    weights: Tree,
     optimizer: torch.optim.Optimizer,
     images: Tensor,
     teacher: Answers,
@@ -193,7 +197,7 @@ def distil_student(
     """Train the student for one step, with its gradient clipped to norm 1.
 
     Args:
-        pupil: Weights of the student, changed in place.
+        weights: Weights of the student, changed in place.
         optimizer: Optimizer of the weights.
         images: Images [B, 3, S, S] in [0, 1].
         teacher: Function from images to the teacher's logits.
@@ -202,6 +206,6 @@ def distil_student(
     with torch.no_grad():
         target = teacher(images)
     optimizer.zero_grad()
-    divergence(target, student(pupil, images), STUDENT_TEMPERATURE).mean().backward()
-    torch.nn.utils.clip_grad_norm_(pupil.values(), 1.0)
+    divergence(target, student(weights, images), STUDENT_TEMPERATURE).mean().backward()
+    torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
     optimizer.step()

@@ -14,11 +14,11 @@ from fczoo.core.tree import Tree, drop, strip_prefix
 from fczoo.core.types import Batch, Context
 from fczoo.functional.cosine import cosines
 
-HEADS = 4  # estimates of the derivative
+HEADS = 4  # separate estimates of the derivative
 ATTENTION_HEADS = 8
-KEPT_SAMPLES = 40  # with the largest weights, of each way and dimension
-END, DECAY = 39.0, 40.0  # time of the result; lambda falls tenfold over 40 units
-ABSENT = -1e4  # score of a class or pair that does not exist, far below every other
+KEPT_SAMPLES = 40  # largest weights that are kept per way and dimension
+END, DECAY = 39.0, 40.0  # end of integration; lambda falls tenfold in 40 time units
+ABSENT = -1e4  # score of classes and pairs that do not exist, far below all others
 LINEAR_LAYERS = ("encode", "query", "key", "value", "join", "weigh", "gate")
 
 
@@ -40,8 +40,8 @@ def start_rectifier(dim: int, ways: int, head_width: int, rng: torch.Generator) 
         rng: Random generator.
 
     Returns:
-        ``rectifier.{head}.{layer}.weight`` and ``.bias``, linear layers as PyTorch starts them, and
-            the scales and shifts of both norms.
+        ``rectifier.{head}.{layer}.weight`` and ``.bias``, linear layers with PyTorch's default
+            initialisation, and scales and shifts of both norms.
     """
     hidden = ATTENTION_HEADS * head_width
     sizes = dict.fromkeys(LINEAR_LAYERS, (hidden, hidden))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fczoo.baselines.proxies import ProxyHead
+from fczoo.baselines._proxy_head import ProxyHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
@@ -22,16 +22,17 @@ from fczoo.functional.feature_maps import channel_distance, quarter_taps
 @register_method("afc")
 @dataclass(frozen=True)
 class AFC(ProxyHead):
-    """Channels of four depths are distilled by what they mean for the loss; several proxies per
-    class.
+    """Distillation of the channels of four blocks, weighted by their importance for the loss.
 
     A ResNet's stages become blocks L/4, L/2, 3L/4 and L, its channels the dimensions of the tokens.
-    The importance of a channel is measured over all tokens, the distance over patch tokens. Proxies
-    as in PODNet. Trained and sent: proxies of the task's classes, the scale eta and, by choice, all
-    weights or LoRA pairs; before a task, once, count, sum and squares of every local class's
-    features of length 1; after it, all proxies from one more round on exemplars only, and the sums
-    of squared gradients of each channel over new images and exemplars. Memory beyond the model: the
-    teacher, one copy of what is trained beneath the head; exemplars at the client.
+    The importance of a channel is measured over all tokens, the distance over patch tokens. The
+    head has several proxies per class, as in PODNet. Clients train and send the proxies of the
+    task's classes, the scale eta and, depending on ``tune``, all weights or LoRA pairs. Before a
+    task they send, once, count, sum and squares of every local class's features of length 1. After
+    each task but the first they train all proxies in one more round on exemplars only and send
+    them. After each task they send the sums of squared gradients of each channel over new images
+    and exemplars. Memory beyond the model: the teacher, one copy of the tensors trained below the
+    head; exemplars at the client.
     """
 
     paper = (
@@ -50,7 +51,7 @@ class AFC(ProxyHead):
     """
 
     strength: float = option(
-        4.0, "lambda, weight of the distillation (CIFAR-100; ImageNet: 10)", low=0
+        4.0, "lambda, weight of the distillation (CIFAR-100: 4; ImageNet: 10)", low=0
     )
 
     def training(self) -> Training:

@@ -18,14 +18,13 @@ from fczoo.functional.ridge import Analytic, solve_ridge
 @register_method("afcl")
 @dataclass(frozen=True)
 class AFCL(Analytic):
-    """Ridge regression without a bias: clients' solutions, merged over clients and tasks without
-    any loss.
+    """Ridge regression without a bias, merged exactly over clients and tasks.
 
     The papers merge two solutions at a time, W_12 from W_1, C_1, W_2, C_2 with C_k = G_k + gamma I.
-    However the pairs are chosen the result is (G + gamma I)^-1 Q, once a gamma for each client is
-    taken back, so here the clients send what makes up G and Q, and the server solves once. New
-    classes are new columns: their target for older images is 0. AFL's clean step, which takes back
-    all of gamma, is ``gamma`` 0.
+    In any order the result is (G + gamma I)^-1 Q, once the gammas of all clients but one are
+    subtracted. So clients here send their parts of G and Q, and the server solves once per task.
+    New classes add columns, whose target for older images is 0. AFL's clean step, which subtracts
+    the gammas of all clients, is ``gamma=0``.
     """
 
     paper = (
@@ -43,17 +42,20 @@ class AFCL(Analytic):
 
     gamma: float = option(
         1.0,
-        "weight of the squared norm of the classifier, once for all images",
+        "gamma, weight of the squared norm of the classifier, added once for all images",
         low=0,
         tune=(1e-2, 1e6, "log"),
     )
     gram_rank: int | None = option(
         None,
-        "rank of the factor that a client sends in place of its Gram matrix (FedRAN); none: exact",
+        "rank of the factor that a client sends instead of its Gram matrix (FedRAN); none: exact "
+        "matrix",
         low=1,
     )
     per_client: bool = option(
-        False, "gamma once for every client of the run", quirk="AFL's code without its clean step"
+        False,
+        "add gamma once per client of the run, not once in all",
+        quirk="AFL's code without its clean step",
     )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from fczoo.baselines._affcl_flow import (
     mix_rows,
     start_flow,
 )
-from fczoo.baselines.finetune import TunedBackbone
+from fczoo.baselines._tuned_backbone import TunedBackbone
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
@@ -36,13 +36,13 @@ TEMPERATURE = 2.0  # of both softmaxes in the distillation of outputs
 @register_method("affcl")
 @dataclass(frozen=True)
 class AFFCL(TunedBackbone):
-    """A flow replays features of all classes, weighted by how credible the client finds them.
+    """A normalising flow replays features, weighted by their credibility at the client.
 
-    Trained and sent: the flow, two hidden layers and the classifier and, by choice, LoRA pairs or
-    all weights. Sent once, as the run begins: count, sum and squares of each class's features, for
-    the scale of the features. Memory beyond the model: the last task's model and flow, and the
-    noise from which features are made. No image is kept. Read for this: the released code and the
-    paper's abstract, not its text.
+    Clients train and send the flow, two hidden layers, the classifier and, depending on ``tune``,
+    all weights or LoRA pairs. At the start of the run they send, once, count, sum and squares of
+    each class's features, from which the server computes the scale of the features. Memory beyond
+    the model: the last task's model and flow, and the noise from which features are generated. No
+    image is stored. Sources: the released code and the paper's abstract, not its text.
     """
 
     title = "AF-FCL"
@@ -68,26 +68,33 @@ class AFFCL(TunedBackbone):
     """
 
     tune: Literal["full", "lora", "head"] = option(
-        "head", "what is trained beneath the hidden layers: nothing, LoRA pairs or all weights"
+        "head",
+        "tensors trained below the hidden layers: full, all weights; lora, LoRA pairs; head, none",
     )
     lr_flow: float = option(1e-3, "learning rate of the flow", low=0, tune=(1e-5, 1e-2, "log"))
     hidden: int = option(512, "width of both hidden layers", low=1)
-    flow_hidden: int = option(128, "width of the flow's layers; released code has 512", low=1)
-    k_loss: float = option(0.5, "weight of the replay", low=0)
-    k_last: float = option(0.1, "weight of the last flow's features in the flow's loss", low=0)
+    flow_hidden: int = option(128, "width of the flow's layers (released code: 512)", low=1)
+    k_loss: float = option(0.5, "weight of the replay loss L_r", low=0)
+    k_last: float = option(0.1, "weight of features from the last flow in the flow's loss", low=0)
     theta: float = option(
-        0.1, "share of plain replay: 0 weighs it by credibility q, 1 does not", low=0, high=1
+        0.1,
+        "share of the replay loss without the factor q, the density of the client's features: 0, "
+        "all of it has q; 1, none; w always applies",
+        low=0,
+        high=1,
     )
-    k_kd: float = option(0.2, "weight of the distillation of the last model", low=0)
-    k_feature: float = option(0.5, "part of it for features (0 effect with tune=head)", low=0)
-    k_output: float = option(0.1, "part of it for outputs", low=0)
+    k_kd: float = option(0.2, "weight of the distillation from the last task's model", low=0)
+    k_feature: float = option(0.5, "factor on k_kd for features (no effect with tune=head)", low=0)
+    k_output: float = option(0.1, "factor on k_kd for outputs", low=0)
     space: Literal["latent", "feature", "mixed"] = option(
         "latent",
-        "where w compares: codes with codes, features with features, or features with codes",
+        "space in which w compares replayed with local points: latent, codes; feature, features; "
+        "mixed, replayed features with local codes",
         quirk={"mixed": "zaocan666/AF-FCL"},
     )
     standardise: bool = option(
-        True, "features with mean 0 and variance 1 per dimension over the first task's images"
+        True,
+        "standardise each feature dimension to mean 0 and variance 1 over the first task's images",
     )
 
     def training(self) -> Training:

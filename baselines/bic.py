@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
@@ -89,14 +89,14 @@ def _by_class(index: Tensor, labels: Tensor) -> list[Tensor]:
 @register_method("bic")
 @dataclass(frozen=True)
 class BiC(TunedLinearHead, Rehearsal):
-    """Distillation with exemplars; after a task two numbers put the new classes' logits on the old
-    scale.
+    """Distillation with exemplars, and a correction of the new classes' logits after each task.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
-    alpha and beta, which each client has fitted under the global model to validation images that
-    were not trained on. The server averages them by the clients' numbers of these images. As the
-    corrected model teaches the next task, only the last task's logits are corrected. Memory beyond
-    the model: the teacher, one copy of what is trained; exemplars at the client.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    After a task each client fits alpha and beta, under the global model, to validation images that
+    were not trained on, and sends them once. The server averages them, weighted by the clients'
+    numbers of these images. The corrected model is the teacher of the next task, so only the last
+    task's logits are corrected. Memory beyond the model: the teacher, one copy of the trained
+    tensors; exemplars at the client.
     """
 
     paper = 'Wu et al., "Large Scale Incremental Learning", CVPR 2019'
@@ -113,16 +113,19 @@ class BiC(TunedLinearHead, Rehearsal):
     dataset_options = {"digits": {"memory": 20, "bias_lr": 0.02}}
 
     temperature: float = option(
-        2.0, "T of both softmaxes; the distillation is multiplied by T^2", low=1e-6
+        2.0,
+        "T, temperature of both softmaxes of the distillation, which is multiplied by T^2",
+        low=1e-6,
     )
     validation: float = option(
         0.1,
-        "part of a class's exemplars that is held out; of a new class as many images",
+        "share of the shortest exemplar list; of every class, old or new, this number of images "
+        "is held out, at least 1",
         low=0,
         high=0.5,
     )
-    bias_epochs: int = option(250, "epochs in which alpha and beta are fitted", low=1)
-    bias_lr: float = option(1e-3, "their learning rate", low=0)
+    bias_epochs: int = option(250, "epochs for fitting alpha and beta", low=1)
+    bias_lr: float = option(1e-3, "learning rate for fitting alpha and beta (Adam)", low=0)
 
     def training(self) -> Training:
         # Stage 1 trains without the images held out for stage 2.

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from fczoo.aggregators.prototypes import gaussian_mixture, keep_latest
-from fczoo.baselines.finetune import TunedWithStatistics
+from fczoo.baselines._tuned_backbone import TunedWithStatistics
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class, rows
@@ -25,14 +25,13 @@ from fczoo.functional.gaussians import empty_gaussians, gaussians, moment_sums, 
 @register_method("ccvr")
 @dataclass(frozen=True)
 class CCVR(CalibratedHead, TunedWithStatistics):
-    """FedAvg whose server trains the head again, on features drawn from Gaussians of the clients'
-    classes.
+    """FedAvg whose server retrains the head on features drawn from Gaussians of the classes.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
-    count, sum and sum of products of the features of each of its classes under the final global
-    model, from which the server has each class's mean and covariance. With
-    ``calibrate=each_round`` clients send their own Gaussians in every round, as in HGP's
-    comparison, whose other values are protocol hgp's.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    After a task they send, once, count, sum and sum of products of the features of each class of
+    the task under the final global model. From these the server computes each class's mean and
+    covariance. With ``calibrate=each_round`` clients send their own Gaussians in every round, as in
+    HGP's comparison; protocol hgp sets its other values.
     """
 
     paper = (
@@ -53,20 +52,21 @@ class CCVR(CalibratedHead, TunedWithStatistics):
 
     gaussian: Literal["mixture", "pooled"] = option(
         "pooled",
-        "one Gaussian per class with the clients' pooled moments (paper), or theirs side by side "
-        "(HGP)",
+        "with calibrate=each_round: pooled, one Gaussian per class with the clients' pooled "
+        "moments (paper); mixture, one per client and class (HGP)",
     )
     calibrate: Literal["each_round", "once"] = option(
         "once",
-        "train the head once a task, after its last round, on statistics of all clients under the "
-        "final global model, pooled whatever `gaussian` says (paper); or after each round, on "
-        "those of the clients' local models (HGP)",
+        "when the head is retrained: once, after a task, on pooled statistics under the final "
+        "global model (paper); each_round, on those of the local models (HGP)",
     )
     covariance: Literal["diagonal", "full"] = option(
-        "full", "all covariances (paper), or the variance of each dimension (HGP)"
+        "full", "full, covariance matrices (paper); diagonal, the variance of each dimension (HGP)"
     )
     calibrated: Literal["current", "all"] = option(
-        "all", "classes drawn and calibrated: all seen, as they were (paper), or the task's (HGP)"
+        "all",
+        "classes that are drawn and calibrated: all, all seen, old ones by their stored "
+        "Gaussians (paper); current, the task's (HGP)",
     )
     logit_norm: float | None = option(
         None,
@@ -75,8 +75,8 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     )
     triple_pass: bool = option(
         False,
-        "with covariance=full, count each image three times: biased covariances; classes of one "
-        "image stay",
+        "with covariance=full, count each image three times: covariances are biased, and classes "
+        "with one image are kept",
         quirk="fed-mammoth",
     )
 

@@ -65,12 +65,12 @@ PARTS = ("prompt", "key", "attention")  # P, K, A
 @use_protocol_options("hgp", "codap")
 @dataclass(frozen=True)
 class CODAPrompt(PromptedHead):
-    """Prefixes are sums of components, weighted by how well the frozen feature fits each
-    component's key.
+    """Prefixes are weighted sums of components; the weights are cosines with component keys.
 
-    Trained and sent: the current task's components (prompt, key, attention) in each prompted block,
-    and the linear head. Components of finished tasks are frozen and still contribute. New ones
-    are drawn by the server, orthogonal to the old.
+    The weight of a component is cos(q * A, K), with the image's frozen feature q, attention vector
+    A and key K. Clients train and send the current task's components (prompt, key, attention) in
+    each prompted block, and the linear head. Components of finished tasks are frozen and still
+    contribute. The server draws new components, orthogonal to the old ones.
     """
 
     title = "CODA-P"
@@ -90,22 +90,26 @@ class CODAPrompt(PromptedHead):
     dataset_options = {"digits": {"lr": 1e-2, "components": 50}}
 
     components: int = option(
-        100, "components M of a block, shared out evenly over the tasks", low=1
+        100, "number M of components per block, divided evenly among the tasks", low=1
     )
     length: int = option(
-        4, "rows of each key and each value prefix; a component holds both (L_p = 8)", low=1
+        4,
+        "length of each key prefix and each value prefix; a component holds both (L_p = 8)",
+        low=1,
     )
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with prefixes", low=0)
-    lr: float = option(1e-3, "learning rate, Adam", low=0, tune=(1e-4, 1e-1, "log"))
+    lr: float = option(
+        1e-3, "learning rate of components and head", low=0, tune=(1e-4, 1e-1, "log")
+    )
     ortho: float = option(
         0.0,
-        "mu, weight of the orthogonality of prompts, keys and attentions (paper: 0.1; released "
-        "code: 0)",
+        "mu, weight of the orthogonality penalty on prompts, keys and attentions (paper: 0.1; "
+        "released code: 0)",
         low=0,
     )
     classical_gs: bool = option(
         False,
-        "classical Gram-Schmidt against trained rows, which leaves new rows not orthogonal to them",
+        "use classical Gram-Schmidt, after which new rows are not orthogonal to trained rows",
         quirk="GT-RIPL/CODA-Prompt",
     )
 

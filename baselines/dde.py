@@ -89,16 +89,16 @@ def remove_momentum_effect(
 @register_method("dde")
 @dataclass(frozen=True)
 class DDE(LUCIR):
-    """LUCIR whose images also learn from their neighbours' answers, and whose test forgets a
-    direction.
+    """LUCIR with the colliding effect in training, and without the momentum effect at test.
 
-    Each image's probability is mixed with those of its nearest new images of the same client, as
-    the teacher sees them at the test view; their answers are those of the model with which the
-    round began (the released code asks the model of each step, on new views in each epoch). At test
-    a part of what points along h, the clients' mean feature of the last round, is taken out of the
-    logits. Only this form, on LUCIR, was released. Trained and sent: as LUCIR, and the mean
-    feature. Memory beyond the model: the teacher, one copy of what is trained beneath the head; at
-    the client exemplars, and numbers of neighbours and their answers.
+    Colliding effect: each image's probability is averaged with those of its nearest new images at
+    the same client, by the teacher's features of the test view. The neighbours' outputs are those
+    of the model at the start of the round (the released code computes them with the model of each
+    step, on new views in each epoch). Momentum effect: at test a part of the component along h, the
+    clients' mean feature of the last round, is removed from the logits. Only this variant, on
+    LUCIR, was released. Clients train and send the tensors of LUCIR, and send the mean feature.
+    Memory beyond the model: the teacher, one copy of the tensors trained below the head; at the
+    client exemplars, and indices and outputs of neighbours.
     """
 
     paper = 'Hu et al., "Distilling Causal Effect of Data in Class-Incremental Learning", CVPR 2021'
@@ -112,8 +112,12 @@ class DDE(LUCIR):
     $$z_c = \sigma w_c^\top (f - \alpha (f^\top h) h)$$
     """
 
-    nearest: int = option(10, "K, neighbours whose answers are mixed in", low=0)
-    alpha: float = option(0.5, "part of the direction h that is taken out at test", low=0)
+    nearest: int = option(
+        10, "number K of neighbours whose outputs are averaged with an image's own (0: off)", low=0
+    )
+    alpha: float = option(
+        0.5, "alpha, share of the component along h that is removed at test (0: off)", low=0
+    )
 
     def training(self) -> Training:
         training = super().training()
@@ -182,7 +186,7 @@ class DDE(LUCIR):
         return {"sum": (features.detach() * batch.w[:, None]).sum(0), "count": batch.w.sum()}
 
     def classification(self, logits: Tensor, batch: Batch, ctx: Context) -> Tensor:
-        # Colliding effect in place of LUCIR's cross-entropy: -log(p_y / 2 + mean_j q_{j,y} / 2).
+        # Colliding effect instead of LUCIR's cross-entropy: -log(p_y / 2 + mean_j q_{j,y} / 2).
         if ctx.task.index == 0:
             return super().classification(logits, batch, ctx)
         slots = torch.searchsorted(ctx.memory["near.position"], batch.position)

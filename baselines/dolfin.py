@@ -1,4 +1,4 @@
-"""DOLFIN: exemplar-free FCIL by low-rank adapters outside earlier tasks' inputs.
+"""DOLFIN: exemplar-free FCIL by low-rank adapters orthogonal to earlier tasks' inputs.
 
 2025, arXiv 2510.13567.
 """
@@ -17,6 +17,7 @@ from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.heads import LinearHead, head_logits
+from fczoo.functional.input_subspaces import extend_basis, layer_grams, remove_subspace, unpack_gram
 from fczoo.functional.lora import (
     chosen_blocks,
     fix_down_projections,
@@ -25,21 +26,19 @@ from fczoo.functional.lora import (
     next_pairs,
 )
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.regmean import extend_basis, layer_grams, remove_subspace, unpack_gram
 
 
 @register_method("dolfin")
 @dataclass(frozen=True)
 class DOLFIN(LinearHead):
-    """One LoRA pair per task on keys and values, whose A stays and is outside of earlier tasks'
-    inputs.
+    """One LoRA pair per task on k and v, with A fixed and orthogonal to earlier tasks' inputs.
 
-    Trained and sent: B, and the linear head. As a task begins and as it ends, clients send the Gram
-    matrices of what their images give the blocks' attention to read. From the first ones the server
-    chooses A, the same for all clients, so that averaging B averages the product B A exactly; from
-    the last ones it learns on which inputs later tasks must not change the outputs. Built from a
-    summary of the paper, which released no code: rank and threshold are those recalled of InfLoRA,
-    whose rule for A this is; rates are ours.
+    Clients train and send B and the linear head. At the start and at the end of a task they send
+    the Gram matrices of the inputs of the blocks' attention. From the first ones the server chooses
+    A, the same for all clients, so that averaging B averages the product B A exactly. From the last
+    ones it extends the subspace of inputs for which later tasks must not change the outputs. The
+    paper released no code, and only a summary of it was read: rank and threshold are recalled from
+    InfLoRA, whose rule for A this is; learning rates are fczoo's.
     """
 
     paper = (
@@ -57,10 +56,11 @@ class DOLFIN(LinearHead):
     server_only: ClassVar[tuple[str, ...]] = ("basis.",)
 
     rank: int = option(10, "LoRA rank r", low=1)
-    blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all", low=0)
+    blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all blocks", low=0)
     threshold: float = option(
         0.98,
-        "part of the inputs' energy that later tasks do not touch; rises with the tasks towards 1",
+        "share of the inputs' energy inside the protected subspace, in the first task; it rises "
+        "linearly towards 1 over the tasks",
         low=0,
         high=1,
     )

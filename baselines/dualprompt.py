@@ -27,11 +27,11 @@ from fczoo.protocols.registry import use_protocol_options
 @use_protocol_options("hgp", "dualprompt")
 @dataclass(frozen=True)
 class DualPrompt(PromptedHead):
-    """Key and value prefixes: general ones for all tasks, and one expert set per task, found again
-    by its key.
+    """General prefixes for all tasks, and expert prefixes per task that test images select by key.
 
-    Trained and sent: the general prefixes (G), the current task's expert prefixes (E) and key, and
-    the linear head. Those of finished tasks are frozen.
+    All are key and value prefixes of attention. Clients train and send the general prefixes (G),
+    the current task's expert prefixes (E) and key, and the linear head. Expert prefixes and keys of
+    finished tasks are frozen.
     """
 
     paper = (
@@ -50,36 +50,37 @@ class DualPrompt(PromptedHead):
     dataset_options = {"digits": {"lr": 3e-2}}
 
     general_blocks: tuple[int, ...] = option((0, 1), "blocks with general prefixes", low=0)
-    general_length: int = option(5, "rows L_g of each general key and value prefix", low=1)
+    general_length: int = option(5, "length L_g of each general key prefix and value prefix", low=1)
     expert_blocks: tuple[int, ...] = option((2, 3, 4), "blocks with expert prefixes", low=0)
-    expert_length: int = option(20, "rows L_e of each expert key and value prefix", low=1)
+    expert_length: int = option(20, "length L_e of each expert key prefix and value prefix", low=1)
     lr: float = option(
         1e-3,
-        "learning rate, Adam (FPPL's; data sets of HGP have its own)",
+        "learning rate (the default is FPPL's; HGP's data sets have their own)",
         low=0,
         tune=(1e-4, 1e-1, "log"),
     )
-    clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
+    clip: float | None = option(1.0, "maximum gradient norm at clients; none: no clipping", low=0)
     pull: float = option(
         1.0, "lambda, weight of the cosine between the query and the task's key", low=0
     )
     warm_start: bool = option(
         False,
-        "start a task's expert prefixes as a copy of the last task's, as some released code does",
+        "initialise a task's expert prefixes with those of the last task, as some released code "
+        "does",
     )
     no_key_loss: bool = option(
         False,
-        "drop the term that moves the keys: they keep their random start",
+        "omit the key loss: keys keep their random initial values",
         quirk="fed-mammoth",
     )
     match_all_slots: bool = option(
         False,
-        "match test images with untrained slots, too",
+        "match test images with the untrained slots of future tasks as well",
         quirk="fed-mammoth, JH-LEE-KR, CODA-Prompt's code",
     )
     reshape_bug: bool = option(
         False,
-        "reshape the gathered experts: keys, values and images mix",
+        "use a wrong reshape of the gathered experts, which mixes keys, values and images",
         quirk="JH-LEE-KR, mammoth's default, fed-mammoth",
     )
 

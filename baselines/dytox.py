@@ -20,7 +20,7 @@ from fczoo.baselines._dytox_task_tokens import (
     task_embeddings,
     task_logits,
 )
-from fczoo.baselines.finetune import TunedBackbone
+from fczoo.baselines._tuned_backbone import TunedBackbone
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -33,20 +33,19 @@ from fczoo.functional.exemplars import Rehearsal
 @register_method("dytox")
 @dataclass(frozen=True)
 class DyTox(TunedBackbone, Rehearsal):
-    """A token a task attends to the image's tokens in one shared block, and feeds that task's
-    classifier.
+    """One token per task attends to the image's tokens in a shared block and feeds a classifier.
 
     Kept from the paper: the tokens, the block, the classifiers, the divergence head, the
-    distillation and the last round on exemplars. Not kept: the network beneath, five convolutional
-    attention blocks of 384 that are trained from nothing. Here it is the pre-trained transformer,
-    all of whose tokens the block reads, after the final norm; what of it is trained is ``tune``.
-    Block and tokens start at random, so that a short schedule trains them little; the block may be
-    copied from the backbone's last one.
+    distillation and the last round on exemplars. Not kept: the network below, five convolutional
+    attention blocks of width 384 that are trained from scratch. Here it is the pre-trained
+    transformer; the block reads all its tokens after the final norm, and ``tune`` sets which of its
+    weights are trained. Block and tokens have random initial values, so a short schedule trains
+    them little; ``tab_init=last_block`` copies the backbone's last block instead.
 
-    Trained and sent: the block, the token and classifier of the task, its divergence head and, by
-    choice, all weights or LoRA pairs; after it block, tokens and classifiers of all tasks, from one
-    more round on exemplars only. Memory beyond the model: the teacher, one copy of all that;
-    exemplars at the client.
+    Clients train and send the block, the token and classifier of the task, its divergence head and,
+    depending on ``tune``, all weights or LoRA pairs. After each task but the first they train
+    block, tokens and classifiers of all tasks in one more round, on exemplars only, and send them.
+    Memory beyond the model: the teacher, one copy of all these tensors; exemplars at the client.
     """
 
     paper = (
@@ -66,25 +65,33 @@ class DyTox(TunedBackbone, Rehearsal):
     """
     dataset_options = {
         "digits": {"memory": 20, "lr": 5e-3, "lr_balanced": 5e-3}
-    }  # rates: one guess, no search
+    }  # learning rates are a guess, not tuned
 
     choice: Literal["herding", "raw", "residual", "first"] = option(
-        "residual", "how a client chooses exemplars; by the residual as in released code"
+        "residual",
+        "choice of exemplars: herding, on features of length 1; raw, on raw features; residual, "
+        "residual herding (released code); first, first images per class",
     )
     optimizer: OptimizerName = option("adamw", "optimizer of all that clients train")
     weight_decay: float = option(1e-6, "weight decay of all that clients train", low=0)
     lr: float = option(
         5e-4, "learning rate of block, tokens and classifiers", low=0, tune=(1e-5, 1e-2, "log")
     )
-    lr_balanced: float = option(5e-5, "the same in the last round", low=0)
+    lr_balanced: float = option(
+        5e-5,
+        "learning rate of block, tokens and classifiers in the last round, on exemplars only",
+        low=0,
+    )
     divergence: float = option(
         0.1,
-        "weight of the divergence head, which separates new classes from all old ones together",
+        "mu, weight of the divergence head's loss; the head separates new classes from all old "
+        "ones, which form one class",
         low=0,
     )
     tab_init: Literal["random", "last_block"] = option(
         "random",
-        "how the task-attention block starts; the backbone's last block, without biases of q, k, v",
+        "initialisation of the task-attention block: random; last_block, the backbone's last "
+        "block, without biases of q, k, v",
     )
 
     def training(self) -> Training:
@@ -156,7 +163,7 @@ class DyTox(TunedBackbone, Rehearsal):
         old = task.start
         share = old / task.stop  # lambda
         log_p, log_q = logits[:, :old].log_softmax(-1), teacher[:, :old].log_softmax(-1)
-        # KD: KL(q || p) / C_old at temperature 1, as released.
+        # KD: KL(q || p) / C_old at temperature 1, as in released code.
         teacher_loss = (log_q.exp() * (log_q - log_p)).mean(-1)
         # L_div: labels are 0 for all old classes, 1 .. c for the new ones.
         side = (labels - old + 1).clamp(min=0)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
@@ -18,19 +18,18 @@ from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.fisher import fisher_sums, true_fisher_sums
 
-LOSS_SCALE = 2.0**16  # with which PyTorch's gradient scaler starts
+LOSS_SCALE = 2.0**16  # initial scale of PyTorch's gradient scaler
 
 
 @register_method("ewc")
 @dataclass(frozen=True)
 class EWC(TunedLinearHead):
-    """Online EWC: each weight is held to its last value, as strongly as the tasks so far depend on
-    it.
+    """Online EWC: a penalty keeps weights that matter for earlier tasks near their last values.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
-    each client's Fisher sums at the final global model. Their sum over the clients' sample count is
-    the Fisher of the pooled data. Memory beyond the model: Fisher and anchor, two copies of what is
-    trained, on server and clients.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    After a task each client sends, once, its Fisher sums at the final global model. The server
+    divides their sum by the number of images, which gives the Fisher of the pooled data. Memory
+    beyond the model: Fisher and anchor, two copies of the trained tensors, on server and clients.
     """
 
     paper = (
@@ -50,37 +49,38 @@ class EWC(TunedLinearHead):
 
     strength: float = option(
         1.0,
-        "lambda, weight of the penalty; no factor 1/2 (worth trying: 1, 10, 100, 1e3, 1e4)",
+        "lambda, weight of the penalty, without a factor 1/2 (values to try: 1, 10, 100, 1e3, 1e4)",
         low=0,
         tune=(1.0, 1e4, "log"),
     )
     decay: float = option(
-        0.9, "gamma, factor on the Fisher of earlier tasks at each new one", low=0, high=1
+        0.9, "gamma, factor on the Fisher of earlier tasks after each new one", low=0, high=1
     )
     fisher: Literal["weighted", "empirical", "true"] = option(
         "weighted",
-        "squared gradients at an image's label, weighted by its probability p_y; unweighted; or of "
-        "all classes of the task, each weighted by its probability",
+        "squared gradients in the Fisher: weighted, of an image's label, times its probability "
+        "p_y; empirical, unweighted; true, of all classes of the task, weighted",
     )
     asked: Literal["trained", "all"] = option(
         "trained",
-        "clients whose Fisher is taken after a task: those that trained in a round of it, or all "
-        "with images of it, also those that were never drawn",
+        "clients that compute the Fisher after a task: trained, those that trained in a round of "
+        "it; all, all with images of it, even if never sampled",
     )
     amp_vanish: bool = option(
         False,
-        "divide the penalty by 65,536",
+        "divide the penalty by 65,536, the initial loss scale of mixed precision",
         quirk="fed-mammoth: its gradient is added before loss scaling is undone",
     )
     modulo_labels: bool = option(
         False,
-        "label y % c in a task of c classes: wrong where tasks differ in size (Cars-196)",
-        quirk="fed-mammoth, FisherAVG there too",
+        "use the label y % c in a task of c classes, which is wrong if tasks differ in size "
+        "(Cars-196)",
+        quirk="fed-mammoth, also in its FisherAVG",
     )
     skip_last_round: bool = option(
         False,
-        "train nothing in the last round of a task",
-        quirk="fed-mammoth: that round only brings the global weights",
+        "skip training in the last round of a task",
+        quirk="fed-mammoth, where this round only sends the global weights",
     )
 
     def training(self) -> Training:

@@ -17,18 +17,19 @@ from fczoo.core.tree import Tree
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.gaussians import moment_sums
 
-EPSILON = 1e-12  # least variance, for a dimension without spread
+EPSILON = 1e-12  # minimum variance, for a dimension without spread
 
 
 @register_method("fecam")
 @dataclass(frozen=True)
 class FeCAM(Method):
-    """Nearest class mean in the distance that each class's own covariance gives.
+    """Nearest class mean in the Mahalanobis distance of each class's own covariance.
 
-    Sent once a task: count, sum and sum of products (or squares) of each class's features of length
-    1. From these the server computes each class's mean and covariance exactly as if all images were
-    in one place. Covariances are shrunk, then normalised to correlations, so that no class wins by
-    its small variance. A class with one image gets the mean covariance of the others.
+    Nothing is trained. Once per task clients send count, sum and sum of products (or squares) of
+    each class's features of length 1. From these the server computes each class's mean and
+    covariance exactly as on the pooled images. It shrinks covariances, then normalises them to
+    correlations, so that no class wins by its small variance. A class with one image gets the mean
+    covariance of the others.
     """
 
     paper = (
@@ -47,18 +48,19 @@ class FeCAM(Method):
 
     covariance: Literal["correlation", "full", "diagonal"] = option(
         "correlation",
-        "of each class: divided by the standard deviations of its dimensions; as it is; or its "
-        "diagonal only, which is sent as D numbers in place of D x D",
+        "covariance per class: correlation, normalised by standard deviations; full, not "
+        "normalised; diagonal, variances only (uploads D instead of D x D values)",
     )
     shrink: float = option(
         1.0,
-        "alpha_1, times the mean variance, added to the variances",
+        "alpha_1, shrinkage: alpha_1 times the mean variance is added to the variances",
         low=0,
         tune=(1e-2, 10.0, "log"),
     )
     shrink_apart: float = option(
         0.0,
-        "alpha_2, times the mean covariance of two dimensions, added to these (ResNet: 1)",
+        "alpha_2, shrinkage: alpha_2 times the mean covariance is added to the covariances "
+        "(ResNet: 1)",
         low=0,
         tune=(0.0, 1.0, "linear"),
     )
@@ -92,7 +94,7 @@ class FeCAM(Method):
         state = dict(state)
         for name, value in sums.items():
             total = state[name.replace("class.", "moment.")].clone()
-            total[ctx.task.start : ctx.task.stop] += value  # added: labels may come back
+            total[ctx.task.start : ctx.task.stop] += value  # added, as classes may recur
             state[name.replace("class.", "moment.")] = total
         # Server: covariance S_c of each class, shrunk, normalised to a correlation R_c, inverted.
         has_images = state["moment.count"] > 0

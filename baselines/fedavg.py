@@ -5,17 +5,17 @@ McMahan et al., AISTATS 2017.
 
 from dataclasses import dataclass
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.registry import register_method
 
 
 @register_method("fedavg")
 @dataclass(frozen=True)
 class FedAvg(TunedLinearHead):
-    """Plain federated training on one task after another, with nothing against forgetting: the
-    lower bound.
+    """Sequential federated training without measures against forgetting: the lower bound.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    The server averages them, weighted by the clients' numbers of images.
     """
 
     paper = (

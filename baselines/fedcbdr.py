@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import whole_tensors
@@ -19,22 +19,22 @@ from fczoo.core.seeds import torch_stream
 from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop
 from fczoo.core.types import Batch, Boundary, Context, LocalData, ServerContext, Task
-from fczoo.functional.exemplars import NONE
+from fczoo.functional.exemplars import NO_POSITIONS
 
-BINS = 1024  # places in the draw: bins of the waiting times, of equal width in their logarithm
+BINS = 1024  # places in the draw: bins of waiting times, equally wide on a log scale
 DECADES = (-6.0, 6.0)
 
 
 @register_method("fedcbdr")
 @dataclass(frozen=True)
 class FedCBDR(TunedLinearHead):
-    """All clients together draw exemplars by leverage scores; the loss scales old and new logits.
+    """Exemplars are drawn over all clients by leverage scores; the loss scales old and new logits.
 
-    Trained and sent: the linear head and LoRA pairs or, by choice, all weights. As a task ends,
-    once, the sum of outer products of a client's features, and a histogram of its images' places in
-    the draw. The server returns the inverse of the total and each class's last place. Exemplars
-    stay at the client: ``per_task`` images of each task, over all clients together. Read for this:
-    the paper's section on the method; no code is released.
+    Clients train and send the linear head and, depending on ``tune``, LoRA pairs or all weights. As
+    a task ends they send, once, the sum of outer products of their features and a histogram of
+    their images' places in the draw. The server returns the inverse of the total and each class's
+    last place. Exemplars stay at the client: ``per_task`` images per task, over all clients.
+    Source: the paper's section on the method; no code is released.
     """
 
     paper = (
@@ -55,14 +55,14 @@ class FedCBDR(TunedLinearHead):
     dataset_options = {"digits": {"per_task": 40}}
 
     tune: Literal["full", "lora", "head"] = option(
-        "lora", "what is trained in addition to the head: LoRA pairs, all weights, or nothing"
+        "lora", "tensors trained below the head: full, all weights; lora, LoRA pairs; head, none"
     )
     per_task: int = option(500, "exemplars of each task, over all clients together", low=0)
     sampling: Literal["leverage", "uniform"] = option(
-        "leverage", "probability of an image: its leverage score, or equal for all of a class"
+        "leverage", "draw of images of a class: leverage, by leverage score; uniform, equal chances"
     )
     leading: int = option(
-        0, "leading directions of the features in the leverage scores; 0: all of them", low=0
+        0, "number of leading feature directions in the leverage scores; 0: all of them", low=0
     )
     tau_old: float = option(0.9, "temperature of old classes' logits", low=1e-6)
     tau_new: float = option(1.1, "temperature of new classes' logits", low=1e-6)
@@ -175,7 +175,7 @@ class FedCBDR(TunedLinearHead):
         """
         memory, task = self.before_training(backbone, data, ctx), ctx.task
         labels = data.labels(data.index).cpu() - task.start
-        held = torch.bincount(labels, minlength=task.size).tolist()  # the key of the client's draw
+        held = torch.bincount(labels, minlength=task.size).tolist()  # the seed of the client's draw
         stream = torch_stream("fedcbdr", int(ctx.shared["draw_seed"]), *held)
         waits = torch.empty(len(labels), dtype=torch.float64).exponential_(generator=stream)
         if self.sampling == "leverage" and len(labels):
@@ -199,8 +199,8 @@ class FedCBDR(TunedLinearHead):
 
     def before_training(self, backbone: Backbone, data: LocalData, ctx: Context) -> Tree:
         """Return the memory without images beyond the last place of their class."""
-        index = ctx.memory.get("exemplar.index", NONE)
-        place = ctx.memory.get("exemplar.place", NONE)
+        index = ctx.memory.get("exemplar.index", NO_POSITIONS)
+        place = ctx.memory.get("exemplar.place", NO_POSITIONS)
         stays = place.cpu() <= ctx.shared["last_place"].cpu()[data.labels(index).cpu()]
         return {"exemplar.index": index[stays], "exemplar.place": place[stays]}
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
@@ -23,11 +23,12 @@ from fczoo.functional.heads import nearest_mean, update_means
 @register_method("fedclm")
 @dataclass(frozen=True)
 class FedCLM(TunedLinearHead):
-    """FedAvg that predicts the nearest class mean; means of finished tasks stay, while the features
-    change.
+    """FedAvg that predicts the nearest class mean; means of finished tasks do not change.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
-    count and feature sum of every local class under the final global model.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    After a task they send, once, count and feature sum of every local class under the final global
+    model. The server computes the class means. The means of finished tasks stay, while the features
+    change.
     """
 
     paper = (
@@ -44,7 +45,7 @@ class FedCLM(TunedLinearHead):
     server_only = ("mean", "count")
 
     tune: Literal["full", "lora", "head"] = option(
-        "lora", "what is trained in addition to the head: all weights, LoRA pairs, or nothing"
+        "lora", "tensors trained below the head: full, all weights; lora, LoRA pairs; head, none"
     )
     distance: Literal["euclid", "cosine"] = option(
         "euclid", "distance between feature and class mean"

@@ -19,12 +19,12 @@ from fczoo.functional.ridge import Analytic, Score, gram_of_groups, solve_ridge
 @register_method("fedcof")
 @dataclass(frozen=True)
 class FedCOF(Analytic):
-    """Ridge regression from class means only: distances between clients' means give the
-    covariances.
+    """Ridge regression from class means only; covariances are estimated from the clients' means.
 
-    Sent once a task: count and feature sum of every class, as in FedNCM. The spread between classes
-    is left out of the matrix on purpose; a class needs two clients for its covariance to be
-    learned. The server must see each client's sums by itself.
+    Nothing is trained. Once per task clients send count and feature sum of every class, as in
+    FedNCM. The matrix leaves out the spread between classes on purpose. The covariance of a class
+    can be estimated only if two clients or more hold it. The server must see each client's sums
+    separately.
     """
 
     paper = (
@@ -45,7 +45,7 @@ class FedCOF(Analytic):
     dataset_options = {"digits": {"gamma": 0.01}}
 
     gamma: float = option(
-        1.0, "added to the variances of each class", low=0, tune=(1e-2, 1e6, "log")
+        1.0, "gamma, added to the variances of each class", low=0, tune=(1e-2, 1e6, "log")
     )
 
     def training(self) -> Training:

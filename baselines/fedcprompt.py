@@ -21,11 +21,11 @@ from fczoo.functional.prompts import component_weights
 @register_method("fedcprompt")
 @dataclass(frozen=True)
 class FedCPrompt(CODAPrompt):
-    """CODA-Prompt whose features stay near the round's global model and away from the last task's.
+    """CODA-Prompt whose features stay near the global model's and away from the last task's.
 
-    The contrast is that of the released code, on features; its constants and its sum over the
-    batch, too. As components of finished tasks are fixed, the last task's model is the one with
-    only these components, and no copy of it is kept. Trained and sent: the current task's
+    The contrast acts on features, as in the released code, whose constants and sum over the batch
+    it uses. Components of finished tasks are frozen, so the last task's model is the one with only
+    these components, and no copy of it is stored. Clients train and send the current task's
     components (prompt, key, attention) in each prompted block, and the linear head.
     """
 
@@ -46,16 +46,26 @@ class FedCPrompt(CODAPrompt):
     """
     dataset_options = {"digits": {"lr": 1e-2, "components": 50}}
 
-    lr: float = option(1e-4, "learning rate, Adam", low=0, tune=(1e-5, 1e-1, "log"))
+    lr: float = option(
+        1e-4, "learning rate of components and head", low=0, tune=(1e-5, 1e-1, "log")
+    )
     attention_softmax: bool = option(
-        True, "attention vectors pass a softmax over their D entries, as in released code"
+        True, "apply a softmax to the D entries of each attention vector, as in released code"
     )
-    contrast: Literal["features", "off"] = option("features", "where the contrast acts")
+    contrast: Literal["features", "off"] = option(
+        "features", "contrastive loss: features, on features as in released code; off, none"
+    )
     near: float = option(
-        1e3, "weight of the squared distance to the round's global features", low=0
+        1e3,
+        "lambda_n, weight of the squared distance to the features of the round's global model",
+        low=0,
     )
-    far: float = option(10.0, "weight of that to the last task's features", low=0)
-    margin: float = option(1.0, "added inside the hinge", low=0)
+    far: float = option(
+        10.0,
+        "lambda_f, weight of the squared distance to the features of the last task's model",
+        low=0,
+    )
+    margin: float = option(1.0, "m, margin inside the hinge of the contrastive loss", low=0)
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context

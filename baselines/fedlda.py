@@ -17,11 +17,10 @@ from fczoo.functional.ridge import Analytic, solve_ridge
 @register_method("fedlda")
 @dataclass(frozen=True)
 class FedLDA(Analytic):
-    """Nearest class mean in the distance that the covariance within classes gives, one for all
-    classes.
+    """Nearest class mean in the Mahalanobis distance of the shared within-class covariance.
 
-    Sent once a task: the sums of FedRidge. Means and covariance are those of all images ever seen
-    in one place.
+    Nothing is trained. Once per task clients send the sums of FedRidge. The server computes means
+    and covariance exactly as on the pooled images of all tasks.
     """
 
     paper = (
@@ -39,11 +38,14 @@ class FedLDA(Analytic):
 
     rule: Literal["lda", "mahalanobis"] = option(
         "mahalanobis",
-        "with class frequencies and the divisor N; or only by distance, with the unbiased "
-        "covariance",
+        "mahalanobis, only the distance, with the unbiased covariance; lda, with class "
+        "frequencies and the divisor N",
     )
     shrink: float = option(
-        0.1, "times the mean variance, added to the variances", low=0, tune=(1e-3, 10.0, "log")
+        0.1,
+        "s, shrinkage: s times the mean variance is added to the variances",
+        low=0,
+        tune=(1e-3, 10.0, "log"),
     )
 
     def training(self) -> Training:

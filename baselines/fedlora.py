@@ -29,12 +29,12 @@ FUSED_WEIGHT_INDEX = {"q": 0, "v": 2}  # of the fused weight of q, k and v
 @register_method("fedlora")
 @dataclass(frozen=True)
 class FedLoRA(LinearHead):
-    """One LoRA through all tasks; what averaging its factors loses is added to the frozen weights.
+    """One set of LoRA pairs for all tasks; the averaging error is added to the frozen weights.
 
-    Trained and sent: A and B on q, v and the feed-forward layers, and the linear head. The mean of
-    the clients' products B A is not the product of the mean factors; with ``residual`` the server
-    adds the difference to the weights, which it broadcasts. Rank, blocks and rates are not the
-    paper's, whose text could not be read.
+    Clients train and send A and B on q, v and the feed-forward layers, and the linear head. The
+    mean of the clients' products B A is not the product of the mean factors; with ``residual`` the
+    server adds the difference to the weights, which it broadcasts. Rank, blocks and learning rates
+    are not the paper's, whose text could not be read.
     """
 
     paper = (
@@ -52,12 +52,14 @@ class FedLoRA(LinearHead):
     supports_recurring_classes = True
 
     residual: bool = option(
-        True, "add to the frozen weights what is lost by averaging A and B separately"
+        True, "add the error of averaging A and B separately to the frozen weights"
     )
     rank: int = option(4, "LoRA rank r", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "blocks with LoRA", low=0)
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
-    lr_lora: float = option(1e-3, "learning rate of LoRA", low=0, tune=(1e-5, 1e-1, "log"))
+    lr_lora: float = option(
+        1e-3, "learning rate of the LoRA pairs", low=0, tune=(1e-5, 1e-1, "log")
+    )
 
     def training(self) -> Training:
         optims = {"head.": self.optim(self.lr), "lora.": self.optim(self.lr_lora)}

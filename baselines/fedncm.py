@@ -25,12 +25,11 @@ from fczoo.functional.heads import nearest_mean, update_means
 @register_method("fedncm")
 @dataclass(frozen=True)
 class FedNCM(Method):
-    """Nearest class mean of the frozen features: no training, one upload per task, nothing to
-    forget.
+    """Nearest class mean of the frozen features, without training or forgetting.
 
-    Sent: count and feature sum of every class of the task, once. Equals the centralised class means
-    exactly. The paper's second stage, FedNCM+FT, which trains from these means, is fedavg with
-    head_init=means.
+    Once per task clients send count and feature sum of every class of the task. The result equals
+    the centralised class means exactly. The paper's second stage, FedNCM+FT, which trains from
+    these means, is fedavg with head_init=means.
     """
 
     paper = (
@@ -48,7 +47,7 @@ class FedNCM(Method):
     distance: Literal["euclid", "cosine"] = option(
         "euclid", "distance between feature and class mean", tune=["euclid", "cosine"]
     )
-    normalise: bool = option(False, "means of features of length 1 (iCaRL)", tune=[False, True])
+    normalise: bool = option(False, "normalise features to length 1 (iCaRL)", tune=[False, True])
 
     def training(self) -> Training:
         uploads = {"class.": per_class("count", "sum")}

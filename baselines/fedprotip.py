@@ -18,24 +18,23 @@ from fczoo.core.training import TaskPhase
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.heads import head_logits
-from fczoo.functional.regmean import extend_basis, layer_grams, remove_subspace, unpack_gram
+from fczoo.functional.input_subspaces import extend_basis, layer_grams, remove_subspace, unpack_gram
 
 
 @register_method("fedprotip")
 @dataclass(frozen=True)
 class FedProTIP(FOT):
-    """Clients step outside the subspaces of earlier inputs; the task of each test image is
-    predicted.
+    """Gradient projection at the clients, and prediction of the task of each test image.
 
-    Which task's subspace holds most of an image's feature decides which classes compete for it. As
-    FOT, with the projection in every step of a client instead of once a round on the server, so
-    that the bases of the layers are broadcast. After a task clients also send, once, the Gram
-    matrix of their final features. Each task keeps some of its leading directions, outside those of
-    the tasks before. The released code asks for the task of a whole batch of test images that
-    come from one task; that is another protocol and is not offered: here each image is predicted
-    separately. What all features share, such as their mean, falls to the first task's directions,
-    which can then hold most of every image: on digits all answers are of the first task. Compare
-    with ``identity=off``.
+    Clients project every step on the complement of the subspaces of earlier tasks' inputs. FOT
+    projects once per round on the server instead; here the bases of the layers are broadcast. After
+    a task clients also send, once, the Gram matrix of their final features. Each task keeps some of
+    its leading directions, outside those of earlier tasks. The task whose directions hold most of
+    an image's feature is predicted, and its classes compete. The released code predicts the task of
+    a whole batch of test images of one task. That is another protocol and is not offered: here each
+    image is predicted separately. Components that all features share, such as their mean, belong to
+    the first task's directions, which can then hold most of every image: on digits every image is
+    assigned to the first task. Compare with ``identity=off``.
     """
 
     paper = (
@@ -53,18 +52,18 @@ class FedProTIP(FOT):
     The columns of $U$ span the layer's inputs in earlier tasks, those of $M_i$ the leading new
     directions of the final features in task $i$.
     """
-    server_only = ("space", "owner")  # which task an image is of is predicted by the server
+    server_only = ("space", "owner")  # the server predicts the task of an image
 
     threshold: float = option(
-        0.7, "part of the inputs' energy to be kept, in the first task", low=0, high=1
+        0.7, "share of the inputs' energy that the bases hold, in the first task", low=0, high=1
     )
     directions: int = option(
-        20, "directions of the final features that a task keeps, if all tasks' fit in", low=1
+        20, "directions of the final features kept per task (at most D / number of tasks)", low=1
     )
     identity: Literal["hard", "soft", "off"] = option(
         "hard",
-        "classes compete within the task whose directions hold most of the feature; over all, the "
-        "log of a softmax over the tasks' parts added; or over all as they are",
+        "use of the predicted task: hard, only its classes compete; soft, add the log softmax "
+        "over the tasks' shares to the logits; off, none",
     )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedWithStatistics
+from fczoo.baselines._tuned_backbone import TunedWithStatistics
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, per_class
@@ -29,13 +29,13 @@ from fczoo.protocols.registry import use_protocol_options
 @use_protocol_options("hgp", "fedproto")
 @dataclass(frozen=True)
 class FedProto(TunedWithStatistics):
-    """Features are drawn to their class's global prototype, its mean feature over all clients last
-    round.
+    """FedProto with one model: features are pulled towards the global prototype of their class.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs, with count and mean
-    feature of each local class; a class with a single image at a client sends that image's feature.
-    Weights are averaged plainly (``--aggregator fedavg`` weighs them by samples). Only the current
-    task's prototypes are used in training.
+    A global prototype is the mean feature of a class over all clients in the last round. Clients
+    train and send the linear head and, depending on ``tune``, all weights or LoRA pairs. They also
+    send the count and the feature sum of each local class; for a class with a single image the sum
+    is that image's feature. The server averages weights uniformly (``--aggregator fedavg`` weights
+    them by samples). Training uses only the prototypes of the current task.
     """
 
     paper = (
@@ -47,30 +47,31 @@ class FedProto(TunedWithStatistics):
 
     $$G_c = \frac{\sum_k \sum_{x \in D_{k,c}} f(x)}{\sum_k n_{k,c}}$$
 
-    $G_c$ is of the last round. A test image takes the class of the nearest prototype, those of old
-    tasks as they were.
+    $G_c$ is from the last round. A test image is assigned the class of the nearest prototype; those
+    of old tasks are not updated.
     """
     server_only = ("all.",)
 
     strength: float = option(
         1.0,
-        "ld, weight of the distance to the prototypes (official code; HGP's: 0.1)",
+        "lambda, weight of the distance to the prototypes (1: official code; 0.1: HGP's code)",
         low=0,
         tune=(1e-2, 10.0, "log"),
     )
     per_sample: bool = option(
         True,
-        "distance of each image (official code), or of each class's mean in the batch (HGP's code)",
+        "on: mean distance of images (official code); off: distance of each class's mean feature "
+        "in the batch (HGP's code)",
     )
     infer: Literal["head", "ncm"] = option(
         "ncm",
-        "the nearest prototype, those of old tasks as they were (paper), or the answer of the "
-        "linear head (HGP's code)",
+        "prediction: ncm, class of the nearest prototype, where old tasks' prototypes are not "
+        "updated (paper); head, linear head (HGP's code)",
     )
 
     def training(self) -> Training:
-        # Server: plain mean of the weights, as in fed-mammoth. Client: local prototypes after local
-        # training, under the local model on the test view.
+        # Server: uniform mean of the weights, as in fed-mammoth. Client: prototypes of the local
+        # model on the test view, after local training.
         training = super().training()
         return replace(
             training,
@@ -98,7 +99,7 @@ class FedProto(TunedWithStatistics):
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context
     ) -> tuple[Tensor, Tree]:
-        # L = L_ce + ld * distance of the features to the global prototypes G_c.
+        # L = L_ce + lambda * distance of the features to the global prototypes G_c.
         features = self.features(backbone, train, batch)
         loss = task_cross_entropy(head_logits(train, features), batch, ctx.task)
         return loss + self.strength * self.distance(features, batch, ctx), {}

@@ -21,12 +21,11 @@ from fczoo.functional.ridge import Analytic, Score, solve_ridge, solve_ridge_wit
 @register_method("fedridge")
 @dataclass(frozen=True)
 class FedRidge(Analytic):
-    """Ridge regression of labels on frozen features, exactly as with all images ever seen in one
-    place.
+    """Ridge regression on frozen features, equal to the centralised solution on all images so far.
 
-    Trained: nothing. Sent once a task: count and feature sum of every class, and the sum of outer
-    products of all features, from which the server solves the regression again. A class without any
-    images is never predicted.
+    Clients train nothing. Once per task they send the count and feature sum of every class, and the
+    sum of outer products of all features (Gram matrix). The server adds these to its totals and
+    solves the regression again. A class without images is never predicted.
     """
 
     paper = (
@@ -45,31 +44,32 @@ class FedRidge(Analytic):
     dataset_options = {"digits": {"ridge": 1.0}}
 
     ridge: float = option(
-        1e2, "lambda, weight of the squared norm of the classifier", low=0, tune=(1e-2, 1e6, "log")
+        1e2, "lambda, strength of the L2 penalty on the classifier", low=0, tune=(1e-2, 1e6, "log")
     )
     scaled: bool = option(
-        False, "multiply lambda by the mean of the moments' diagonal, trace(G) / M"
+        False, "multiply lambda by trace(G) / M, the mean diagonal entry of the Gram matrix"
     )
     lift: Literal["plain", "random"] = option(
         "plain",
-        "the frozen feature f, or relu(f R) with a fixed random R of ``width`` columns (RanPAC, "
-        "STSA)",
+        "features: plain, the frozen feature f; random, relu(f R) with a fixed random R of width "
+        "columns (RanPAC, STSA)",
     )
-    width: int = option(1250, "columns M of the random projection", low=1)
+    width: int = option(1250, "columns M of the random projection, with lift=random", low=1)
     bias: Literal["none", "penalised", "free"] = option(
         "free",
-        "no bias; a constant feature, held back like the rest; or a bias that lambda does not hold "
-        "back",
+        "bias of the classifier: none; penalised, a constant feature, penalised as the others; "
+        "free, without penalty",
     )
     gram_rank: int | None = option(
         None,
-        "rank of the factor that a client sends in place of its Gram matrix (FedRAN); none: exact",
+        "rank of the factor that a client sends instead of its Gram matrix (FedRAN); none: exact "
+        "matrix",
         low=1,
     )
     score: Score = option(
         "linear",
-        "answer by the regression's values, or by the cosine between feature and class weight "
-        "(STSA's code)",
+        "prediction: linear, by the regression's outputs; cosine, by the cosine of feature and "
+        "class weight (STSA's code)",
     )
 
     def __post_init__(self) -> None:
@@ -80,14 +80,10 @@ class FedRidge(Analytic):
         """
         super().__post_init__()
         if self.gram_rank is not None and self.bias == "free":
-            problem = (
-                "fedridge.gram_rank drops the spread of features that fedridge.bias=free reads"
-            )
+            problem = "fedridge.bias=free needs the exact Gram matrix, without fedridge.gram_rank"
             raise FczooError(f"{problem}; add --set fedridge.bias=none")
         if self.score == "cosine" and self.bias == "free":
-            problem = (
-                "fedridge.score=cosine answers without the bias that fedridge.bias=free solves for"
-            )
+            problem = "fedridge.score=cosine ignores the bias of fedridge.bias=free"
             raise FczooError(f"{problem}; add --set fedridge.bias=none")
 
     def random_features(self) -> int:

@@ -28,11 +28,12 @@ PARTS = ("q", "k", "v", "proj", "fc1", "fc2")
 @register_method("ffalora")
 @dataclass(frozen=True)
 class FFALoRA(LinearHead):
-    """LoRA whose A matrices are drawn once and stay: averaging B averages the product B A exactly.
+    """LoRA with fixed random A matrices, so that averaging B averages the product B A exactly.
 
-    Trained and sent: B on all linear layers of the chosen blocks, and the linear head. q, k, v
-    share an A. Layers, rank, rate and weight decay are those with which fed-mammoth runs it on
-    vision transformers; the paper has language models.
+    A is drawn once, or with ``merge=sum`` and ``merge=mean`` once per task, and is the same for all
+    clients. Clients train and send B on all linear layers of the chosen blocks, and the linear
+    head. q, k and v share one A. The paper uses language models; layers, rank, learning rate and
+    weight decay are those of fed-mammoth for vision transformers.
     """
 
     title = "FFA-LoRA"
@@ -49,13 +50,13 @@ class FFALoRA(LinearHead):
     rank: int = option(16, "LoRA rank r", low=1, tune=[4, 16])
     blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all", low=0)
     lr: float = option(3e-4, "learning rate", low=0, tune=(1e-4, 1e-1, "log"))
-    optimizer: OptimizerName = option("adamw", "optimizer of all that clients train")
-    weight_decay: float = option(0.1, "weight decay of all that clients train", low=0)
+    optimizer: OptimizerName = option("adamw", "optimizer of the tensors that clients train")
+    weight_decay: float = option(0.1, "weight decay of the tensors that clients train", low=0)
     merge: Literal["one", "sum", "mean"] = option(
         "one",
-        "one pair for all tasks; a new pair per task, earlier ones staying in every forward; or, "
-        "only in testing, the mean of the tasks' pairs",
-        quirk={"mean": "fed-mammoth: training sees the current task's pair only"},
+        "LoRA pairs over tasks: one, the same pair for all; sum, a new pair per task, all used; "
+        "mean, a new pair per task, averaged only in testing",
+        quirk={"mean": "fed-mammoth: training uses only the current task's pair"},
     )
 
     def training(self) -> Training:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedWithStatistics
+from fczoo.baselines._tuned_backbone import TunedWithStatistics
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
@@ -17,17 +17,18 @@ from fczoo.core.types import Batch, Context, ServerAggregator
 from fczoo.functional.fisher import fisher_sums, true_fisher_sums
 from fczoo.functional.heads import head_logits
 
-EPSILON = 1e-12  # weight of a parameter on which a client's images do not depend
+EPSILON = 1e-12  # added to Fisher information, so that all weights are positive
 
 
 @register_method("fisheravg")
 @dataclass(frozen=True)
 class FisherAvg(TunedWithStatistics):
-    """FedAvg in which each parameter counts by how much the client's images depend on it.
+    """FedAvg with each parameter weighted by its Fisher information on the client's images.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; as much again of
-    Fisher information, from squared gradients of the client's images, every round. Where
-    no one's images depend on a parameter it is the plain mean.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs. In
+    every round they also send Fisher information of the same size, from squared gradients on their
+    images. The server merges each parameter by these weights; it is the uniform mean where the
+    Fisher information is 0 at all clients.
     """
 
     paper = 'Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022'
@@ -41,8 +42,8 @@ class FisherAvg(TunedWithStatistics):
 
     fisher: Literal["true", "weighted"] = option(
         "true",
-        "mean over a client's images, of all classes of the task, each weighted by its probability "
-        "(paper); or sum over the images, of only their labels (HGP's code)",
+        "Fisher information: true, mean over images, expected over the task's classes (paper); "
+        "weighted, sum over images, of the label's class, times its probability (HGP's code)",
     )
 
     def training(self) -> Training:

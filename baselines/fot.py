@@ -14,21 +14,20 @@ from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 from fczoo.functional.heads import LinearHead, head_logits
+from fczoo.functional.input_subspaces import extend_basis, layer_grams, remove_subspace, unpack_gram
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.functional.regmean import extend_basis, layer_grams, remove_subspace, unpack_gram
 
 
 @register_method("fot")
 @dataclass(frozen=True)
 class FOT(LinearHead):
-    """The server takes out of each update of a layer what would change its outputs for earlier
-    tasks' inputs.
+    """The server projects updates so that outputs for earlier tasks' inputs do not change.
 
-    Trained and sent: all weights and the linear head. After a task clients send, once, the Gram
-    matrices of the inputs of the blocks' linear layers, from which the server learns their
-    subspace; the paper's random sketches of the inputs give the same up to chance, and are larger.
-    Biases, norms, the embedding and the head move freely. The paper knows the task of a test image;
-    here all classes compete.
+    Clients train and send all weights and the linear head. After each task they send once the Gram
+    matrices of the inputs of the blocks' linear layers, from which the server computes the subspace
+    of the inputs. The paper's random sketches estimate the same subspace and are larger. Updates of
+    biases, norms, the embedding and the head are not projected. In the paper the task of a test
+    image is given; here predictions are over all classes seen.
     """
 
     paper = (
@@ -38,17 +37,20 @@ class FOT(LinearHead):
     formulas = r"""
     $$\Delta W \leftarrow \Delta W (I - U U^\top)$$
 
-    The columns of $U$ span the inputs of the layer in earlier tasks, up to a part of their energy.
+    The span of $U$ holds a share of the energy of the layer's inputs in earlier tasks.
     """
     server_only: ClassVar[tuple[str, ...]] = ("basis.",)
 
     threshold: float = option(
-        0.87, "part of the inputs' energy to be kept, in the first task", low=0, high=1
+        0.87,
+        "share of the inputs' energy inside the protected subspace, in the first task",
+        low=0,
+        high=1,
     )
-    growth: float = option(0.001, "added to the threshold with each task", low=0, high=1)
+    growth: float = option(0.001, "increase of the threshold per task", low=0, high=1)
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
     lr_backbone: float = option(
-        1e-4, "learning rate of the weights", low=0, tune=(1e-6, 1e-3, "log")
+        1e-4, "learning rate of all weights below the head", low=0, tune=(1e-6, 1e-3, "log")
     )
 
     def training(self) -> Training:
@@ -87,13 +89,13 @@ class FOT(LinearHead):
         if phase == "task_start":
             return super().collect(phase, backbone, tree, batch, ctx)
         # Client, as the task ends, under the final global model: G = X X^T of each layer's inputs,
-        # in place of the paper's random sketches (I - U U^T) X Omega.
+        # instead of the paper's random sketches (I - U U^T) X Omega.
         layers = [f"blocks.{i}.{layer}" for i in range(backbone.depth) for layer in LAYERS]
         _, inputs = backbone.features_and_taps(batch.x, layers, select(tree, "full."))
         return layer_grams(inputs, batch.w, gamma=1.0)
 
     def server_update(self, state: Tree, merged: Tree, ctx: ServerContext) -> Tree:
-        # Server, each round: dW <- dW (I - U U^T) for weights with a basis; all else moves freely.
+        # Server, each round: dW <- dW (I - U U^T) for weights with a basis; not for others.
         merged = dict(merged)
         for name, basis in select(state, "basis.").items():
             weight = name.replace("basis.", "full.") + ".weight"
@@ -116,5 +118,5 @@ class FOT(LinearHead):
         return state
 
     def predict(self, backbone: Backbone, state: Tree, batch: Batch, task: Task) -> Tensor:
-        # Inference: argmax over the classes seen; the paper knows the task of a test image.
+        # Inference: argmax over the classes seen; in the paper the task of a test image is given.
         return head_logits(state, self.features(backbone, state, batch))[:, : task.stop]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.cosine import CosineHead
+from fczoo.baselines._cosine_head import CosineHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -98,14 +98,15 @@ def geodesic_loss(features: Tensor, old: Tensor, kernel: Tensor, distance: bool)
 @register_method("geodl")
 @dataclass(frozen=True)
 class GeoDL(CosineHead):
-    """Features are distilled along the geodesic between the subspaces of the old and the new ones.
+    """Distillation of features along the geodesic between old and new feature subspaces.
 
-    Its released base is LUCIR's head of cosines, without the margin ranking; GLFC's tables put it
-    on iCaRL, which is not offered. Kept from the paper: the kernel of one mini-batch's two
-    subspaces, on the class token (the code takes a map of a ResNet). Trained and sent: rows of the
-    task's classes, the scale sigma and, by choice, all weights or LoRA pairs; before a task, once,
-    count and sum of every local class's features of length 1. Memory beyond the model: the teacher,
-    one copy of what is trained; exemplars at the client.
+    As in the released code, the base is LUCIR's cosine head without the margin ranking; GLFC's
+    tables use iCaRL as base, which is not offered. As in the paper, the kernel is computed from the
+    two subspaces of one mini-batch, here of class tokens (the released code uses a feature map of a
+    ResNet). Clients train and send the head rows of the task's classes, the scale sigma and,
+    depending on ``tune``, all weights or LoRA pairs. Before a task they send once count and sum of
+    the normalised features of each local class. Memory beyond the model: the teacher, one copy of
+    the tensors trained below the head; exemplars at the client.
     """
 
     paper = 'Simon et al., "On Learning the Geodesic Path for Incremental Learning", CVPR 2021'
@@ -116,18 +117,19 @@ class GeoDL(CosineHead):
 
     $$G = \int_0^1 \Phi(u) \Phi(u)^\top du$$
 
-    $a$ and $b$ are the teacher's feature and this model's, of length 1; $\Phi$ is the geodesic from
+    $a$ and $b$ are the teacher's and the model's features, of length 1; $\Phi$ is the geodesic from
     the subspace of the batch's old features to that of its new ones.
     """
 
     strength: float = option(
         10.0,
-        "weight of the distillation, times the root of old over new classes (released command)",
+        "lambda, weight of the distillation; multiplied by sqrt(old / new classes) (10: released "
+        "command)",
         low=0,
     )
     distance: bool = option(
         False,
-        "distil the squared distance under the kernel in place of the cosine",
+        "distil the squared distance under the kernel instead of the cosine",
         quirk="chrysts/geodesic_continual_learning",
     )
 

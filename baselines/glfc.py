@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fczoo.baselines._glfc_proxy_server import BestOldModel
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import samples
@@ -24,14 +24,14 @@ from fczoo.functional.losses import teacher_binary_cross_entropy
 @register_method("glfc")
 @dataclass(frozen=True)
 class GLFC(TunedLinearHead, BestOldModel):
-    """Clients keep exemplars, balance gradients of old and new classes, and distil from the best
-    old model.
+    """Exemplars, balanced gradients of old and new classes, and distillation of the best old model.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. When a client
-    notices a new task it also uploads, for each of its new classes, the gradient of one image
-    through a fixed network, from which the server reconstructs the image to pick the old model by:
-    THIS UPLOAD CAN BE INVERTED, label and image. ``proxy=last`` goes without it. Memory beyond the
-    model: old and best model, two copies of what is trained; exemplars at the client.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    When a client detects a new task it also uploads, for each of its new classes, the gradient of a
+    fixed network for one image. The server reconstructs the images and selects the old model by its
+    accuracy on them: THIS UPLOAD CAN BE INVERTED to recover image and label. ``proxy=last`` needs
+    no such upload. Memory beyond the model: old and best model, two copies of the trained tensors;
+    exemplars at the client.
     """
 
     paper = 'Dong et al., "Federated Class-Incremental Learning", CVPR 2022'
@@ -39,8 +39,8 @@ class GLFC(TunedLinearHead, BestOldModel):
     $$L = (1 - \lambda) w L_{bce}(z, y) + \lambda L_{bce}(z, q), \quad
     w = (1 - \sigma(z_y)) / \operatorname{mean}_g (1 - \sigma(z_y))$$
 
-    The mean is over the image's group in the batch, classes learned before or new ones; $q$ has the
-    old model's sigmoids for old classes, the label for the others. $\lambda$ is 0 in the first
+    The mean is over the image's group in the batch: learned or new classes. The targets $q$ are the
+    old model's sigmoids for old classes and the labels for the others. $\lambda$ is 0 in the first
     task.
     """
     server_only = ("best.", "monitor.")
@@ -48,7 +48,8 @@ class GLFC(TunedLinearHead, BestOldModel):
 
     relation: float = option(
         0.5,
-        "weight of the distillation where there is an old model; the compensated loss has the rest",
+        "lambda, weight of the distillation from the second task on; the compensated loss has "
+        "weight 1 - lambda",
         low=0,
         high=1,
     )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_seen_class
@@ -26,13 +26,13 @@ from fczoo.functional.losses import teacher_binary_cross_entropy
 @register_method("icarl")
 @dataclass(frozen=True)
 class ICaRL(TunedLinearHead, Rehearsal):
-    """Clients keep exemplars, distil the last model's sigmoids, and answer by the nearest mean of
-    exemplars.
+    """Exemplars, distillation of sigmoids, and prediction by the nearest mean of exemplars.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
-    count and sum of every client's exemplar features of each class seen so far, from which the
-    server computes the means of all clients together. Exemplars stay at the client. Memory beyond
-    the model: the teacher, one copy of what is trained; exemplars at the client.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    After a task they send once, for each class seen so far, the number of their exemplars and the
+    sum of the exemplars' normalised features. From these the server computes class means over all
+    clients. Exemplars stay at the client. Memory beyond the model: the teacher, one copy of the
+    trained tensors; exemplars at the client.
     """
 
     title = "iCaRL"
@@ -44,14 +44,15 @@ class ICaRL(TunedLinearHead, Rehearsal):
     \bigl( g_c \log \sigma(z_c) + (1 - g_c) \log (1 - \sigma(z_c)) \bigr)$$
 
     $g_c$ is the last model's sigmoid for an old class, else 1 for the label and 0 for the others.
-    The answer is the class whose exemplars' mean feature is nearest.
+    The prediction is the class whose exemplars' mean feature is nearest.
     """
     server_only = ("mean", "count")
     dataset_options = {"digits": {"memory": 20}}
 
     infer: Literal["means", "head"] = option(
         "means",
-        "answer by the nearest class mean of exemplars, or by the head, which sends no means",
+        "prediction: means, class with the nearest mean of exemplars; head, linear head, without "
+        "uploads for means",
     )
 
     def training(self) -> Training:

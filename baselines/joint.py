@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_seen_class
@@ -20,11 +20,10 @@ from fczoo.core.types import Batch, Boundary, Context, ServerContext, Task
 @register_method("joint")
 @dataclass(frozen=True)
 class Joint(TunedLinearHead):
-    """At every task, training from the start on the images of all tasks so far: accuracy without
-    forgetting.
+    """Upper bound: each task trains from the pre-trained weights on the images of all tasks so far.
 
-    The figure after the last task is the usual joint upper bound. Trained and sent: the linear head
-    and, by choice, all weights or LoRA pairs.
+    Its accuracy is free of forgetting; after the last task it is the usual joint upper bound.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
     """
 
     paper = "upper bound of HGP (central) and PILoRA (federated)"
@@ -35,11 +34,13 @@ class Joint(TunedLinearHead):
     supports_recurring_classes = True
 
     setting: Literal["central", "federated"] = option(
-        "central", "one place holds everything (HGP), or clients hold their shares (PILoRA)"
+        "central",
+        "where the images of all tasks are: central, in one place (HGP); federated, at their "
+        "clients (PILoRA)",
     )
 
     def training(self) -> Training:
-        # HGP's upper bound is central: one place holds all images. PILoRA's is federated.
+        # HGP's upper bound is central: all images are in one place. PILoRA's is federated.
         scope: Scope = "pooled" if self.setting == "central" else "seen"
         training, where = super().training(), ", in one place" if scope == "pooled" else ""
         uploads = {p: per_seen_class(*group.statistics) for p, group in training.uploads.items()}
@@ -53,7 +54,7 @@ class Joint(TunedLinearHead):
     def collect(
         self, phase: TaskPhase, backbone: Backbone, tree: Tree, batch: Batch, ctx: Context
     ) -> Tree:
-        # ``head_init=means`` covers all classes seen, as the head starts again.
+        # ``head_init=means`` covers all classes seen, as the head is initialised again.
         ctx = replace(ctx, task=_all_so_far(ctx.task))
         return super().collect(phase, backbone, tree, batch, ctx)
 
@@ -69,5 +70,5 @@ class Joint(TunedLinearHead):
 
 
 def _all_so_far(task: Task) -> Task:
-    """Return the task with all classes seen so far, for which the head starts again."""
+    """Return the task with all classes seen so far, for which the head is initialised again."""
     return replace(task, start=0)

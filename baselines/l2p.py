@@ -27,12 +27,11 @@ from fczoo.protocols.registry import use_protocol_options
 @use_protocol_options("hgp", "l2p")
 @dataclass(frozen=True)
 class L2P(PromptPool):
-    """A pool of input prompts for all tasks; each image takes those with keys nearest to its frozen
-    feature.
+    """A pool of input prompts; each image selects those with keys nearest to its frozen feature.
 
-    Trained and sent: the pool with its keys, and the linear head; averaged slot by slot, although a
-    slot need not mean the same to two clients (FCILPT sorts the slots first). A slot that no one
-    chooses stays as it is.
+    Clients train and send the prompt pool with its keys, and the linear head. The server averages
+    slot by slot, although a slot need not have the same meaning at two clients (FCILPT sorts the
+    slots first). Slots that no client selects do not change.
     """
 
     paper = 'Wang et al., "Learning to Prompt for Continual Learning", CVPR 2022'
@@ -46,39 +45,41 @@ class L2P(PromptPool):
 
     lr: float = option(
         1.875e-3,
-        "learning rate, Adam (0.03 scaled by batch/256, for batches of 16)",
+        "learning rate, Adam (original code: 0.03 * batch size / 256, here for batches of 16)",
         low=0,
         tune=(1e-4, 1e-1, "log"),
     )
-    clip: float | None = option(1.0, "largest norm of a client's gradient", low=0)
+    clip: float | None = option(
+        1.0, "maximum norm of a client's gradient; none: no clipping", low=0
+    )
     pull: float = option(
-        0.1, "lambda, weight of the cosine between the query and the keys it chose", low=0
+        0.1, "lambda, weight of the cosine between the query and the selected keys", low=0
     )
     selection: Literal["image", "batch"] = option(
-        "image", "prompts for each image, or by vote for a batch, in testing too (original code)"
+        "image",
+        "prompt selection: image, for each image; batch, by vote for each batch, also in testing "
+        "(original code)",
     )
     pooled: Literal["prompt", "cls+prompt", "cls"] = option(
         "prompt",
-        "mean over the prompts' outputs; this with the class token's (HGP); or only the class "
-        "token's",
+        "input of the head: prompt, mean output of the prompts; cls+prompt, mean of these and the "
+        "class token (HGP); cls, class token",
         tune=["prompt", "cls"],
     )
     positions: Literal["random", "zeros"] = option(
-        "random", "fixed position rows added to the prompts: N(0, 0.02^2), or none"
+        "random", "fixed position embeddings of the prompts: random, N(0, 0.02^2); zeros, none"
     )
-    lora: bool = option(False, "train LoRA pairs on q and v, too, as in PILoRA's comparison")
-    lr_lora: float = option(1e-5, "their learning rate, with lora=on", low=0)
-    rank: int = option(4, "their rank, with lora=on", low=1)
-    blocks: tuple[int, ...] = option((0,), "blocks with such pairs, with lora=on", low=0)
+    lora: bool = option(False, "also train LoRA pairs on q and v, as in PILoRA's comparison")
+    lr_lora: float = option(1e-5, "learning rate of the LoRA pairs, with lora=on", low=0)
+    rank: int = option(4, "LoRA rank, with lora=on", low=1)
+    blocks: tuple[int, ...] = option((0,), "blocks with LoRA pairs, with lora=on", low=0)
     no_key_loss: bool = option(
-        False,
-        "drop the term that moves the keys: they keep their random start",
-        quirk="fed-mammoth",
+        False, "omit the key loss: keys keep their random initial values", quirk="fed-mammoth"
     )
     shifted_positions: bool = option(
         False,
-        "add the position rows in order after the prompts have entered: the class token has the "
-        "first prompt's row, and the last prompt the class token's",
+        "add position embeddings after inserting the prompts, shifted by one: the class token gets "
+        "the first prompt's, the last prompt the class token's",
         quirk="fed-mammoth",
     )
 

@@ -31,18 +31,18 @@ from fczoo.functional.losses import distillation, task_cross_entropy
 @register_method("lander")
 @dataclass(frozen=True)
 class LANDER(SynthesisOptions, AnchoredReplay):
-    """Features are tied to an anchor per class; the server makes images around the anchors.
+    """Features are pulled towards class anchors; clients replay images that the server synthesises.
 
-    Trained and sent: the linear head, a linear map from features to anchors and LoRA pairs or, by
-    choice, all weights. Sent to each client once a task: the synthetic images, one byte per colour,
-    and the old model; once: the anchors. Memory beyond the model: all of these. No image of a
-    client is kept.
+    Clients train and send the linear head, a linear projection from features to anchors and,
+    depending on ``tune``, LoRA pairs or all weights. The server sends to clients once per task
+    the synthetic images, one byte per colour value, and the old model; once per run the anchors.
+    Memory beyond the model: all of these. No image of a client is kept.
 
-    The paper's anchors are text embeddings of the class names: ``anchor_file`` takes them. Without
-    a file they are drawn. Read for this: the released code, not the paper's text; it does not name
-    its text encoder. Not kept on a vision transformer: the statistics of BatchNorm layers
-    (``prior=none``), so that anchors, the teacher's classes and the student's disagreement are all
-    that shapes the images. The student starts at the pre-trained weights with a random head.
+    The paper's anchors are text embeddings of class names, which ``anchor_file`` reads; by default
+    they are random. Source: the released code, not the paper's text; it does not name its text
+    encoder. A vision transformer has no BatchNorm statistics to match (``prior=none``): only the
+    anchors, the teacher's predictions and the student's disagreement shape the images. The student
+    starts from the pre-trained weights with a random head.
     """
 
     paper = (
@@ -76,15 +76,15 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         }
     }
 
-    temperature: float = option(2.0, "of the distillation, without its square", low=1e-6)
-    weight_new: float = option(0.2, "weight of the new images, times (1 + 1/alpha) / beta", low=0)
+    temperature: float = option(2.0, "distillation temperature; loss not scaled by T^2", low=1e-6)
+    weight_new: float = option(0.2, "loss weight of new images; times (1 + 1/alpha) / beta", low=0)
     weight_old: float = option(
-        0.4, "weight of the synthetic images, times alpha beta", low=0, tune=(0.04, 40, "log")
+        0.4, "loss weight of synthetic images; times alpha * beta", low=0, tune=(0.04, 40, "log")
     )
     keep: Literal["last", "lowest_loss"] = option(
         "last",
-        "model at the end of a task: the last average, or that from which the round with the "
-        "lowest training loss started",
+        "model at the end of a task: last, the last average; lowest_loss, the model from which the "
+        "round with the lowest training loss started",
         quirk={"lowest_loss": "tmtuan1307/LANDER"},
     )
 
@@ -92,8 +92,8 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         super().__post_init__()
         if self.warmup > self.synthesis_rounds:
             raise FczooError(
-                f"lander.warmup={self.warmup} is beyond the {self.synthesis_rounds} rounds of "
-                "lander.synthesis_rounds, so that no image is kept; lower it"
+                f"lander.warmup={self.warmup} exceeds lander.synthesis_rounds="
+                f"{self.synthesis_rounds}, so no synthetic image is kept; lower lander.warmup"
             )
 
     def training(self) -> Training:
@@ -183,7 +183,7 @@ class LANDER(SynthesisOptions, AnchoredReplay):
         return outputs + (new.features - old.features).square().mean(1)
 
     def attached_reply(self, backbone: Backbone, tree: Tree, images: Tensor, classes: int) -> Reply:
-        """Compute a model's reply to generated images, with a [B, e] in place of the features.
+        """Compute a model's reply to generated images, with a [B, e] instead of the features.
 
         Args:
             backbone: The frozen backbone.

@@ -23,12 +23,13 @@ from fczoo.functional.gaussians import moment_sums
 @register_method("lga")
 @dataclass(frozen=True)
 class LGA(GLFC):
-    """GLFC whose images are weighted by their gradient within their own past task, in both losses.
+    """GLFC with both losses weighted by each image's gradient, relative to images of its task.
 
-    Trained and sent: as GLFC, reconstructions included; as well, after each task, count, sum and
-    sum of squares of each class's features. Those of the first task give the radius of the noise
-    with which models are judged on reconstructed images. The released server computes it from the
-    training images themselves.
+    Clients train and send the same as in GLFC, with gradients that can be inverted. After each task
+    they also send count, sum and sum of squares of each class's features. From those of the first
+    task the server computes the radius of the noise that it adds to features of reconstructed
+    images when it evaluates models. The released server computes it from the training images
+    themselves.
     """
 
     paper = (
@@ -42,21 +43,25 @@ class LGA(GLFC):
     w_{min},\; w_{max} \Bigr), \quad g = (1 - \sigma(z_y))^{(t - 1) / t}$$
 
     In task $t = 1, 2, \dots$; the mean is over the batch's images of one past task's learned
-    classes, or over all the others; $q$ has the old model's sigmoids for old classes, the label for
-    the others. The term with $q$ begins with the second task.
+    classes, or over all others. The targets $q$ are the old model's sigmoids for old classes and
+    the labels for the others. The term with $q$ is used from the second task on.
     """
 
-    relation: float = option(1.0, "factor of compensated loss and distillation together", low=0)
-    lowest: float = option(0.5, "least weight of an image", low=0)
-    highest: float = option(5.0, "largest weight of an image", low=0)
-    warmup: int = option(
-        6, "first rounds of a task, in which the last model is taken for the best", low=0
+    relation: float = option(
+        1.0, "lambda, factor on the sum of compensated loss and distillation", low=0
     )
-    augmentations: int = option(5, "noisy copies of each reconstructed image's feature", low=1)
+    lowest: float = option(0.5, "minimum weight of an image", low=0)
+    highest: float = option(5.0, "maximum weight of an image", low=0)
+    warmup: int = option(
+        6,
+        "rounds at the start of a task in which the latest model counts as the best",
+        low=0,
+    )
+    augmentations: int = option(5, "noisy copies per feature of a reconstructed image", low=1)
     cumulative_groups: bool = option(
         False,
-        "group images with the learned classes of their task and all before it, once for each "
-        "later task",
+        "groups of images for the mean gradient overlap: group i has the learned classes of tasks "
+        "1 to i; an image's weights are summed over its groups",
         quirk="JiahuaDong/LGA",
     )
 
@@ -66,7 +71,7 @@ class LGA(GLFC):
         return replace(training, uploads=uploads, collect_at={*training.collect_at, "task_end"})
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:
-        # Task boundary as GLFC; the radius of the first task stays.
+        # Task boundary as in GLFC; the radius of the first task is kept.
         sizes = [*state["sizes"].tolist(), task.size] if "sizes" in state else [task.size]
         radius = state.get("monitor.radius", torch.zeros(()))
         return {

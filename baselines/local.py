@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.registry import register_method
 from fczoo.core.training import Training
@@ -18,13 +18,13 @@ from fczoo.functional.gaussians import class_sums
 @register_method("local")
 @dataclass(frozen=True)
 class Local(TunedLinearHead):
-    """Each client trains its own model on one task after another, and nothing is sent: what
-    federation has to beat.
+    """Each client trains its own model without communication: the reference for federated methods.
 
-    Trained: the linear head and, by choice, all weights or LoRA pairs. Every client starts from the
-    same pre-trained weights. Accuracies are means over the clients' models on all test images; a
-    model answers with the classes that its client has had. ``client_mean`` weighs each model's
-    accuracies by its own client's classes. No global model exists that could be kept or exported.
+    Clients train the linear head and, depending on ``tune``, all weights or LoRA pairs, on one task
+    after another, and send nothing. All clients start from the same pre-trained weights. Accuracies
+    are means over the clients' models on all test images; a model predicts among the classes that
+    its client has had. ``client_mean`` weights each model's accuracies by its own client's classes.
+    No global model exists that could be kept or exported.
     """
 
     paper = "reference of personalised federated learning: clients do not communicate"

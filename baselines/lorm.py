@@ -18,6 +18,7 @@ from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, drop, select, stack_past
 from fczoo.core.types import Batch, Boundary, Context, ServerAggregator, ServerContext, Task
 from fczoo.functional.heads import LinearHead, head_logits, merge_task_rows
+from fczoo.functional.input_subspaces import layer_grams
 from fczoo.functional.lora import (
     alternate_factors,
     chosen_blocks,
@@ -28,7 +29,6 @@ from fczoo.functional.lora import (
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.functional.regmean import (
     divide_by_gram,
-    layer_grams,
     multiply_gram,
     regression_mean,
     regression_mean_of_b,
@@ -40,14 +40,14 @@ from fczoo.protocols.registry import use_protocol_options
 @use_protocol_options("hgp", "lorm", column=1)
 @dataclass(frozen=True)
 class LoRM(LinearHead):
-    """LoRA whose B and A are trained alternately, so that each has a closed-form merge over clients
-    and tasks.
+    """LoRA with alternately trained B and A, merged in closed form over clients and tasks.
 
-    Trained and sent: in a task's first round B of every linear layer, in the next A, and so on, and
-    the linear head; as well, the Gram matrices of the layers' inputs. The server takes the factor
-    whose outputs are nearest to all clients' on their own inputs. After a task clients send Gram
-    matrices at the merged factors, from which the server merges the tasks in the same way. A new
-    task starts a new pair on the pre-trained weights. ``--aggregator`` merges only the head's bias.
+    In a task's first round clients train and send B of every linear layer, in the next A, and so
+    on. In every round they also train and send the linear head, and send the Gram matrices of the
+    layers' inputs. The server computes the factor whose outputs are nearest to those of all clients
+    on their own inputs. After a task clients send Gram matrices at the merged factors, by which the
+    server merges the tasks in the same way. A new task starts a new pair on the pre-trained
+    weights. ``--aggregator`` merges only the head's bias.
     """
 
     paper = (
@@ -61,26 +61,26 @@ class LoRM(LinearHead):
 
     $$W = W_0 + \Bigl( \sum_i B_i A_i G_i \Bigr) \Bigl( \sum_i G_i \Bigr)^+$$
 
-    $B$ and $A$ alternate over the rounds, $W$ is from the second task's end over tasks $i$; $G_k$
-    is the Gram matrix of the layer's inputs, its entries next to the diagonal multiplied by
+    $B$ and $A$ alternate over the rounds; $W$ merges the tasks $i$ from the end of the second task
+    on. $G_k$ is the Gram matrix of the layer's inputs with off-diagonal entries multiplied by
     $\gamma$.
     """
     server_only = ("total.", "full.")
 
     rank: int = option(4, "LoRA rank r", low=1, tune=[1, 4, 16])
     blocks: tuple[int, ...] | None = option(None, "blocks with LoRA; none: all", low=0)
-    lr: float = option(3e-3, "learning rate", low=0, tune=(1e-4, 1e-1, "log"))
-    lr_a: float | None = option(None, "learning rate of A; none: as the rest", low=0)
-    lr_b: float | None = option(None, "learning rate of B; none: as the rest", low=0)
+    lr: float = option(3e-3, "learning rate of head, A and B", low=0, tune=(1e-4, 1e-1, "log"))
+    lr_a: float | None = option(None, "learning rate of A; none: lr", low=0)
+    lr_b: float | None = option(None, "learning rate of B; none: lr", low=0)
     gamma: float = option(
-        0.0, "factor of the layers' Gram matrices next to their diagonals", low=0, high=1
+        0.0, "factor on off-diagonal entries of the layers' Gram matrices", low=0, high=1
     )
-    gamma_head: float = option(0.5, "the same in the head", low=0, high=1)
+    gamma_head: float = option(0.5, "the same for the head's Gram matrix", low=0, high=1)
     view: Literal["test", "train"] = option(
-        "test", "view of the images whose Gram matrices are sent (fed-mammoth: train)"
+        "test", "view of the images for Gram matrices: test; train, random views (fed-mammoth)"
     )
     passes: int = option(
-        1, "passes over these images, with view=train (fed-mammoth's regmean_rounds)", low=1
+        1, "passes over these images, with view=train (fed-mammoth: regmean_rounds)", low=1
     )
 
     def training(self) -> Training:

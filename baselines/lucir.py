@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.cosine import CosineHead
+from fczoo.baselines._cosine_head import CosineHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -21,12 +21,13 @@ from fczoo.functional.cosine import cosine_distance, margin_ranking
 @register_method("lucir")
 @dataclass(frozen=True)
 class LUCIR(CosineHead):
-    """A head of cosines; features keep their direction, and exemplars keep a margin to new classes.
+    """Cosine head, distillation of feature directions, and a margin of exemplars to new classes.
 
-    Trained and sent: rows of the task's classes, the scale sigma and, by choice, all weights or
-    LoRA pairs; before a task, once, count and sum of every local class's features of length 1, from
-    which its rows start. Exemplars stay at the client. Memory beyond the model: the teacher, one
-    copy of what is trained; exemplars at the client.
+    Clients train and send the head rows of the task's classes, the scale sigma and, depending on
+    ``tune``, all weights or LoRA pairs. Before a task they send once count and sum of the
+    normalised features of each local class, from which the server initialises its rows. Exemplars
+    stay at the client. Memory beyond the model: the teacher, one copy of the tensors trained below
+    the head; exemplars at the client.
     """
 
     paper = 'Hou et al., "Learning a Unified Classifier Incrementally via Rebalancing", CVPR 2019'
@@ -41,12 +42,15 @@ class LUCIR(CosineHead):
 
     distil: float = option(
         5.0,
-        "weight of 1 - cos(f, f_old), times the root of old over new classes (released code)",
+        "lambda, weight of 1 - cos(f, f_old); multiplied by sqrt(old / new classes) (5: released "
+        "code)",
         low=0,
     )
-    ranking: float = option(1.0, "weight of the margin ranking", low=0)
-    hardest: int = option(2, "K, new classes with which an exemplar is compared", low=1)
-    margin: float = option(0.5, "m, in cosines", low=0)
+    ranking: float = option(1.0, "rho, weight of the margin ranking loss", low=0)
+    hardest: int = option(
+        2, "K, number of nearest new classes with which an exemplar is compared", low=1
+    )
+    margin: float = option(0.5, "m, margin between cosines in the ranking loss", low=0)
 
     def loss(
         self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -17,10 +17,11 @@ from fczoo.functional.losses import distillation, task_cross_entropy
 @register_method("lwf")
 @dataclass(frozen=True)
 class LwF(TunedLinearHead):
-    """While clients learn new classes, the last task's global model is distilled for the old ones.
+    """FedAvg with distillation of the last task's global model over the old classes.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Memory beyond the
-    model: the teacher, one copy of what is trained, sent to each client once a task.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    Memory beyond the model: the teacher, one copy of the trained tensors, which the server sends to
+    each client once per task.
     """
 
     paper = 'Li and Hoiem, "Learning without Forgetting", ECCV 2016'
@@ -36,17 +37,17 @@ class LwF(TunedLinearHead):
 
     strength: float = option(
         1.0,
-        "lambda, weight of the distillation (paper; HGP's code: 0.5)",
+        "lambda, weight of the distillation (1: paper; 0.5: HGP's code)",
         low=0,
         tune=(1e-2, 10.0, "log"),
     )
     temperature: float = option(
-        2.0, "tau of both softmaxes; the loss is not multiplied by its square", low=1e-6
+        2.0, "temperature tau of both softmaxes; the loss has no factor tau^2", low=1e-6
     )
     distill_current: bool = option(
         False,
-        "distil the current task's logits, which the teacher has never trained, in place of the "
-        "old ones",
+        "distil the logits of the current task's classes, on which the teacher was not trained, "
+        "instead of the old classes'",
         quirk="fed-mammoth",
     )
 

@@ -33,17 +33,18 @@ DIAGNOSED = 256  # generated images that a diagnosis counts
 @register_method("mfcl")
 @dataclass(frozen=True)
 class MFCL(DataFreeReplay):
-    """One generator at the server makes images that the old model is certain of; clients replay.
+    """The server trains an image generator on the old model; clients replay its images.
 
-    Trained and sent: the linear head and LoRA pairs or, by choice, all weights. Sent to each client
-    once a task: the generator and the old model. Memory beyond the model: both of them. No image
-    and no statistic of a client is kept.
+    Clients train and send the linear head and, depending on ``tune``, LoRA pairs or all weights.
+    The server sends to clients once per task the generator and the old model. Memory beyond the
+    model: both of them. No image and no statistic of a client is kept.
 
-    The generator lives as long as the run: the server trains it on after each task, from the
-    model whose task has ended. Read for this: the released code, not the paper's text. Not kept on
-    a vision transformer: the statistics of BatchNorm layers, which show a generator most of what
-    images look like. Without them (``prior=none``) balance and smoothness shape the images. The
-    feature term needs no good images, as it also covers the new ones.
+    One generator is trained over the whole run: after each task the server trains it further,
+    towards images that the model of this task classifies with certainty. Source: the released code,
+    not the paper's text. A vision transformer has no BatchNorm statistics to match, from which a
+    generator learns most about the look of images. Without them (``prior=none``) balance and
+    smoothness shape the images. The feature term does not need good images, as it also covers the
+    new ones.
     """
 
     paper = (
@@ -51,8 +52,8 @@ class MFCL(DataFreeReplay):
         'Class Incremental Learning for Vision Tasks", NeurIPS 2023, arXiv 2311.07784'
     )
     formulas = r"""
-    With new images $x$, generated ones $\tilde x$ and both of them $X$, the labels of $\tilde x$
-    being the old model's answers:
+    With new images $x$, generated ones $\tilde x$ and both of them $X$; labels of $\tilde x$ are
+    the old model's predictions:
 
     $$L = L_{ce}(z_{new}(x)) + w_{head} \, L_{ce}(W \, sg(f(X)) + b)
     + w_{feat} \, \overline{\lVert W_{old} f(X) - W_{old} f_{old}(X) \rVert^2} / |old|$$
@@ -74,26 +75,28 @@ class MFCL(DataFreeReplay):
 
     ratio: int = option(
         4,
-        "generated images next to each image of a batch (128 and 32 in released code); 0: no replay",
+        "generated images per real image of a batch (released code: 128 for 32); 0: no replay",
         low=0,
     )
-    weight_head: float = option(1.0, "weight of the head's cross-entropy on all images", low=0)
+    weight_head: float = option(1.0, "w_head, weight of the head's loss on all images", low=0)
     weight_feature: float = option(
         0.1,
-        "weight of the distance of features through the old head",
+        "w_feat, weight of the feature distance under the old head",
         low=0,
         tune=(0.01, 10, "log"),
     )
-    noise: int = option(1000, "noise values from which an image is made", low=1)
-    width: int = option(64, "channels of the generator's last layers", low=1)
-    generator_steps: int = option(100, "steps of the generator after each task", low=0)
-    generator_batch: int = option(128, "images in each of these steps", low=2)
-    lr_generator: float = option(1e-3, "its learning rate, Adam", low=0)
-    content: float = option(1.0, "weight of the old model's certainty", low=0)
-    content_temperature: float = option(1000.0, "temperature of its logits there", low=1e-6)
-    entropy: float = option(1.0, "weight of the balance of the old classes", low=0)
-    smooth: float = option(1e-3, "weight of the images' smoothness", low=0)
-    prior_weight: float = option(50.0, "weight of the layers' statistics", low=0)
+    noise: int = option(1000, "length of the noise vector of an image", low=1)
+    width: int = option(64, "channels of the generator's last hidden layer", low=1)
+    generator_steps: int = option(100, "training steps of the generator after each task", low=0)
+    generator_batch: int = option(128, "images per training step of the generator", low=2)
+    lr_generator: float = option(1e-3, "learning rate of the generator, Adam", low=0)
+    content: float = option(1.0, "generator loss: weight of certainty L_ce(z/T, argmax z)", low=0)
+    content_temperature: float = option(1000.0, "generator loss: T in the certainty term", low=1e-6)
+    entropy: float = option(1.0, "generator loss: weight of the class balance", low=0)
+    smooth: float = option(1e-3, "generator loss: w_smooth, weight of the smoothness", low=0)
+    prior_weight: float = option(
+        50.0, "generator loss: w_prior, weight of activation moments, with prior=survey", low=0
+    )
 
     def training(self) -> Training:
         # Each image of a batch brings the noise of ``ratio`` replayed images.

@@ -23,20 +23,20 @@ from fczoo.functional.heads import head_logits
 from fczoo.functional.losses import task_cross_entropy
 from fczoo.protocols.registry import use_protocol_options
 
-GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples are spread evenly in [0, 1)
+GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples modulo 1 are evenly distributed in [0, 1)
 
 
 @register_method("pip")
 @use_protocol_options("hgp", "pip")
 @dataclass(frozen=True)
 class PIP(DualPrompt):
-    """DualPrompt whose head also learns from the task's class means, plus and minus a part of their
-    spread.
+    """DualPrompt whose head also trains on prototypes: class means and randomly shifted copies.
 
-    Trained and sent: the general prefixes, the current task's expert prefixes and key, and the
-    linear head; in each round count, sum and squares of every local class's prompted features,
-    which the server pools. From a task's second round on, each class's mean mu, mu + u s and mu - u
-    s join every batch at the head, s the standard deviation and u from U(0, 1/3).
+    Clients train and send the general prefixes, the current task's expert prefixes and key, and the
+    linear head. In each round they also send count, sum and sum of squares of the prompted features
+    of each local class, which the server pools. From a task's second round on, three prototypes per
+    class join every batch at the head: mu, mu + u s and mu - u s, with the class mean mu, the
+    standard deviation s and u from U(0, 1/3).
     """
 
     paper = (
@@ -56,13 +56,15 @@ class PIP(DualPrompt):
 
     dataset_options = {"digits": DualPrompt.dataset_options["digits"]}
 
-    expert_length: int = option(5, "rows L_e of each expert key and value prefix", low=1)
+    expert_length: int = option(
+        5, "length L_e of each expert key and value prefix, in tokens", low=1
+    )
     reach: float = option(
-        1 / 3, "largest u, standard deviations between a mean and its copies", low=0
+        1 / 3, "maximum of u, shift from the class mean in standard deviations", low=0
     )
     code_variance: bool = option(
         False,
-        "the spread of released code, whose variance is never summed: s = mu^4",
+        "use s = mu^4 as in released code, whose sum of variances is never updated",
         quirk="anwarmaxsum/PIP",
     )
 
@@ -112,7 +114,7 @@ class PIP(DualPrompt):
         task, entry = ctx.task, torch.arange(mean.numel(), device=mean.device).view(mean.shape)
         u = self.reach * (
             (batch.draws[0, 0] + GOLDEN_RATIO * entry) % 1
-        )  # uniform, another in each dimension
+        )  # uniform, different in each dimension
         protos = torch.stack([mean, mean + u * spread, mean - u * spread])  # [3, c, D]
         logits = head_logits(train, protos)[..., task.start : task.stop]
         loss = -logits.log_softmax(-1).diagonal(dim1=1, dim2=2)  # [3, c]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fczoo.baselines.proxies import ProxyHead
+from fczoo.baselines._proxy_head import ProxyHead
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
 from fczoo.core.types import Context
@@ -19,15 +19,16 @@ from fczoo.functional.feature_maps import spatial_distance
 @register_method("podnet")
 @dataclass(frozen=True)
 class PODNet(ProxyHead):
-    """Maps of four depths are distilled after pooling over height and width; several proxies per
-    class.
+    """Distillation of pooled maps at four depths, and a head with several proxies per class.
 
-    A ResNet's stages become the patch tokens of blocks L/4, L/2, 3L/4 and L. New proxies are drawn
-    by the server about their class's mean, as clients' k-means could not be averaged. Trained and
-    sent: proxies of the task's classes, the scale eta and, by choice, all weights or LoRA pairs;
-    before a task, once, count, sum and squares of every local class's features of length 1; after
-    it, all proxies from one more round on exemplars only. Memory beyond the model: the teacher,
-    one copy of what is trained beneath the head; exemplars at the client.
+    The maps are those of patch tokens after blocks L/4, L/2, 3L/4 and L, instead of a ResNet's
+    stages. They are pooled over height and over width. The server draws new proxies around the mean
+    feature of their class, as k-means results of clients could not be averaged. Clients train and
+    send the proxies of the task's classes, the scale eta and, depending on ``tune``, all weights or
+    LoRA pairs. Before a task they send once count, sum and sum of squares of the normalised
+    features of each local class. After each task but the first they train all proxies in one more
+    round, only on exemplars, and send them. Memory beyond the model: the teacher, one copy of the
+    tensors trained below the head; exemplars at the client.
     """
 
     paper = (
@@ -50,9 +51,11 @@ class PODNet(ProxyHead):
     """
 
     spatial: float = option(
-        3.0, "lambda_c, weight of the pooled maps (CIFAR-100; ImageNet: 8)", low=0
+        3.0, "lambda_c, weight of the distance of pooled maps (CIFAR-100: 3; ImageNet: 8)", low=0
     )
-    final: float = option(1.0, "lambda_f, weight of 1 - cos of the features (ImageNet: 10)", low=0)
+    final: float = option(
+        1.0, "lambda_f, weight of the cosine distance of final features (ImageNet: 10)", low=0
+    )
 
     def distance(self, old: list[Tensor], new: list[Tensor], ctx: Context) -> Tensor:
         # Spatial POD: sum squared maps over height and over width, normalise to length 1, take the

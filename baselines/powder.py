@@ -48,13 +48,13 @@ from fczoo.functional.prompts import top_positions
 @register_method("powder")
 @dataclass(frozen=True)
 class Powder(PromptedHead):
-    """Each task of each client has prompts, mixed with those of correlated tasks of all clients.
+    """Prompts per client and task, mixed with the prompts of correlated tasks of all clients.
 
-    A task belongs to one client: clients in different tasks (``--moving``) share prompts. Tasks
-    correlate as the mean weights of prompts on their images do. Trained and sent: the prompts of
-    the client's task (prompt, key, attention) and the linear head; as a task begins and in its last
-    round counts of images and sums of the prompts' weights by class. Read for this: the released
-    code, not the paper's text.
+    A task belongs to one client, so clients in different tasks (``--moving``) share prompts. The
+    correlation of two tasks comes from the mean prompt weights on their images. Clients train and
+    send the prompts of their task (prompt, key, attention) and the linear head. At a task's start
+    and in its last round they send counts of images and sums of prompt weights per class. Source:
+    the released code, not the paper's text.
     """
 
     paper = (
@@ -80,30 +80,30 @@ class Powder(PromptedHead):
     dataset_options = {"digits": {"lr": 1e-2}}
 
     lr: float = option(5e-3, "learning rate, Adam", low=0, tune=(1e-4, 1e-1, "log"))
-    components: int = option(10, "prompts of a task in each block", low=1)
-    length: int = option(8, "tokens of a prompt", low=1)
+    components: int = option(10, "prompts per task and block", low=1)
+    length: int = option(8, "tokens per prompt", low=1)
     blocks: tuple[int, ...] | None = option(
-        None, "blocks that prompts enter; none: three from a third of the depth on (4, 5, 6 of 12)"
+        None, "blocks with prompts; none: three from a third of the depth on (4, 5, 6 of 12)"
     )
     correlation: Literal["profiles", "none"] = option(
-        "profiles", "W by the mean weights of prompts; or none: each task has its own prompts only"
+        "profiles", "mixing weights W: profiles, from mean prompt weights; none, no mixing of tasks"
     )
-    power: int = option(30, "rho, power of the cosines", low=1)
-    chosen: int = option(3, "tasks in S", low=1)
+    power: int = option(30, "rho, exponent of the cosines", low=1)
+    chosen: int = option(3, "size of S, the tasks whose mixed prompts training uses", low=1)
     classes: Literal["held", "task"] = option(
-        "held", "classes of the losses: those that the client has, or all of the task or stage"
+        "held", "classes of the task or stage in the losses: held, those the client has; task, all"
     )
     distil: float = option(9.0, "nu, weight of the distillation without the true class", low=0)
-    temperature: float = option(3.0, "tau of the distillation", low=1e-6)
+    temperature: float = option(3.0, "tau, temperature of the distillation", low=1e-6)
     task_rows: bool = option(
         False,
-        "each task of each client has separate head rows, and answers the test images of its "
-        "classes: the task of a test image is given",
+        "separate head rows per client and task; a test image is predicted by its task's rows: the "
+        "task of a test image is given",
         quirk="piaohongming/Powder",
     )
     tasks_10_14: bool = option(
         False,
-        "tasks 10 to 14 compare the last five entries of their profiles, of whichever tasks",
+        "compare tasks 10 to 14 by the last five profile entries, whichever tasks these are",
         quirk="piaohongming/Powder",
     )
 

@@ -23,14 +23,13 @@ RIDGES = tuple(10.0**power for power in range(-8, 9))
 @register_method("ranpac")
 @dataclass(frozen=True)
 class RanPAC(AdaptableAnalytic):
-    """Ridge regression on random features relu(f R), with a ridge chosen in every task on held-out
-    images.
+    """Ridge regression on random features relu(f R), with a ridge chosen on held-out images.
 
-    Sent once a task: the sums of FedRidge twice, over images to fit and over images held out, which
-    is all that the choice needs. An image is held out or not whoever owns it, so the choice, too,
-    is that of the images in one place. The final solution uses both parts. The paper first adapts
-    the network in the first task (``adapt=adapter``; 20 epochs, batch 48); without, features are
-    those of the pre-trained one.
+    Once per task clients send the sums of FedRidge twice, over images to fit and over held-out
+    images; this suffices to choose the ridge. Whether an image is held out does not depend on its
+    owner, so the choice is also that of centralised training. The final solution uses both parts.
+    The paper first adapts the network in the first task (``adapt=adapter``; 20 epochs, batch size
+    48); by default the features are those of the pre-trained network.
     """
 
     paper = (
@@ -43,22 +42,25 @@ class RanPAC(AdaptableAnalytic):
     $$W = \Bigl( \sum_x \varphi \varphi^\top + \lambda I \Bigr)^{-1} Q$$
 
     $R$ is random, $Q_c$ is the sum of $\varphi$ over the images of class $c$, and $\lambda$ has the
-    least squared error on images held out.
+    least squared error on held-out images.
     """
     dataset_options = {"digits": {"width": 500}}
 
     width: int = option(2000, "columns M of the random projection (paper: 10,000)", low=1)
     ridge: float | None = option(
         None,
-        "lambda; none: of 10^-8 .. 10^8, that of the least squared error on images held out",
+        "lambda, strength of the L2 penalty; none: the best of 10^-8 .. 10^8 by squared error on "
+        "held-out images",
         low=0,
     )
     lr: float = option(
-        0.01, "learning rate of adapters and head, SGD, cosine over the rounds", low=0
+        0.01,
+        "learning rate of adapters and head, SGD, cosine over the rounds, with adapt=adapter",
+        low=0,
     )
     held_out: float = option(
         0.2,
-        "part of a task's images on which the ridge is chosen",
+        "share of a task's images that is held out to choose the ridge",
         low=0.01,
         high=0.99,
         tune=(0.1, 0.5, "linear"),
@@ -66,7 +68,8 @@ class RanPAC(AdaptableAnalytic):
 
     gram_rank: int | None = option(
         None,
-        "rank of the factor that a client sends in place of its Gram matrix (FedRAN); none: exact",
+        "rank of the factor that a client sends instead of its Gram matrix (FedRAN); none: exact "
+        "matrix",
         low=1,
     )
 

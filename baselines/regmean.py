@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import LAYERS, Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import Payload, whole_tensors
@@ -16,19 +16,19 @@ from fczoo.core.training import TaskPhase, Training
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, ServerAggregator, ServerContext
 from fczoo.functional.heads import merge_task_rows
-from fczoo.functional.regmean import layer_grams, regression_means
+from fczoo.functional.input_subspaces import layer_grams
+from fczoo.functional.regmean import regression_means
 
 
 @register_method("regmean")
 @dataclass(frozen=True)
 class RegMean(TunedLinearHead):
-    """FedAvg in which linear layers are merged so that their outputs change least on the clients'
-    own inputs.
+    """FedAvg with linear layers merged so that outputs change least on the clients' own inputs.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; every round,
-    as well, the Gram matrix of the inputs of each linear layer that is trained, all tokens of all
-    images of the client. Biases and norms are averaged, or what ``--aggregator`` does to them; it
-    acts on nothing else. Of the head only the task's rows change.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs. In
+    every round they also send the Gram matrix of the inputs of each trained linear layer, over all
+    tokens of all their images. Other tensors, such as biases, norms and LoRA pairs, are averaged;
+    ``--aggregator`` acts only on them. In the head only the rows of the task's classes change.
     """
 
     paper = (
@@ -44,13 +44,14 @@ class RegMean(TunedLinearHead):
 
     gamma: float = option(
         0.9,
-        "factor of the Gram matrices next to their diagonals (paper; HGP: 0.5 or 0.1 by data set)",
+        "factor on off-diagonal entries of the layers' Gram matrices, with tune=full (paper: 0.9; "
+        "HGP: 0.5 or 0.1 by data set)",
         low=0,
         high=1,
     )
-    gamma_head: float = option(0.9, "the same in the head", low=0, high=1)
+    gamma_head: float = option(0.9, "the same for the head's Gram matrix", low=0, high=1)
     view: Literal["test", "train"] = option(
-        "test", "view of the images whose Gram matrices are sent (fed-mammoth: train)"
+        "test", "view of the images for Gram matrices: test; train, random views (fed-mammoth)"
     )
 
     def training(self) -> Training:

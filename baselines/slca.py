@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.payload import per_class
@@ -21,13 +21,13 @@ from fczoo.functional.losses import cross_entropy_by_task_norm
 @register_method("slca")
 @dataclass(frozen=True)
 class SLCA(TunedLinearHead):
-    """FedAvg with a slow backbone; after each task but the first the head is aligned on features
-    drawn again.
+    """FedAvg with a slow backbone, and a head that the server aligns on features from Gaussians.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs; after a task, once,
-    count, sum and sum of products of the features of each of its classes. From these the server
-    computes mean and covariance of each class exactly as if all images were in one place. The
-    aligned head answers; training resumes from the head before the alignment.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    After a task they send once, per class, count, sum and sum of outer products of features. From
+    these the server computes mean and covariance of each class, exactly as if all images were
+    in one place. After each task but the first it aligns the head on features drawn from these
+    Gaussians. The aligned head predicts; training resumes from the head before the alignment.
     """
 
     paper = (
@@ -46,21 +46,22 @@ class SLCA(TunedLinearHead):
     $h_j(z)$ are the logits of task $j$'s classes.
     """
     server_only = ("gauss.", "aligned.", "sizes")
-    dataset_options = {}  # its own two rates are the defaults
+    dataset_options = {}  # the defaults are its own two learning rates
 
     per_class: int = option(
-        256, "features drawn of each class and epoch; also the batch size", low=1
+        256, "features drawn per class and epoch of the alignment; also its batch size", low=1
     )
     server_epochs: int = option(5, "epochs of the alignment", low=1)
     server_lr: float = option(
-        0.01, "its learning rate, SGD with momentum 0.9 and cosine over the epochs", low=0
+        0.01, "learning rate of the alignment, SGD with momentum 0.9, cosine over the epochs", low=0
     )
-    server_decay: float = option(5e-4, "its weight decay", low=0)
-    temperature: float = option(0.1, "of the normalised logits in its loss", low=1e-6)
-    jitter: float = option(1e-4, "added to the variances of the features drawn", low=0)
+    server_decay: float = option(5e-4, "weight decay of the alignment", low=0)
+    temperature: float = option(0.1, "tau, temperature of the alignment's loss", low=1e-6)
+    jitter: float = option(1e-4, "epsilon, added to the variances of the Gaussians", low=0)
     ageing: float = option(
         0.9,
-        "the first task's means are drawn this much shorter than those of a task long after it",
+        "a: means of task i of t are multiplied by a + (1 - a) i / t, so old ones are shorter; 1: "
+        "unchanged",
         low=0,
     )
 
@@ -91,7 +92,7 @@ class SLCA(TunedLinearHead):
         # Server: pooled mean and covariance of each new class; old classes keep theirs.
         new = gaussians(sums, ctx.task.start, single=True)
         old = select(state, "gauss.")
-        if old:  # labels may come back: their latest moments count
+        if old:  # labels may recur: use their latest moments
             stay = ~torch.isin(old["gauss.label"], new["gauss.label"])
             new = {k: torch.cat([old[k][stay], v]) for k, v in new.items()}
         # Classifier alignment, from the second task on. The aligned head answers; the next task

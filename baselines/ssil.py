@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -24,11 +24,11 @@ from fczoo.functional.exemplars import Rehearsal, warn_once
 @register_method("ssil")
 @dataclass(frozen=True)
 class SSIL(TunedLinearHead, Rehearsal):
-    """New images are distinguished among new classes, exemplars among old; each old task is
-    distilled separately.
+    """Separated softmax over old or new classes, and a separate distillation of each old task.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Exemplars stay at
-    the client. Memory beyond the model: the teacher, one copy of what is trained; exemplars at the
+    New images are classified among new classes, exemplars among old classes. Clients train and send
+    the linear head and, depending on ``tune``, all weights or LoRA pairs. Exemplars stay at the
+    client. Memory beyond the model: the teacher, one copy of the trained tensors; exemplars at the
     client.
     """
 
@@ -39,22 +39,23 @@ class SSIL(TunedLinearHead, Rehearsal):
     + T^2 \sum_{i<t} \operatorname{KL}(q_i \,\Vert\, p_i)$$
 
     $S(y)$ are the old classes for an exemplar, the new ones for a new image; $q_i$ and $p_i$ are
-    softmaxes over the classes of task $i$ of the last model's logits and of these, both divided by
+    softmaxes, over the classes of task $i$, of the last model's and this model's logits divided by
     $T$.
     """
     dataset_options = {"digits": {"memory": 20}}
 
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "first",
-        "how a client chooses exemplars; released code takes the first images of each class",
+        "choice of exemplars: herding, of normalised features; raw, herding of raw features; "
+        "residual, residual herding; first, first images of each class (released code)",
     )
     temperature: float = option(
-        2.0, "T of both softmaxes; the distillation is multiplied by T^2", low=1e-6
+        2.0, "temperature T of both softmaxes; the distillation is multiplied by T^2", low=1e-6
     )
     ratio: float = option(
         4.0,
-        "new images to one exemplar in training: exemplars are repeated where they are fewer; 0: "
-        "never",
+        "maximum of new images per exemplar in training; too few exemplars are repeated; 0: no "
+        "repetition",
         low=0,
     )
 

@@ -19,13 +19,13 @@ from fczoo.functional.ridge import Score, solve_ridge
 @register_method("stsa")
 @dataclass(frozen=True)
 class STSA(AdaptableAnalytic):
-    """Ridge regression on random features relu(f R), read by cosine, from sums over clients and
-    tasks.
+    """Ridge regression on random features relu(f R), with prediction by cosine similarity.
 
-    Sent once a task: count and sum of random features of every class, and their Gram matrix. The
-    cosine undoes that the rows of rare classes are short. The paper first adapts the network in the
-    first task (``adapt=adapter``; 10 rounds of 2 epochs, batch 128); without, features are those of
-    the pre-trained one.
+    Once per task clients send count and sum of the random features of every class, and their Gram
+    matrix. The server adds these over clients and tasks and solves the regression. The cosine
+    removes the effect that weights of rare classes are short. The paper first adapts the network in
+    the first task (``adapt=adapter``; 10 rounds of 2 epochs, batch size 128); by default the
+    features are those of the pre-trained network.
     """
 
     paper = (
@@ -45,10 +45,12 @@ class STSA(AdaptableAnalytic):
 
     width: int = option(1250, "columns M of the random projection, drawn from N(0, 1)", low=1)
     ridge: float = option(
-        1e6, "lambda, weight of the squared norm of the classifier", low=0, tune=(1e-2, 1e8, "log")
+        1e6, "lambda, strength of the L2 penalty on the classifier", low=0, tune=(1e-2, 1e8, "log")
     )
     score: Score = option(
-        "cosine", "answer by the cosine between feature and class weight, or its value"
+        "cosine",
+        "prediction: cosine, by the cosine of feature and class weight; linear, by the "
+        "regression's outputs",
     )
 
     def random_features(self) -> int:

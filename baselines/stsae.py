@@ -19,12 +19,12 @@ from fczoo.functional.ridge import gram_of_groups
 @register_method("stsae")
 @dataclass(frozen=True)
 class STSAE(STSA):
-    """STSA whose Gram matrix is estimated from the class sums of random parts of each client's
-    images.
+    """STSA with a Gram matrix estimated from class sums over random parts of clients' images.
 
-    Sent once a task: count and sum of random features of every class, for each of q parts. How much
-    the sums of the parts differ shows how much the features within a class do: on average over the
-    cuts the estimate is the Gram matrix. The server must see each client's sums by itself.
+    Once per task clients send count and sum of the random features of every class, for each of q
+    random parts of their images. The differences between the sums of the parts show how much
+    features vary within a class; the estimate is unbiased over random splits. The server needs the
+    sums of each client separately.
     """
 
     title = "STSA-E"
@@ -39,10 +39,13 @@ class STSAE(STSA):
     $N_c$ images.
     """
 
-    parts: int = option(5, "q, equal parts at random into which a client cuts its images", low=1)
+    parts: int = option(
+        5, "q, number of equal random parts into which a client splits its images", low=1
+    )
     count_all_groups: bool = option(
         False,
-        "estimate a class's spread also from the parts without the class; it is then too small",
+        "also count parts without a class in its estimate, which makes the variance within the "
+        "class too small",
         quirk="Yuqin-G/STSA",
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fczoo.baselines._target_synthesis import SynthesisConfig, synthesise_images
-from fczoo.baselines.finetune import TunedLinearHead
+from fczoo.baselines._tuned_backbone import TunedLinearHead
 from fczoo.core.backbone import Backbone
 from fczoo.core.options import option
 from fczoo.core.registry import register_method
@@ -25,18 +25,18 @@ from fczoo.protocols.registry import use_protocol_options
 @use_protocol_options("hgp", "target")
 @dataclass(frozen=True)
 class TARGET(TunedLinearHead):
-    """The server makes images that the last model takes for its classes; clients distil it on them.
+    """The server synthesises images of old classes; clients distil the old model on them.
 
-    Trained and sent: the linear head and, by choice, all weights or LoRA pairs. Sent to each client
-    once a task: the synthetic images, one byte per colour, and the old model. Memory beyond the
-    model: both of them. No image of a client is kept.
+    Clients train and send the linear head and, depending on ``tune``, all weights or LoRA pairs.
+    The server sends to clients once per task the synthetic images, one byte per colour value, and
+    the old model. Memory beyond the model: both of them. No image of a client is kept.
 
-    Of the paper is kept: generator, first-order meta-updates, the student that makes the generator
-    look for what it has not learned yet. Not kept on a vision transformer: the statistics of
-    BatchNorm layers, which show a generator most of what images look like; it has none, so the
-    teacher's classes and the student's disagreement are all that is left (as in HGP's tables, whose
-    sizes are the defaults). The student starts at the pre-trained weights with a random head, since
-    a transformer learns nothing from scratch here.
+    As in the paper: the generator, its first-order meta-updates, and the student as adversary,
+    which makes the generator search for what the student has not learned yet. A vision transformer
+    has no BatchNorm statistics to match, from which a generator learns most about the look of
+    images. So only the teacher's predictions and the student's disagreement shape the images, as in
+    HGP's tables, whose sizes are the defaults. The student starts from the pre-trained weights with
+    a random head, as a transformer learns nothing from scratch here.
     """
 
     paper = (
@@ -50,9 +50,9 @@ class TARGET(TunedLinearHead):
 
     $$L_G = \lambda_m L_{ce}(\tilde x, c) - \lambda_d \operatorname{KL}(p^T \,\Vert\, p^S)$$
 
-    $q$ and $p$ are softmaxes over the old classes of the old model's logits and of these, divided
-    by $\tau$. $L_{ce}(\tilde x, c)$ and $p^T$ are of the model whose task has ended, $p^S$ of the
-    student. KL counts where both give the same answer.
+    $q$ and $p$ are softmaxes, over the old classes, of the old model's and this model's logits
+    divided by $\tau$. $L_{ce}(\tilde x, c)$ and $p^T$ are of the model whose task has ended, $p^S$
+    of the student. KL counts only where both predict the same class.
     """
     dataset_options = {
         "digits": {  # for speed
@@ -64,27 +64,27 @@ class TARGET(TunedLinearHead):
         }
     }
 
-    strength: float = option(25.0, "weight of the distillation", low=0, tune=(1e-1, 1e2, "log"))
+    strength: float = option(25.0, "lambda, distillation weight", low=0, tune=(1e-1, 1e2, "log"))
     temperature: float = option(
-        2.0, "of both softmaxes; the loss is not multiplied by its square", low=1e-6
+        2.0, "temperature tau of both softmaxes; the loss has no factor tau^2", low=1e-6
     )
-    ratio: int = option(1, "synthetic images next to each image of a batch", low=1)
-    synthesis_rounds: int = option(30, "batches of synthetic images per task", low=1)
-    synthesis_batch: int = option(16, "images in each", low=1)
-    warmup: int = option(20, "rounds of synthesis before the student takes part", low=0)
-    steps: int = option(80, "steps of the generator in each round of synthesis", low=1)
-    lr_generator: float = option(2e-3, "its learning rate, Adam", low=0)
-    lr_noise: float = option(1e-2, "that of the noise from which the images are made", low=0)
-    noise: int = option(256, "noise values from which an image is made", low=1)
-    width: int = option(64, "channels of the generator's last layers", low=1)
-    match: float = option(0.5, "weight of the teacher's cross-entropy on the labels drawn", low=0)
-    disagree: float = option(1.0, "weight of the student's disagreement with the teacher", low=0)
-    student_steps: int = option(50, "steps of the student after a round of synthesis", low=0)
-    student_lr: float = option(2e-3, "its learning rate, SGD with momentum 0.9", low=0)
+    ratio: int = option(1, "synthetic images per real image of a batch", low=1)
+    synthesis_rounds: int = option(30, "rounds of image synthesis per task", low=1)
+    synthesis_batch: int = option(16, "images per round of synthesis", low=1)
+    warmup: int = option(20, "round of synthesis from which the student is an adversary", low=0)
+    steps: int = option(80, "optimizer steps of the generator per round of synthesis", low=1)
+    lr_generator: float = option(2e-3, "learning rate of the generator, Adam", low=0)
+    lr_noise: float = option(1e-2, "learning rate of the noise vectors, Adam", low=0)
+    noise: int = option(256, "length of the noise vector of an image", low=1)
+    width: int = option(64, "channels of the generator's last hidden layer", low=1)
+    match: float = option(0.5, "lambda_m, weight of the teacher's cross-entropy", low=0)
+    disagree: float = option(1.0, "lambda_d, weight of KL(p^T || p^S), which is maximised", low=0)
+    student_steps: int = option(50, "training steps of the student per round after warmup", low=0)
+    student_lr: float = option(2e-3, "learning rate of the student, SGD with momentum 0.9", low=0)
     exclude_last_label: bool = option(
         False,
-        "make no image of the newest class",
-        quirk="fed-mammoth, whose upper end is exclusive",
+        "synthesise no images of the newest class",
+        quirk="fed-mammoth: the upper bound of its label range is exclusive",
     )
 
     @property
@@ -93,7 +93,7 @@ class TARGET(TunedLinearHead):
         return self.synthesis_rounds * self.synthesis_batch
 
     def training(self) -> Training:
-        # Uniform mean of the weights, as released; each image draws ``ratio`` synthetic ones.
+        # Uniform mean as in released code; each image of a batch draws ``ratio`` synthetic ones.
         note = f"sends {self.images} synthetic images per client"
         return replace(super().training(), averaging="uniform", draws=self.ratio, table_note=note)
 
@@ -181,12 +181,12 @@ class TARGET(TunedLinearHead):
         def student(weights: Tree, images: Tensor) -> Tensor:
             return self.answers(backbone, weights, images)[:, : task.stop]
 
-        making = SynthesisConfig(
+        config = SynthesisConfig(
             **{field.name: getattr(self, field.name) for field in fields(SynthesisConfig)}
         )
         # Labels are drawn over the classes seen; fed-mammoth leaves out the newest one.
         classes = max(task.stop - 1, 1) if self.exclude_last_label else task.stop
         size = backbone.config.image_size
         return synthesise_images(
-            making, lambda x: student(model, x), student, start, classes, size, rng
+            config, lambda x: student(model, x), student, start, classes, size, rng
         )

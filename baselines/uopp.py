@@ -36,13 +36,14 @@ from fczoo.functional.heads import head_logits
 @register_method("uopp")
 @dataclass(frozen=True)
 class UOPP(PIP):
-    """Prompts, a head of the base task, and few-shot tasks that learn against class prototypes.
+    """PIP for few-shot streams: a linear head in the base task, class prototypes in later tasks.
 
-    For few-shot streams (``--base-classes``, ``--ways``, ``--shots``). Trained and sent: general
-    prefixes, the task's expert prefixes and key, in the first task the linear head, later by choice
-    the rectifier; in each round, and before it, count, sum and squares of every local class's
-    prompted features. Read for this: the released code and the supplement, not the paper's text.
-    The released main program never trains its rectifier, and its server and loader are missing.
+    For few-shot streams (``--base-classes``, ``--ways``, ``--shots``). Clients train and send
+    general prefixes, the task's expert prefixes and key; in the first task also the linear head, in
+    later ones the rectifier (``rectify=ode``). In each round, and before the first, they send
+    count, sum and sum of squares of the prompted features of each local class. Sources: the
+    released code and the supplement, not the paper's text. The released main program never trains
+    its rectifier, and its server and loader are missing.
     """
 
     paper = 'Ma\'sum et al., "Federated Few-Shot Class-Incremental Learning", ICLR 2025'
@@ -52,7 +53,7 @@ class UOPP(PIP):
     $$L = -\log \operatorname{softmax}_c\bigl( s \cos(f(x), m_c) \bigr)_y
     - \lambda \cos(q, k_t) + \gamma \, L_{ode}$$
 
-    A test image takes the prompt whose key is nearest, and the class of the largest cosine. With
+    A test image takes the prompt with the nearest key and the class of the largest cosine. With
     ``rectify=ode`` a client's class means $p$ move along its images before they are sent, and
     $L_{ode}$ is the cross-entropy of the global prototypes against the rectified ones:
 
@@ -63,7 +64,7 @@ class UOPP(PIP):
 
     lr: float = option(
         1.5e-2,
-        "learning rate in the first task, Adam (0.03 scaled by batch/256, for batches of 128)",
+        "learning rate in the first task, Adam (0.03 * batch size / 256, for batches of 128)",
         low=0,
         tune=(1e-4, 1e-1, "log"),
     )
@@ -71,46 +72,44 @@ class UOPP(PIP):
         0.2, "learning rate in later tasks, Adam", low=0, tune=(1e-4, 1.0, "log")
     )
     warm_start: bool = option(
-        True, "start a task's expert prefixes as a copy of the last task's, its key at random"
+        True, "initialise a task's expert prefixes from the last task's; its key at random"
     )
     scale: float = option(10.0, "s, scale of the cosines with prototypes", low=0)
     weights: Literal["images", "participations"] = option(
         "images",
-        "weight of a client: its images, or the rounds of the task in which it took part, which "
-        "released code has for prompts, key and prototypes",
+        "weights of clients: images, number of images; participations, rounds of the task with the "
+        "client (released code for prompts, keys and prototypes)",
     )
     rectify: Literal["none", "ode"] = option(
         "none",
-        "prototypes of later tasks: class means, as released code runs, or moved by the rectifier "
-        "of the supplement",
+        "prototypes of later tasks: none, class means (released code); ode, means moved by the "
+        "supplement's rectifier",
     )
-    rectify_weight: float = option(
-        0.5, "gamma, weight of the rectified prototypes' loss, with rectify=ode", low=0
-    )
+    rectify_weight: float = option(0.5, "gamma, weight of L_ode, with rectify=ode", low=0)
     lr_rectifier: float = option(1e-3, "learning rate of the rectifier, with rectify=ode", low=0)
     head_width: int = option(
-        8, "width of an attention head of the rectifier, with rectify=ode; released: 64", low=1
+        8, "width of the rectifier's attention heads, with rectify=ode (released: 64)", low=1
     )
-    ode_steps: int = option(39, "steps of the solver, with rectify=ode", low=1)
+    ode_steps: int = option(39, "steps of the ODE solver, with rectify=ode", low=1)
     repeats: int = option(
-        5, "times that each global prototype is a query, with rectify=ode: the shots", low=1
+        5, "queries per global prototype, with rectify=ode (released: number of shots)", low=1
     )
     squared_variance: bool = option(
         False,
-        "copies of prototypes differ by up to u times the squared variance, not the deviation; "
-        "released code's variance is never summed as well (code_variance)",
+        "shift copies of prototypes by u * variance^2, not u * standard deviation; released "
+        "code: code_variance alone, which includes the square",
         quirk="anwarmaxsum/FFSCIL",
     )
     batch_vote: bool = option(
         False,
-        "the prompt of a test batch by vote; under the first one the base head answers over all "
-        "classes, else prototypes of tasks up to that of the images, which is given",
+        "one prompt per test batch, by vote; the first prompt predicts all classes by the base "
+        "head, others by prototypes up to the batch's own task, which is given",
         quirk="anwarmaxsum/FFSCIL",
     )
     reset_prompt: bool = option(
         False,
-        "expert prefixes start as the last task's in every round of a later task, which loses what "
-        "its earlier rounds have learned",
+        "in later tasks, initialise expert prefixes from the last task's in every round, which "
+        "discards what earlier rounds learned",
         quirk="anwarmaxsum/FFSCIL",
     )
 
@@ -160,7 +159,7 @@ class UOPP(PIP):
         return loss - self.pull * batch.mean(similarity), {}
 
     def prototype_loss(self, train: Tree, batch: Batch, ctx: Context) -> Tensor:
-        if self.squared_variance:  # V = variance^2 in place of the deviation
+        if self.squared_variance:  # V = variance^2 instead of the deviation
             ctx = replace(ctx, shared={**ctx.shared, "spread": ctx.shared["spread"] ** 4})
         return super().prototype_loss(train, batch, ctx)
 

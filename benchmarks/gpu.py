@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --device cuda --data-root DATA --out gpu
     python benchmarks/gpu.py --device cpu --small --out gpu    # tries the script itself
 
-1. Same numbers: every method runs on the CPU in float64, in the toy world. Every round and
+1. Same numbers: every method runs on the CPU in float64, in the toy benchmark. Every round and
    collection of statistics is repeated on the device from the same state. Uploads may differ only
    by rounding.
 2. Whole runs on the device, with an attack and with one or three clients per forward. They must
@@ -35,10 +35,10 @@ from fczoo.core.payload import Payload
 from fczoo.core.registry import METHODS
 from fczoo.data.views import ImageStore
 from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import DTYPES, pick_device
-from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import hardware, peak_memory, versions
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 
 HERE = Path(__file__).parent
 ROUNDING = 1e-6  # of a tensor's largest entry, in float64 after two epochs
@@ -91,13 +91,13 @@ class Replay:
         train, collect = ClientEngine.train, ClientEngine.collect
 
         def train_twice(
-            engine: ClientEngine, state: Tree, clients: Any, ctx: Context, *tick: Any
+            engine: ClientEngine, state: Tree, clients: Any, ctx: Context, *callback: Any
         ) -> list[Payload]:
             device_ctx = replace(ctx, shared=self._to_device(ctx.shared))
             device_uploads = train(
                 self._engine(engine), self._to_device(state), clients, device_ctx
             )
-            return self._compare(train(engine, state, clients, ctx, *tick), device_uploads)
+            return self._compare(train(engine, state, clients, ctx, *callback), device_uploads)
 
         def collect_twice(
             engine: ClientEngine, phase: Any, state: Tree, clients: Any, ctx: Context

@@ -7,7 +7,7 @@ changes reach the server of a federation over TLS with mutual certificates. ``cl
 ``--attack`` in whole runs, with and without a defence. ``files``: tests that read randomly mutated
 files and checkpoints. ``cases``: tests of archives, odd images, weight files with code, and names
 with markup. A trial fails if it stops a run, or if a file causes anything but an error of one line.
-All runs are in the toy world.
+All runs are in the toy benchmark.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 
-from fczoo.core.errors import FczooError, quiet
+from fczoo.core.errors import FczooError, silence_warnings
 from fczoo.core.registry import METHODS
 from fczoo.sites.credentials import write_federation
 from fczoo.sites.federation_config import check_sites, write_agreement
@@ -33,7 +33,7 @@ from fczoo.sites.node import ServerLink
 from fczoo.sites.transport import ANSWER, KEY, QUESTION, RUN_COMPLETED, RUN_ENDED, SiteListener
 from fczoo.testing.hostile_uploads import CHANGES, COUNTS, check_hostile_uploads
 from fczoo.testing.method_under_test import MethodUnderTest
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
@@ -146,7 +146,7 @@ def run_federation(name, rng):
         for thread in threads:
             thread.start()
         try:
-            with quiet():
+            with silence_warnings():
                 server_of(bench, method, listener).run()
         except Exception as problem:  # whatever ends a run is a failure
             error = f"{name}: {type(problem).__name__}: {problem}"
@@ -186,7 +186,7 @@ def try_clients(methods, trials, seed):
             continue
         count += 1
         try:
-            with quiet():
+            with silence_warnings():
                 bench.run(method, rng.randrange(99))
         except Exception as error:  # whatever ends a run is a failure
             failures.append(f"{name}, {attack}, {defence}: {type(error).__name__}: {error}")

@@ -11,7 +11,7 @@ from typing import get_args
 
 import torch
 
-from fczoo.board.benchmark import FAMILIES, words_of
+from fczoo.board.benchmark_page import FAMILIES, tensor_kinds
 from fczoo.cli.listing import TABLE, MethodFacts
 from fczoo.core.method import Method
 from fczoo.core.payload import Content, Payload, contents
@@ -39,7 +39,7 @@ def facts_of(name: str) -> MethodFacts:
     method = create_method(name, DATASET)
     training = method.training()
     kinds = sorted(
-        words_of(training.trained_prefixes),
+        tensor_kinds(training.trained_prefixes),
         key=lambda kind: FAMILIES.index(kind) if kind in FAMILIES else len(FAMILIES),
     )
     trained_words = [SHORT.get(kind, kind) for kind in kinds]
@@ -85,7 +85,7 @@ def upload_bytes(method: Method) -> int:
 
     For a method without rounds these are the bytes of its first upload.
     """
-    uploads = measure(method, Settings.for_dataset(DATASET)).sent
+    uploads = measure(method, Settings.for_dataset(DATASET)).first_task_uploads
     upload = uploads.get("round") or next(iter(uploads.values()), Payload({}))
     return nbytes(upload.tensors)
 

@@ -28,7 +28,7 @@ from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.runner.execute import RoundWriter
-from fczoo.testing.world import toy_backbone
+from fczoo.testing.toy_benchmark import toy_backbone
 
 PARTICIPANTS, EACH, IMAGES, ROUNDS = 10, 4, 32, 4
 

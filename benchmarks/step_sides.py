@@ -23,8 +23,8 @@ from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Defaults, Images
 from fczoo.data.views import Augment, ImageStore, get_augment
 from fczoo.federation.batches import Client
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import DTYPES, Plan
-from fczoo.federation.engine import ClientEngine
 from fczoo.federation.server import broadcast
 
 OTHERS = (

@@ -61,7 +61,7 @@ class CUB200(Dataset):
             class_names = [names[str(i + 1)] for i in range(len(names))]
             classes = _birds(class_names)
         except (KeyError, ValueError) as error:
-            problem = f"the lists in {folder} do not fit each other ({error})"
+            problem = f"the lists in {folder} contradict each other ({error})"
             raise FczooError(f"{problem}; unpack {self.source} again") from error
         return ImageData(parts[0], parts[1], classes)
 

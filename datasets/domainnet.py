@@ -92,8 +92,8 @@ class DomainNet(Dataset):
         folder, names = self.locate(root), dict[int, str]()
         train, test = (self._part(folder, part, names) for part in ("train", "test"))
         if sorted(names) != list(range(self.classes)):
-            problem = f"the lists in {folder} number {len(names)} classes, not {self.classes}"
-            raise FczooError(f"{problem} from 0; the copy is incomplete")
+            problem = f"the lists in {folder} must have exactly the classes 0 to {self.classes - 1}"
+            raise FczooError(f"{problem}; the copy is damaged")
         classes = tuple(names[label].replace("_", " ") for label in range(self.classes))
         return ImageData(train, test, classes, "official lists")
 
@@ -113,7 +113,7 @@ class DomainNet(Dataset):
             list_file = folder / f"{domain}_{part}.txt"
             if not list_file.is_file():
                 raise FczooError(
-                    f"no file {list_file}, which lists its {part} images; get it from {self.source}"
+                    f"no file {list_file}, a list of {part} images; get {self.source} again"
                 )
             for line in read_list(list_file):
                 file, _, label = line.strip().rpartition(" ")
@@ -122,8 +122,8 @@ class DomainNet(Dataset):
                 is_valid = label.isdecimal() and len(steps) == 3 and steps[0] == domain
                 if not is_valid or names.setdefault(int(label), steps[1]) != steps[1]:
                     problem = (
-                        f"{list_file} has the line {line[:80]!r}, not {domain}/CLASS/FILE and its "
-                        "class's number"
+                        f"{list_file} has the line {line[:80]!r}, "
+                        f"expected {domain}/CLASS/FILE NUMBER"
                     )
                     raise FczooError(f"{problem}; the copy is damaged")
                 rows.append((file, int(label), number))

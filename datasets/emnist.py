@@ -37,7 +37,7 @@ class EMNIST(Dataset):
     def select(cls, split: str) -> type[Dataset]:
         """Return the data set ``emnist:SPLIT``."""
         if split not in SPLITS:
-            raise FczooError(f"EMNIST has no split {split!r} here; known: {', '.join(SPLITS)}")
+            raise FczooError(f"no split of EMNIST is called {split!r}; known: {', '.join(SPLITS)}")
         return cls.variant(split, classes=len(SPLITS[split][0]), official=SPLITS[split][1])
 
     def load(self, root: Path) -> ImageData:
@@ -45,7 +45,9 @@ class EMNIST(Dataset):
         try:
             train, test = (_images(folder / "gzip", split, part) for part in ("train", "test"))
         except Exception as error:  # damaged files raise errors of many kinds
-            raise FczooError(f"{folder} is incomplete or corrupt; unpack {self.source}") from error
+            raise FczooError(
+                f"{folder} is incomplete or corrupt; unpack {self.source} again"
+            ) from error
         return ImageData(train, test, tuple(SPLITS[split][0]))
 
 

@@ -8,7 +8,7 @@ from fczoo.core.seeds import numpy_stream
 from fczoo.data.dataset import Dataset, Defaults, ImageData, Official
 from fczoo.data.folder_layout import find_parts
 from fczoo.data.folder_scan import class_names, subfolders
-from fczoo.data.image_files import two_folders
+from fczoo.data.image_files import read_train_test_folders
 
 SEED = 0  # of the draw; another one is another data set
 
@@ -46,5 +46,5 @@ class ImageNetSubset(Dataset):
         chosen = sorted(ids[i] for i in positions)
         names = class_names(chosen, folder / "LOC_synset_mapping.txt")
         train, test, remarks = find_parts(folder) or (folder / "train", None, ())
-        data = two_folders(self.name, train, test or folder / "val", 256, names, chosen)
+        data = read_train_test_folders(self.name, train, test or folder / "val", 256, names, chosen)
         return data._replace(remarks=(*remarks, *data.remarks))

@@ -102,7 +102,7 @@ def _read_table(table: Path, folder: Path) -> Part:
     """
     rows = csv.DictReader(io.StringIO("\n".join(read_list(table))))
     if not {"filename", "label"} <= set(rows.fieldnames or ()):
-        raise FczooError(f"{table} lacks a column filename or label in its first line")
+        raise FczooError(f"{table} must have the columns filename and label in its first line")
     image_folder = folder / "images" if (folder / "images").is_dir() else folder
     below = f"{image_folder.name}/" if image_folder != folder else ""
     files = {
@@ -148,8 +148,8 @@ def _tables_as_parts(dataset: str, folder: Path, parts: dict[str, Part]) -> Imag
     train, *others = parts
     same = [name for name in others if parts[name].keys() == parts[train].keys()]
     if not same:
-        problem = f"{train} and {others[0]} in {folder} share some classes only"
-        raise FczooError(f"{problem}; all parts must have the same classes, or each its own")
+        problem = f"{train} and {others[0]} in {folder} share only some of their classes"
+        raise FczooError(f"{problem}; parts must share all of their classes or none")
     test = same[0]
     remarks = tuple(
         f"{name} is not used; {test} is the test part" for name in others if name != test

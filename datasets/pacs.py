@@ -35,7 +35,8 @@ class PACS(Dataset):
         classes = sorted({name.split("/")[1] for name, _ in train})
         label = {name: number for number, name in enumerate(classes)}
         if unknown := [name for name, _ in test if name.split("/")[1] not in label]:
-            raise FczooError(f"the training lists in {folder} lack the class of {unknown[0]}")
+            problem = f"the training lists in {folder} lack the class of {unknown[0]}"
+            raise FczooError(f"{problem}; get {self.source} again")
         parts = []
         for images in (train, test):
             rows = [(name, label[name.split("/")[1]], domain) for name, domain in images]
@@ -50,7 +51,9 @@ class PACS(Dataset):
             for line in read_list(path):
                 name = normalise_path(line.rpartition(" ")[0], path)
                 if name.count("/") != 2 or not name.startswith(f"{domain}/"):
-                    problem = f"{path} has the line {line[:80]!r}, not {domain}/CLASS/FILE 1"
+                    problem = (
+                        f"{path} has the line {line[:80]!r}, expected {domain}/CLASS/FILE NUMBER"
+                    )
                     raise FczooError(f"{problem}; get {self.source} again")
                 images.append((name, number))
         return images

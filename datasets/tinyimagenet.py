@@ -10,11 +10,11 @@ from fczoo.data.dataset import Archive, Dataset, Defaults, ImageData, Official
 from fczoo.data.folder_scan import class_names, has_images, normalise_path, read_list, subfolders
 from fczoo.data.image_files import (
     ImageFiles,
+    describe_unread_files,
     list_images,
     make_part,
+    read_train_test_folders,
     scan_classes,
-    two_folders,
-    unread_files,
 )
 
 
@@ -62,7 +62,7 @@ class TinyImageNet(Dataset):
             else _find_test_folders(folder, ids)
         )
         if test is not None:
-            return two_folders(self.name, train, test, 64, names)
+            return read_train_test_folders(self.name, train, test, 64, names)
         if not notes.is_file():
             problem = f"no file {notes}; without it the test images have no labels"
             raise FczooError(f"{problem}, so unpack {self.source} again")
@@ -72,7 +72,7 @@ class TinyImageNet(Dataset):
             make_part(self.name, train, list_images(train, scans), 64),
             ImageFiles(self.name, images, files, labels, 64),
             names,
-            remarks=tuple(unread_files(train, scans)),
+            remarks=tuple(describe_unread_files(train, scans)),
         )
 
 

@@ -83,7 +83,7 @@ def draw(method: Method, dataset: str) -> str:
     canvas = Canvas()
     canvas.text(EDGE, "server", BOLD)
     canvas.y += LINE
-    if cost.trained:
+    if cost.trained_tensors:
         canvas.text(EDGE, f"merges by {training.averaging}", 'opacity="0.75"')
         canvas.y += LINE - 4
     if method.server_only:
@@ -91,26 +91,26 @@ def draw(method: Method, dataset: str) -> str:
     canvas.frame(0)
     top = canvas.y = canvas.y + 10
     for phase, label in UPLOADS.items():
-        tree = {**cost.later.get(phase, {}), **cost.sent.get(phase, {})}
+        tree = {**cost.second_task_uploads.get(phase, {}), **cost.first_task_uploads.get(phase, {})}
         if tree:
             canvas.text(EDGE + 24, f"{label}: {size(tree)}")
             canvas.y += LINE - 2
             canvas.chips(EDGE + 24, groups(tree, heads(training.trained_prefixes)))
     canvas.arrow(EDGE + 8, canvas.y + 2, top + 2)
     top = canvas.y = canvas.y + 8
-    if cost.received:
-        canvas.text(EDGE + 24, f"down as a task begins: {size(cost.received)}")
+    if cost.broadcast:
+        canvas.text(EDGE + 24, f"down as a task begins: {size(cost.broadcast)}")
         canvas.y += LINE + 2
         canvas.arrow(EDGE + 8, top, canvas.y - 2)
     top = canvas.y = canvas.y + 4
     canvas.text(EDGE, "client", BOLD)
     canvas.y += LINE
-    trains_network = any(name.startswith("full.") for name in cost.trained)
+    trains_network = any(name.startswith("full.") for name in cost.trained_tensors)
     canvas.chips(
         EDGE,
         [
             ("backbone", TRAINED_COLOUR if trains_network else FIXED_COLOUR),
-            *parameters(cost.trained),
+            *parameters(cost.trained_tensors),
         ],
     )
     fixed_parts = [(f"holds {name}", FIXED_COLOUR) for name in heads(cost.stored_broadcast)]

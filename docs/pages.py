@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import re
 import shutil
 from collections.abc import Iterable
 from functools import cache
@@ -14,10 +13,10 @@ from figure import draw
 
 import fczoo
 import fczoo.testing
-from fczoo.board.benchmark import heading
+from fczoo.board.benchmark_page import heading
 from fczoo.cli.info import source_page
 from fczoo.cli.listing import KINDS, REGISTRIES, listing
-from fczoo.cli.show import dataset_values, exchange, part_page
+from fczoo.cli.show import dataset_values, describe_exchange, part_page
 from fczoo.core.method import Method
 from fczoo.core.options import describe_type, quirks, spaces
 from fczoo.core.registry import METHODS, create_method
@@ -35,6 +34,7 @@ DATASET = "digits"
 """Where what a method sends is measured."""
 
 READINGS = Path(__file__).with_name("readings.md")
+READING_HEAD = ["reading", "source", "what fczoo does by default", "file"]
 RESULTS = Path(__file__).parents[1] / "results"
 METRIC_COLUMNS = ("A_N", "Avg", "forgetting")
 
@@ -103,7 +103,7 @@ def _method_page(cls: type[Method]) -> str:
             "## Values by data set",
             "\n".join(f"- {values}" for values in dataset_values(cls)),
         ]
-    exchange_text = "\n\n".join(exchange(method, DATASET))
+    exchange_text = "\n\n".join(describe_exchange(method, DATASET))
     parts += ["## What is trained and what is sent", _literal(exchange_text)]
     if quirk_rows := [
         (f"`{q.field}={option_word(q.value)}`", q.meaning, q.place)
@@ -116,7 +116,7 @@ def _method_page(cls: type[Method]) -> str:
     if rows := _readings(cls.name):
         parts += [
             "## Readings that are not the default",
-            pipe_table(rows, ["reading", "source", "what fczoo does by default"]),
+            pipe_table(rows, READING_HEAD[:3]),
         ]
     if rows := _results(cls.name):
         about = (
@@ -178,17 +178,23 @@ def _options_table(cls: type[Any]) -> str:
 
 
 def _readings(name: str) -> list[list[str]]:
-    """Return the rows of the page of readings that are about one method."""
-    rows = [
-        line.strip("| \n").split(" | ")
-        for line in READINGS.read_text().splitlines()
-        if line.startswith("|") and ": " in line
-    ]
-    return [
-        cells[:3]
-        for cells in rows
-        if name in re.split(r", |:| on ", cells[0].lower().replace("-", ""))
-    ]
+    """Return the rows of the page of readings that are about one method.
+
+    The methods of a row stand before its first colon, or else in the heading above its table.
+    """
+    rows: list[list[str]] = []
+    heading: list[str] = []
+    for line in READINGS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            heading = line.strip("# ").split(", ")
+        cells = line.strip("| ").split(" | ")
+        if not line.startswith("| ") or cells == READING_HEAD:
+            continue
+        names = cells[0].partition(": ")[0].split(", ")
+        names = names if all(map(METHODS.find, names)) else heading
+        if len(cells) == len(READING_HEAD) and name in map(METHODS.find, names):
+            rows.append(cells[:3])
+    return [row for row in rows if row[0] != "---"]
 
 
 # --- protocols, other parts

@@ -118,7 +118,7 @@ def megabytes_up(method: Method) -> str:
     Args:
         method: Method with its values for the data set.
     """
-    return f"{first_round(method, Settings.for_dataset(DATASET)).up / 1e6:.3f}"
+    return f"{first_round(method, Settings.for_dataset(DATASET)).upload_bytes / 1e6:.3f}"
 
 
 def synthetic_data(method: Method, fact: MethodFacts) -> str:

@@ -1,9 +1,10 @@
 from .aggregators.merge import merge as merge
 from .backbones.load import load_backbone as load_backbone
 from .backbones.names import register_backbone as register_backbone
-from .backbones.plugged_vit import PluggedViT as PluggedViT
-from .backbones.plugged_vit import wrap_vit as wrap_vit
+from .backbones.wrapped_vit import PluggedViT as PluggedViT
+from .backbones.wrapped_vit import wrap_vit as wrap_vit
 from .core.errors import FczooError as FczooError
+from .core.matrix_input import compute_metrics as compute_metrics
 from .core.method import Method as Method
 from .core.metrics import register_metric as register_metric
 from .core.options import option as option
@@ -28,7 +29,6 @@ from .core.types import Context as Context
 from .core.types import ServerContext as ServerContext
 from .core.types import Task as Task
 from .core.types import whole_batch as whole_batch
-from .core.user_matrix import compute_metrics as compute_metrics
 from .federation.benchmark import Benchmark as Benchmark
 from .federation.benchmark import run as run
 from .federation.callbacks import Callback as Callback

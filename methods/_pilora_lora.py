@@ -1,4 +1,4 @@
-"""Incremental LoRA: one pair per task, frozen afterwards; new pairs are orthogonal to earlier ones.
+"""Incremental LoRA: one pair per task, frozen afterwards, with an orthogonality penalty.
 
 With ``tune=full`` clients train the whole backbone instead (ablation without LoRA).
 
@@ -28,27 +28,34 @@ class IncrementalLoRA(Method):
     """
 
     tune: Literal["lora", "full"] = option(
-        "lora", "trained below the prototypes: LoRA, or all weights (ablation without LoRA)"
+        "lora",
+        "tensors trained below the prototypes: lora, LoRA pairs; full, all weights (ablation "
+        "without LoRA)",
     )
-    rank: int = option(4, "rank r of each LoRA matrix", low=1)
+    rank: int = option(4, "rank r of each LoRA pair", low=1)
     blocks: tuple[int, ...] = option((0,), "blocks with LoRA on q and v", low=0)
     lr_lora: float = option(
         1e-5,
-        "learning rate of LoRA or all weights (HGP's re-run of PILoRA: 1e-4)",
+        "learning rate of LoRA or, with tune=full, of all weights (HGP's re-run of PILoRA: 1e-4)",
         low=0,
         tune=(1e-6, 1e-2, "log"),
     )
-    ortho: float = option(0.5, "weight gamma of the overlap with earlier tasks' LoRA", low=0)
-    sparse: float = option(0.01, "weight of |A|; only in the released code (paper: 0)", low=0)
+    ortho: float = option(
+        0.5, "gamma, weight of the penalty on overlap with the LoRA pairs of earlier tasks", low=0
+    )
+    sparse: float = option(
+        0.01, "weight of the L1 penalty on A; only in the released code (paper: 0)", low=0
+    )
     merge: Literal["sum", "factor_sum", "first"] = option(
         "sum",
-        "LoRA of several tasks: sum of B_i A_i; (sum B)(sum A) as eq. 6; or only the first task's, "
-        "with local=current in training",
+        "merge of LoRA pairs: sum, sum of B_i A_i; factor_sum, (sum B)(sum A) as in eq. 6; "
+        "first, only the first task's pair (training uses the current one)",
         quirk={"first": "Ghy0501/PILoRA"},
     )
     local: Literal["merged", "current"] = option(
         "merged",
-        "LoRA in a client's own forward: merged as in evaluation, or only the current task's",
+        "LoRA pairs in a client's forward pass: merged, those of all tasks as in evaluation; "
+        "current, only the current task's",
         quirk={"current": "Ghy0501/PILoRA"},
     )
 
@@ -74,7 +81,7 @@ class IncrementalLoRA(Method):
 
     def features(self, backbone: Backbone, tree: Tree, batch: Batch) -> Tensor:
         # Global model, eq. 6: W plus the pairs of all tasks. The default merge is sum_i B_i A_i;
-        # ``factor_sum`` is the equation as printed.
+        # ``factor_sum`` is the equation as the paper prints it.
         return backbone(batch.x, self._plugs(tree))
 
     def local_features(self, backbone: Backbone, train: Tree, batch: Batch, ctx: Context) -> Tensor:

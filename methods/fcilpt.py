@@ -32,13 +32,13 @@ from fczoo.protocols.registry import use_protocol_options
 @use_protocol_options("fcilpt", "fcilpt")
 @dataclass(frozen=True)
 class FCILPT(PromptPool):
-    """A pool of input prompts chosen by the image's frozen feature; clients' pools are sorted by
-    use first.
+    """Clients train a pool of input prompts; the server sorts each pool by use before averaging.
 
-    Trained: the pool with its keys, a prompt that is always used, and the linear head; nothing is
-    frozen at a task's end. Sent: the same, with how often each prompt was chosen, by which the
-    server sorts. (In the paper clients sort, with the same outcome, and keep the counts to
-    themselves.)
+    An image uses the prompts whose keys are nearest to its frozen feature. Clients train the pool
+    with its keys, a prompt that is always used, and the linear head. They send these tensors and
+    the number of times each prompt was chosen, by which the server sorts. (In the paper clients
+    sort before the upload, with the same result, and do not send the counts.) Nothing is frozen at
+    the end of a task.
     """
 
     paper = 'Liu et al., "Federated Class-Incremental Learning with Prompting", arXiv 2310.08948'
@@ -53,53 +53,63 @@ class FCILPT(PromptPool):
     dataset_options = {"digits": {"lr": 3e-2}}
 
     chosen: int = option(
-        5, "prompts N chosen for an image (0: only the common prompt, an ablation)", low=0
+        5, "number N of prompts chosen per image (0: only the common prompt, an ablation)", low=0
     )
     specific: int = option(
         0,
-        "task-specific prompts T among the M: an image takes the nearest of them and the N - 1 "
-        "nearest of the other, task-similar ones (eqs. 1 to 3); 0: one undivided pool",
+        "number T of task-specific prompts: an image takes the nearest of them and the N - 1 "
+        "nearest of the M - T task-similar ones (eqs. 1 to 3); 0: one undivided pool",
         low=0,
     )
-    common_length: int = option(5, "tokens L_c of the prompt that is always used", low=0)
+    common_length: int = option(
+        5, "number L_c of tokens of the common prompt, which is always used", low=0
+    )
     lr: float = option(
         2e-3,
-        "learning rate (the paper's 0.03 is L2P's nominal rate, scaled there by batch/256)",
+        "learning rate (the paper's 0.03 is L2P's nominal rate, which L2P multiplies by batch "
+        "size / 256)",
         low=0,
         tune=(1e-4, 1e-1, "log"),
     )
     strength: float = option(
         10.0,
-        "lambda, weight of the cross-entropy against the key loss; the loss is divided by it",
+        "lambda, weight of the cross-entropy relative to the key loss; the total loss is divided "
+        "by lambda",
         low=1e-6,
     )
     init: Literal["symmetric", "small"] = option(
-        "symmetric", "prompts and keys from U(-1, 1), or U(0, 0.01) as in the JAX code of L2P"
+        "symmetric",
+        "initialisation of prompts and keys: symmetric, U(-1, 1); small, U(0, 0.01) as in the "
+        "JAX code of L2P",
     )
-    sort: bool = option(True, "sort pools by use before averaging (False: FedAvg of an L2P pool)")
+    sort: bool = option(
+        True, "sort each client's pool by use before averaging (False: FedAvg of an L2P pool)"
+    )
     head: Literal["averaged", "fixed"] = option(
         "averaged",
-        "the clients train the head and the server averages it; or the head keeps its start, as "
-        "Algorithm 1 exchanges none (take head_init=means: no other start knows the classes)",
+        "averaged, the server averages the clients' heads; fixed, the head keeps its initial "
+        "values, as Algorithm 1 exchanges none (use head_init=means)",
     )
     query: Literal["cls", "embed_cls"] = option(
         "cls",
-        "frozen class feature, or the embedded class token (as printed): the same for all images",
+        "query of the prompt choice: cls, frozen class feature; embed_cls, embedded class token "
+        "(paper), the same for all images",
     )
     pooled: Literal["prompt", "cls"] = option(
         "prompt",
-        "feature: mean over the prompts' outputs as in L2P, or the class token's",
+        "input of the head: prompt, mean of the prompts' outputs as in L2P; cls, output of the "
+        "class token",
         tune=["prompt", "cls"],
     )
     support: Literal["task", "local", "seen", "all"] = option(
         "task",
-        "classes in the training softmax: the task's as in L2P (for an image of an old class, all "
-        "seen), those that the client holds, seen, or all of the run",
+        "classes in the training softmax: task, the task's as in L2P (all seen for an old "
+        "image); local, those that the client holds; seen, all seen; all, all of the run",
     )
     old_clients: Literal["idle", "previous_task"] = option(
         "idle",
-        "a client without new images does nothing, or trains again on those of its last task, as "
-        "in GLFC's code, whose population this is",
+        "clients without new images: idle, they skip the task; previous_task, they train again "
+        "on images of their last task, as in the code of GLFC, the source of this setting",
     )
 
     def __post_init__(self) -> None:
@@ -136,7 +146,7 @@ class FCILPT(PromptPool):
             return state
         backbone.check_pool(self.pooled)
         if self.query != "cls":
-            backbone.class_token()  # refuses a backbone without one
+            backbone.class_token()  # raises an error without a class token
         # Start of the run: M prompts [L_p, D] with keys [D], and P^c [L_c, D]. The paper does not
         # state their distribution.
         low, high = (-1.0, 1.0) if self.init == "symmetric" else (0.0, 0.01)

@@ -31,12 +31,13 @@ from fczoo.functional.losses import task_cross_entropy
 @register_method("fppl")
 @dataclass(frozen=True)
 class FPPL(PromptedHead):
-    """One deep prompt per task, fused by the image's frozen feature; prototypes align clients,
-    debias the head.
+    """One deep prompt per task; the server retrains (debiases) the head on class prototypes.
 
-    Trained: the current task's prompt, the fusion keys of all tasks so far, and the linear head.
-    Sent: the same, with the mean feature of every local class. The server retrains the head on all
-    these means after each round.
+    The prompt of an image is a mixture of the tasks' prompts, weighted by its frozen feature.
+    Clients train the current task's prompt, the fusion keys of all tasks so far, and the linear
+    head; a contrastive loss aligns features with global prototypes. They send these tensors and the
+    mean feature (prototype) of every local class. Memory beyond the model: the prototypes of all
+    clients, at the server.
     """
 
     paper = (
@@ -59,32 +60,34 @@ class FPPL(PromptedHead):
     server_only = ("local.",)
     dataset_options = {"digits": {"server_lr": 1e-2}}
 
-    length: int = option(20, "tokens L_p of a prompt in each block", low=1)
+    length: int = option(20, "number L_p of prompt tokens per block", low=1)
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prompt", low=0)
     lr: float = option(
-        1e-3, "learning rate of prompt, fusion and head", low=0, tune=(1e-4, 1e-1, "log")
+        1e-3, "learning rate of prompt, fusion keys and head", low=0, tune=(1e-4, 1e-1, "log")
     )
     support: Literal["task", "seen", "all"] = option(
         "task",
-        "classes in the clients' softmax: the task's (code), all seen so far, or all of the run "
-        "(eq. 7)",
+        "classes in the clients' softmax: task, the task's (code); seen, all seen so far; all, "
+        "all of the run (eq. 7)",
     )
     unify: float = option(
-        1.0, "weight lambda of the contrast with the global prototypes (0: without)", low=0
+        1.0, "lambda, weight of the contrastive loss against the global prototypes (0: off)", low=0
     )
-    temperature: float = option(0.2, "tau of that contrast", low=1e-6)
+    temperature: float = option(0.2, "tau, temperature of the contrastive loss", low=1e-6)
     fusion: Literal["soft", "hard"] = option(
-        "soft", "mix the tasks' prompts by softmax, or take only the best task's (ablation)"
+        "soft",
+        "prompt of an image: soft, softmax mixture of the tasks' prompts; hard, only the prompt "
+        "with the largest weight (ablation)",
     )
-    debias: bool = option(True, "retrain the head on the prototypes after each round")
-    pool: bool = option(True, "keep the prototypes of finished tasks for it (False: FPPL-WOP)")
+    debias: bool = option(True, "retrain the head on the class prototypes after each round")
+    pool: bool = option(True, "debias with prototypes of finished tasks, too (False: FPPL-WOP)")
     server_lr: float = option(
-        1e-3, "learning rate of the debiasing, Adam", low=0, tune=(1e-4, 1e-1, "log")
+        1e-3, "learning rate of the debiasing (Adam)", low=0, tune=(1e-4, 1e-1, "log")
     )
-    server_epochs: int = option(5, "its epochs E_server", low=1)
-    server_batch: int = option(128, "its batch size", low=1)
+    server_epochs: int = option(5, "epochs E_server of the debiasing", low=1)
+    server_batch: int = option(128, "batch size of the debiasing", low=1)
     view: Literal["test", "train"] = option(
-        "test", "view of the images in the local prototypes", quirk={"train": "ycheoo/FPPL"}
+        "test", "image view for local prototypes (train: augmented)", quirk={"train": "ycheoo/FPPL"}
     )
 
     def training(self) -> Training:

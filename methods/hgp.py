@@ -39,12 +39,12 @@ from fczoo.protocols.registry import use_protocol_options
 @use_protocol_options("hgp", "hgp")
 @dataclass(frozen=True)
 class HGP(CalibratedHead, PromptedHead):
-    """Clients train prefixes and a head; the server rebalances the head on features drawn from
-    Gaussians.
+    """Clients train prefixes and a head; the server rebalances the head on generated features.
 
-    Trained: key and value prefixes in the first blocks, one set for all tasks, and the linear head.
-    Sent: both, with count, mean and diagonal variance of every local class. The server keeps the
-    Gaussians of finished tasks.
+    Clients train key and value prefixes in the first blocks, one set for all tasks, and the linear
+    head. They send both, and the count, mean and diagonal variance of every local class. The server
+    draws features from these Gaussians and trains the head on them after each round. Memory beyond
+    the model: the Gaussians of all classes seen, at the server.
     """
 
     paper = (
@@ -71,50 +71,60 @@ class HGP(CalibratedHead, PromptedHead):
 
     prefix_len: int = option(
         100,
-        "rows L of each key and each value prefix (code: 100; 200 reads the paper literally)",
+        "length L of each key prefix and each value prefix (code: 100; the paper read literally: "
+        "200)",
         low=1,
     )
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with a prefix", low=0)
     init: Literal["normal", "uniform", "zeros"] = option(
         "normal",
-        "prefix start: N(0, 0.02^2), U(-1/sqrt D, 1/sqrt D), or zeros as released, where all rows "
-        "stay equal",
-        quirk={"zeros": "fed-mammoth: its Gram-Schmidt fills no rows"},
+        "initialisation of prefixes: normal, N(0, 0.02^2); uniform, U(-1/sqrt(D), 1/sqrt(D)); "
+        "zeros (released code), all rows stay equal",
+        quirk={"zeros": "fed-mammoth: its Gram-Schmidt leaves all rows 0"},
     )
-    lr: float = option(3e-3, "learning rate of prefix and head", low=0, tune=(1e-4, 1e-1, "log"))
+    lr: float = option(3e-3, "learning rate of prefixes and head", low=0, tune=(1e-4, 1e-1, "log"))
     schedule: Literal["constant", "cosine_local"] = option(
-        "constant", "cosine_local: over the steps of each round, as in early released code"
+        "constant",
+        "learning-rate schedule: constant; cosine_local, cosine over the steps of each round, as "
+        "in early released code",
     )
     support: Literal["task", "seen", "all"] = option(
         "task",
-        "classes in the clients' softmax: the task's (code), all seen so far, or all of the run "
-        "(eq. 1)",
+        "classes in the clients' softmax: task, the task's (code); seen, all seen so far; all, "
+        "all of the run (eq. 1)",
     )
     clip: float | None = option(
-        1.0, "largest norm of a client's gradient; only in the released code (paper: none)", low=0
+        1.0, "maximum gradient norm at clients; only in the released code (paper: none)", low=0
     )
     rebalance: Literal["all", "current", "old", "none"] = option(
-        "all", "classes whose head rows the server rebalances (the paper's ablation)"
+        "all",
+        "classes whose head rows the server rebalances (the paper's ablation): all, all seen; "
+        "current, the task's; old, those of earlier tasks; none",
     )
     server_cosine: bool = option(
-        True, "cosine over its epochs (paper and early code; late code: none)"
+        True, "cosine schedule over the server's epochs (paper and early code; late code: none)"
     )
     draw: Literal["epoch", "round"] = option(
         "epoch",
-        "draw the features again in each of the server's epochs (code), or once a round (Alg. 1)",
+        "when the server draws features: epoch, again in each of its epochs (code); round, once "
+        "per round (Algorithm 1)",
     )
-    spread: float = option(3.0, "factor on the drawn features' variance", low=0)
+    spread: float = option(3.0, "factor s on the variance of the drawn features", low=0)
     class_weights: Literal["uniform", "counts"] = option(
-        "uniform", "omega: classes drawn equally (code) or by their counts (eq. 6)"
+        "uniform",
+        "omega, probability of a class in the draw: uniform (code); counts, its share of the "
+        "images (eq. 6)",
     )
     keep_single: bool = option(
         True,
-        "keep a class with one image at a client, with the spread of the client's other classes",
-        quirk={False: "fed-mammoth: dropped"},
+        "keep classes of which a client has one image; they get the mean variance of the "
+        "client's other classes (0 without others)",
+        quirk={False: "fed-mammoth, which drops them"},
     )
     stats_unnormalised: bool = option(
         False,
-        "statistics of whole images in [0, 1], without the normalisation of training",
+        "compute statistics on whole images with pixels in [0, 1], without the normalisation of "
+        "training",
         quirk="fed-mammoth",
     )
 

@@ -33,7 +33,7 @@ from fczoo.core.types import (
 from fczoo.functional.gaussians import class_sums
 from fczoo.functional.lora import lora_cosines
 from fczoo.methods._pilora_lora import IncrementalLoRA
-from fczoo.methods._pilora_prototypes import LearnedPrototypes
+from fczoo.methods._pilora_prototype_head import LearnedPrototypes
 from fczoo.protocols.registry import use_protocol_options
 
 
@@ -41,12 +41,12 @@ from fczoo.protocols.registry import use_protocol_options
 @use_protocol_options("pilora", "pilora", datasets=["tinyimagenet"])
 @dataclass(frozen=True)
 class PILoRA(IncrementalLoRA, LearnedPrototypes):
-    """One LoRA pair per task, orthogonal to earlier ones; classes are learned prototypes, the
-    nearest one wins.
+    """One LoRA pair per task with an orthogonality penalty, and a head of learned prototypes.
 
-    Trained: LoRA on q and v of the first block, and the prototypes of the current task's classes.
-    Sent: both, with the clients' class means, by whose closeness the server weights the prototypes.
-    Old LoRA pairs and prototypes are frozen.
+    The class of the nearest prototype is predicted. Clients train LoRA on q and v of the first
+    block, and the prototypes of the current task's classes. They send both, and the mean feature of
+    every local class. The server averages LoRA, and weights the clients' prototypes by their
+    closeness to these means. LoRA pairs and prototypes of finished tasks are frozen.
     """
 
     paper = (
@@ -77,31 +77,35 @@ class PILoRA(IncrementalLoRA, LearnedPrototypes):
 
     schedule: Literal["cosine", "cosine_late", "constant"] = option(
         "cosine",
-        "over the rounds of a task, or one round late",
+        "learning-rate schedule over the rounds of a task: cosine; cosine_late, the cosine one "
+        "round late; constant",
         quirk={"cosine_late": "Ghy0501/PILoRA"},
     )
     weight_decay: float = option(
-        1e-5, "on LoRA and prototypes; only in the released code (paper: 0)", low=0
+        1e-5, "weight decay of LoRA and prototypes; only in the released code (paper: 0)", low=0
     )
     temperature: float = option(
         0.2,
-        "divisor in the re-weight's softmax; eq. 13 prints it as a factor: use 5 for that reading",
+        "tau, divisor in the softmax of the re-weighting; eq. 13 multiplies by tau instead: use "
+        "5 for that reading",
         low=1e-6,
     )
     reweight: Literal["distance", "squared", "average", "equal"] = option(
         "distance",
-        "prototypes by distance (code) or squared distance (eq. 11), averaged by the clients' "
-        "images, or with equal weights (sections 4.2 and 5.3, without re-weighting)",
+        "weights of the clients' prototypes: distance, by distances to class means (code); "
+        "squared, by squared ones (eq. 11); average, by numbers of images; equal, without "
+        "re-weighting (sections 4.2 and 5.3)",
     )
     means: Literal["after", "running"] = option(
         "after",
-        "class means from one pass after training, or over all training views",
+        "class means that clients send: after, from one pass after training; running, over all "
+        "training views",
         quirk={"running": "Ghy0501/PILoRA"},
     )
     unheld: Literal["average", "server"] = option(
         "average",
-        "prototype of a class that no one in the round holds: mean of the clients' copies, or the "
-        "server's as it was (fed-mammoth)",
+        "prototype of a class that no client of the round holds: average, mean of the clients' "
+        "copies; server, unchanged (fed-mammoth)",
     )
 
     def training(self) -> Training:

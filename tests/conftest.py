@@ -1,4 +1,4 @@
-"""Provide the toy world of ``fczoo.testing``, watched runs, golden inputs and run folders."""
+"""Provide the toy benchmark of ``fczoo.testing``, watched runs, golden inputs and run folders."""
 
 import compileall
 import gc
@@ -20,7 +20,7 @@ from fczoo.core.vit_config import ViTConfig
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.testing.method_under_test import MethodUnderTest, Record, batch_of, record_run
-from fczoo.testing.world import (
+from fczoo.testing.toy_benchmark import (
     TASKS,
     small_method,
     toy_backbone,

@@ -27,7 +27,7 @@ from fczoo.data.image_files import prepare
 from fczoo.data.partition import Partition, load_partition
 from fczoo.federation.checkpoint import Checkpoint, Snapshot
 from fczoo.federation.result import Result, read_result
-from fczoo.reports.formats import report
+from fczoo.reports.table_formats import report
 from fczoo.runner.resume_checks import check_same
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fczoo import Batch, Method, create_method
 from fczoo.protocols.registry import PROTOCOLS
-from fczoo.testing.world import small_method
+from fczoo.testing.toy_benchmark import small_method
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64
 DIM = 32

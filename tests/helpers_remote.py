@@ -40,7 +40,7 @@ class Workers:
         answers = {}
         for number, group in reversed(list(enumerate(groups))):
             worker = self.workers[self.groups % 2]
-            answers[number] = worker.answer(worker.read_request(question), group)
+            answers[number] = worker.answer(worker.unpack_request(question), group)
             self.groups += 1
         assert len(answers) == count
         yield from (answers[number] for number in sorted(answers))

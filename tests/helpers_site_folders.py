@@ -8,7 +8,7 @@ from PIL import Image
 
 from fczoo import Benchmark, Settings
 from fczoo.data.partition import Partition
-from fczoo.federation.stream import whole_stream
+from fczoo.federation.data_setup import whole_stream
 from fczoo.sites.federation_config import read_agreement
 from helpers_sites import NAMES
 

@@ -1,4 +1,4 @@
-"""Three sites in one process, each with its own images of the toy world."""
+"""Three sites in one process, each with its own images of the toy benchmark."""
 
 import socket
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from fczoo.data.dataset import Images
 from fczoo.data.views import ImageStore
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.run import FederatedRun
-from fczoo.federation.world import World
-from fczoo.sites.server import Sites, SitesRun, begin
+from fczoo.federation.scenario import Scenario
+from fczoo.sites.server import Sites, SitesRun, start_run
 from fczoo.sites.site import Site
-from fczoo.sites.site_data import site_world
+from fczoo.sites.site_data import site_scenario
 
 NAMES = ("paris", "rome", "lyon")
 
 
-def own_world(bench: Benchmark, number: int) -> World:
-    """Build one site's world: the images that a client has in a simulation, in their order."""
+def own_scenario(bench: Benchmark, number: int) -> Scenario:
+    """Build one site's scenario: the images that a client has in a simulation, in their order."""
     stream = bench.stream
     positions = np.sort(
         np.concatenate([task_parts[number] for task_parts in bench.partition.tasks])
@@ -30,7 +30,7 @@ def own_world(bench: Benchmark, number: int) -> World:
     train = Images(stream.train.pixels[index], stream.train.labels[index])
     none = Images(stream.test.pixels[:0], stream.test.labels[:0])
     site_stream = replace(stream, train=train, test=none, train_index=np.arange(len(index)))
-    return site_world(
+    return site_scenario(
         bench.settings, site_stream, bench.backbone, ImageStore(train, bench.backbone), number
     )
 
@@ -64,14 +64,14 @@ def sites_of(bench: Benchmark, method: Method, folder: Path) -> dict[int, Site]:
     for number in range(bench.partition.clients):
         site_folder = folder / str(number)
         site_folder.mkdir(parents=True, exist_ok=True)
-        sites[number] = Site(own_world(bench, number), method, 0, number, NAMES, site_folder)
+        sites[number] = Site(own_scenario(bench, number), method, 0, number, NAMES, site_folder)
     return sites
 
 
 def server_of(
     bench: Benchmark,
     method: Method,
-    way: LocalConnection,
+    connection: LocalConnection,
     run: str = "a run",
     folder: Path | None = None,
 ) -> SitesRun:
@@ -80,21 +80,21 @@ def server_of(
     Args:
         bench: The benchmark.
         method: The method that runs.
-        way: The connection to the sites.
+        connection: The connection to the sites.
         run: Name of the run.
         folder: Folder of the server's files.
     """
     stream = bench.stream
     none = Images(stream.train.pixels[:0], stream.train.labels[:0])
     server_stream = replace(stream, train=none, train_index=np.arange(0))
-    return begin(
+    return start_run(
         bench.settings,
         server_stream,
         bench.backbone,
         bench.test,
         method,
         0,
-        Sites(NAMES, way, run=run),
+        Sites(NAMES, connection, run=run),
         folder,
     )
 

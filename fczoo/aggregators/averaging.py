@@ -28,12 +28,12 @@ def fedavg(payloads: Sequence[Payload]) -> Tree:
 @register_aggregator("capped")
 @dataclass(frozen=True)
 class CappedMean:
-    """Mean weighted by sample counts, none of them more than ``times`` the median count.
+    """Mean weighted by sample counts, each capped at ``times`` the median count.
 
     A client with a huge number of images, real or claimed, cannot dominate the mean.
     """
 
-    times: float = option(3.0, "N: largest weight of a client, in median sample counts", low=1)
+    times: float = option(3.0, "N, maximum weight relative to the median sample count", low=1)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -59,8 +59,8 @@ def _mean(payloads: Sequence[Payload], weights: Tensor) -> Tree:
 
     It is the first payload plus the weighted mean of the differences from it.
 
-    A tensor that all clients return unchanged therefore stays bit for bit the same; a mere rounding
-    difference would look like a gradient to Adam.
+    Thus a tensor that all clients return unchanged stays bit for bit the same. Adam would treat
+    rounding differences as gradients.
     """
     means: Tree = {}
     for name, first in payloads[0].items():

@@ -15,7 +15,7 @@ from fczoo.core.tree import Tree
 from fczoo.core.types import ServerAggregator, to_tensor
 
 REPEATED_MERGES = 20
-"""Merges that ``repeats`` makes: state may take effect only after some."""
+"""Merges that ``is_stateless`` makes: state may take effect only after some."""
 UPLOAD_COUNTS = 4, 16, 64, 256
 """Numbers of uploads that ``check_stateless`` tries: robust aggregators refuse few."""
 
@@ -41,7 +41,7 @@ def merge(
     """
     if not isinstance(aggregator, str):
         raise FczooError(
-            f"{quote(aggregator)} is not the name of an aggregator; give a word such as 'median'"
+            f"{quote(aggregator)} is not the name of an aggregator; give a string such as 'median'"
         )
     if isinstance(trees, Mapping | str) or not isinstance(trees, Iterable):
         raise FczooError(
@@ -103,15 +103,14 @@ def _check(
         FczooError: Its names or shapes differ.
     """
     if differences := sorted(tree.keys() ^ first.keys()):
-        holder, lacker = (number, 0) if differences[0] in tree else (0, number)
-        raise FczooError(
-            f"tree {holder} has {differences[0]!r}, but tree {lacker} does not; give all the "
-            "same names"
-        )
+        tree_with, tree_without = (number, 0) if differences[0] in tree else (0, number)
+        problem = f"tree {tree_with} has {differences[0]!r}, but tree {tree_without} does not"
+        raise FczooError(f"{problem}; give all trees the same names")
     for name in first if shapes else ():
         if tree[name].shape != first[name].shape:
-            sizes = f"{tuple(tree[name].shape)}, in tree 0 {tuple(first[name].shape)}"
-            raise FczooError(f"{name!r} of tree {number} has shape {sizes}; give all the same")
+            sizes = f"{tuple(tree[name].shape)}, but {tuple(first[name].shape)} in tree 0"
+            problem = f"{name!r} of tree {number} has shape {sizes}"
+            raise FczooError(f"{problem}; give tensors of the same shape")
 
 
 def _check_finite(trees: Sequence[Mapping[str, Tensor]]) -> None:
@@ -130,7 +129,7 @@ def _same_types(trees: Sequence[Mapping[str, Tensor]]) -> list[Tree]:
     return [{name: value.to(types[name]) for name, value in tree.items()} for tree in trees]
 
 
-def sound(aggregator: ServerAggregator) -> ServerAggregator:
+def wrap_with_checks(aggregator: ServerAggregator) -> ServerAggregator:
     """Wrap an aggregator to check that it drops no tensor and returns finite ones.
 
     The wrapper raises FczooError otherwise.
@@ -169,7 +168,7 @@ def check_stateless(spec: str) -> None:
     aggregator = make_aggregator(spec)
     for count in UPLOAD_COUNTS:
         try:
-            if repeats(aggregator, _random_uploads(count)):
+            if is_stateless(aggregator, _random_uploads(count)):
                 return
         except FczooError:  # too few uploads
             continue
@@ -179,7 +178,7 @@ def check_stateless(spec: str) -> None:
         raise FczooError(f"aggregator {spec} {problem}; compute its result from the uploads only")
 
 
-def repeats(aggregator: ServerAggregator, uploads: Sequence[Payload]) -> bool:
+def is_stateless(aggregator: ServerAggregator, uploads: Sequence[Payload]) -> bool:
     """Return whether an aggregator merges equal uploads to equal trees after other merges.
 
     Args:
@@ -191,12 +190,12 @@ def repeats(aggregator: ServerAggregator, uploads: Sequence[Payload]) -> bool:
     for _ in range(REPEATED_MERGES // 2):
         aggregator(list(others))
         again = aggregator(list(uploads))
-        if first.keys() != again.keys() or not all(_same(first[k], again[k]) for k in first):
+        if first.keys() != again.keys() or not all(_is_equal(first[k], again[k]) for k in first):
             return False
     return True
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     alike = a.shape == b.shape and a.dtype == b.dtype
     return alike and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 

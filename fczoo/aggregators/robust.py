@@ -2,8 +2,8 @@
 
 They replace a method's averaging (``--aggregator``).
 
-All clients weigh the same, because a hostile client could claim any number of samples. Tensors that
-a method does not average, such as prototypes and Gaussians, are not covered here; see
+All clients have equal weights, because a hostile client could claim any number of samples. Tensors
+that a method does not average, such as prototypes and Gaussians, are not covered here; see
 ``fczoo.security.outliers``.
 """
 
@@ -41,27 +41,27 @@ class TrimmedMean:
     Raises FczooError with fewer than 2 ``trim`` + 1 uploads. Source: Yin et al., ICML 2018.
     """
 
-    trim: int = option(1, "values K left out at either end; withstands K hostile clients", low=0)
+    trim: int = option(1, "K, values dropped at each end; tolerates K hostile clients", low=0)
 
     def __post_init__(self) -> None:
         check_options(self)
 
     def __call__(self, payloads: Sequence[Payload]) -> Tree:
-        _need(payloads, 2 * self.trim + 1, f"trimmed_mean:{self.trim}")
+        _require_uploads(payloads, 2 * self.trim + 1, f"trimmed_mean:{self.trim}")
         return _by_coordinate(payloads, lambda rows: _trimmed_mean(rows, self.trim))
 
 
 @register_aggregator("krum")
 @dataclass(frozen=True)
 class Krum:
-    """The one upload that is closest to its neighbours.
+    """The single upload that is closest to its neighbours.
 
     The score of an upload is the sum of its squared distances to the K - f - 2 nearest others of K
     clients; the lowest score wins. Raises FczooError with fewer than f + 3 uploads. Source:
     Blanchard et al., NeurIPS 2017.
     """
 
-    hostile: int = option(1, "hostile clients f to withstand; proven for K >= 2f + 3", low=0)
+    hostile: int = option(1, "f, hostile clients to tolerate; proven for K >= 2f + 3", low=0)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -79,7 +79,7 @@ class MultiKrum:
     Raises FczooError with fewer than f + 3 uploads. Source: Blanchard et al., NeurIPS 2017.
     """
 
-    hostile: int = option(1, "hostile clients f to withstand; proven for K >= 2f + 3", low=0)
+    hostile: int = option(1, "f, hostile clients to tolerate; proven for K >= 2f + 3", low=0)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -92,14 +92,14 @@ class MultiKrum:
 @register_aggregator("norm_clip")
 @dataclass(frozen=True)
 class NormClip:
-    """Mean of the uploads after each far one is moved towards the coordinate-wise median.
+    """Mean of the uploads, each clipped to a maximum distance from the coordinate-wise median.
 
     No upload stays farther from the median than ``factor`` times the median distance. This is
     centred clipping (Karimireddy et al., ICML 2021) with the median as centre, since an aggregator
     does not see the broadcast state.
     """
 
-    factor: float = option(1.0, "largest distance, median distances", low=0)
+    factor: float = option(1.0, "maximum distance, relative to the median distance", low=0)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -150,7 +150,7 @@ def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
 def _by_score(payloads: Sequence[Payload], hostile: int, name: str) -> list[Payload]:
     """Sort uploads by Krum's score, lowest first."""
-    _need(payloads, hostile + 3, f"{name}:{hostile}")
+    _require_uploads(payloads, hostile + 3, f"{name}:{hostile}")
     by_client, count = _sort_by_client(payloads), len(payloads)
     distance = torch.zeros(count, count, dtype=torch.float64)
     for name in by_client[0]:
@@ -160,9 +160,8 @@ def _by_score(payloads: Sequence[Payload], hostile: int, name: str) -> list[Payl
     return [by_client[i] for i in nearest.sum(1).argsort(stable=True)]
 
 
-def _need(payloads: Sequence[Payload], count: int, name: str) -> None:
+def _require_uploads(payloads: Sequence[Payload], count: int, name: str) -> None:
     if len(payloads) < count:
-        advice = "expect fewer hostile clients, or let more clients take part"
-        raise TooFewUploadsError(
-            f"{name} needs {count} uploads, this round has {len(payloads)}; {advice}"
-        )
+        problem = f"{name} needs at least {count} uploads and got {len(payloads)}"
+        advice = "tolerate fewer hostile clients, or raise --participation or --clients"
+        raise TooFewUploadsError(f"{problem}; {advice}")

@@ -100,7 +100,7 @@ def load_backbone(
         problem = f"input mean {config.mean} and std {config.std}"
         raise FczooError(f"{problem} must be three numbers each, and std above 0")
     backbone = Backbone(config, weights, digest)
-    return backbone if device is None else _on_device(backbone, device)
+    return backbone if device is None else _move_to_device(backbone, device)
 
 
 def configuration(spec: str, image_size: int | None = None, pool: Pool | None = None) -> ViTConfig:
@@ -122,7 +122,7 @@ def configuration(spec: str, image_size: int | None = None, pool: Pool | None = 
         if name or path is None
         else _config("", path, common_names(_read(path, name)))
     )
-    return (config if image_size is None else _at_size(config, image_size)).with_pool(pool)
+    return (config if image_size is None else _with_image_size(config, image_size)).with_pool(pool)
 
 
 def _from_plugin(entry: Any) -> tuple[ViTConfig, dict[str, Tensor]]:
@@ -165,8 +165,10 @@ def _read_flax(path: Path, name: str) -> dict[str, Tensor]:
     import timm
 
     if not (name or timm.models.is_model(path.stem.split(".")[0])):
-        problem = f"the name of {path} is not a timm model's, and .npz files do not name one"
-        raise FczooError(f"{problem}; give --backbone NAME:{path.name}")
+        problem = (
+            f"the architecture of {path} is unknown: the file name is not that of a timm model"
+        )
+        raise FczooError(f"{problem}; give --backbone NAME:{path.name} with a timm name")
     model: Any = timm_model(name or path.stem, pretrained=False)
     model.load_pretrained(str(path))
     return dict(model.state_dict())
@@ -188,8 +190,8 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
         depth = len({k.split(".")[1] for k in weights if k.startswith("blocks.")})
         mlp = weights["blocks.0.mlp.fc1.weight"].shape[0]
     except (KeyError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
-        problem = f"{path} does not hold a plain ViT in timm's names ({error})"
-        raise FczooError(f"{problem}; give NAME:FILE for another layout") from error
+        problem = f"the architecture cannot be derived from the tensors of {path} ({error})"
+        raise FczooError(f"{problem}; give NAME:FILE with a timm name") from error
     if path.stem in timm.list_pretrained():
         timm_entry = architecture(path.stem)
         shapes = {k: tuple(v.shape) for k, v in weights.items()}
@@ -209,10 +211,8 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
     if RELEASES.match(path.name):
         return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, **IMAGENET)
     mean, std = input_statistics(guess)
-    doubt = (
-        "%s is taken for %s by its shapes, with input mean %s and std %s; if not, give NAME:FILE"
-    )
-    log.warning(doubt, path.name, guess, mean, std)
+    message = "assuming from its shapes that %s is %s, with input mean %s and std %s; %s"
+    log.warning(message, path.name, guess, mean, std, "if this is wrong, give NAME:FILE")
     return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, mean=mean, std=std)
 
 
@@ -225,7 +225,7 @@ def _resize_input(
     """
     from timm.layers.pos_embed import resample_abs_pos_embed
 
-    new_config = _at_size(config, image_size)
+    new_config = _with_image_size(config, image_size)
     if config.position == "none":
         return new_config, weights
     prefix = config.prefix_tokens if config.position == "all" else 0
@@ -234,15 +234,15 @@ def _resize_input(
     return new_config, {**weights, "pos_embed": pos}
 
 
-def _at_size(config: ViTConfig, image_size: int) -> ViTConfig:
+def _with_image_size(config: ViTConfig, image_size: int) -> ViTConfig:
     """Return the configuration for another input size in pixels.
 
     Raises:
         FczooError: The size is not a multiple of the patch size.
     """
     if image_size < 1 or image_size % config.patch_size:
-        model = f"the patch size {config.patch_size} of {config.name}"
-        raise FczooError(f"image size {image_size} is not a multiple of {model}; give one that is")
+        problem = f"image size {image_size} is not a multiple of the patch size of {config.name}"
+        raise FczooError(f"{problem}; give a multiple of {config.patch_size}")
     return _replace(config, image_size=image_size)
 
 
@@ -250,14 +250,13 @@ def _replace(config: ViTConfig, **changes: Any) -> ViTConfig:
     return replace(config, **{k: v for k, v in changes.items() if v is not None})
 
 
-def _on_device(backbone: Backbone, device: str | torch.device) -> Backbone:
+def _move_to_device(backbone: Backbone, device: str | torch.device) -> Backbone:
     try:
         return backbone.to(torch.device(device))
     except (RuntimeError, AssertionError, TypeError) as error:
         problem = f"device {str(device)!r} cannot be used: {first_line(error)}"
-        raise FczooError(
-            f"{problem}; give 'cpu', 'cuda' or 'mps' as this machine has it"
-        ) from error
+        advice = "give 'cpu', or 'cuda' or 'mps' if this machine has it"
+        raise FczooError(f"{problem}; {advice}") from error
 
 
 def _sha256(path: Path) -> str:

@@ -27,18 +27,18 @@ UNSUPPORTED = (
 EXAMPLES = (
     "take one such as vit_base_patch16_224, vit_base_patch14_dinov2, vit_base_patch16_siglip_224"
 )
-CLOSE = 0.75  # likeness of a misspelt name, from 0 to 1
-SHORTEST_PART = 3  # letters of a part of a name that is enough to suggest names
+MIN_SIMILARITY = 0.75  # likeness of a misspelt name, from 0 to 1
+MIN_PART_LETTERS = 3  # letters of a part of a name that is enough to suggest names
 
 register_backbone = BACKBONES.register
 
 _MODULES = ("vision_transformer", "deit", "eva")  # of timm, with plain vision transformers
-_OTHER = re.compile(
+_UNSUPPORTED_MODELS = re.compile(
     r"aimv2|_18x2|_xp_|_rpn_|radio|intern300m|sapiens2|vit_pe_|_rope_(?!reg)|_d?pwee|_dwee|_dlittle"
     r"|distilled|enormous|test_vit"
 )
 """Models of these modules that are not plain vision transformers."""
-_TABLE = re.compile(
+_TABLE_PATTERN = re.compile(
     r"^default_cfgs = (?:generate_default_cfgs\()?(\{$.*?^\})\)?$", re.MULTILINE | re.DOTALL
 )
 _WEIGHT_KEYS = {"url", "file", "hf_hub_id"}  # keys that give the location of published weights
@@ -99,8 +99,8 @@ def registered_backbone(name: str) -> Any:
     if key is None:
         return None
     if match(key, (BUNDLED_NAME, *_names_of_timm(), *_architectures(_names_of_timm()))):
-        place = BACKBONES.get(key).__module__
-        raise FczooError(f"backbone {key!r} in {place} has the name of another one; rename it")
+        problem = f"backbone {key!r} in {BACKBONES.get(key).__module__} has the name of another"
+        raise FczooError(f"{problem} of fczoo or timm; rename it")
     return BACKBONES.get(key)
 
 
@@ -143,7 +143,7 @@ def spellings() -> tuple[str, ...]:
     return (*names, *_architectures(names))
 
 
-def unknown_name(name: str) -> FczooError:
+def unknown_name_error(name: str) -> FczooError:
     """Return the error for an unknown backbone name; it suggests only names that load.
 
     Args:
@@ -151,12 +151,16 @@ def unknown_name(name: str) -> FczooError:
     """
     architecture = name.rpartition("/")[2].partition(".")[0].replace("-", "_")
     known_names = _architectures(backbone_names())
-    close = difflib.get_close_matches(architecture, known_names, 3, CLOSE)
-    close = close or names_with(architecture)
+    similar_names = difflib.get_close_matches(architecture, known_names, 3, MIN_SIMILARITY)
+    similar_names = similar_names or names_containing(architecture)
     if "/" in name:
         is_other = _OTHER_FAMILIES.search(name.lower())
-        close = [] if is_other else _names_like_hub_model(name) or close
-    advice = f"did you mean {', '.join(close)}?" if close else f"{UNSUPPORTED}; {EXAMPLES}"
+        similar_names = [] if is_other else _names_like_hub_model(name) or similar_names
+    advice = (
+        f"did you mean {', '.join(similar_names)}?"
+        if similar_names
+        else f"{UNSUPPORTED}; {EXAMPLES}"
+    )
     return FczooError(f"no backbone is called {name!r}; {advice} (see 'fczoo list backbones')")
 
 
@@ -173,15 +177,15 @@ def _names_like_hub_model(name: str) -> list[str]:
     return sorted(names, key=lambda n: (-common_words[n], "base" not in n, len(n), n))[:3]
 
 
-def names_with(part: str) -> list[str]:
+def names_containing(part: str) -> list[str]:
     """Return the three shortest names of backbones with a part such as ``dinov2``.
 
     Args:
-        part: Part of a name; one with fewer than ``SHORTEST_PART`` letters gives no names.
+        part: Part of a name; one with fewer than ``MIN_PART_LETTERS`` letters gives no names.
     """
     spelling = part.lower().replace("-", "_")
     return sorted((n for n in spellings() if spelling in n), key=len)[
-        : 3 if len(spelling) >= SHORTEST_PART else 0
+        : 3 if len(spelling) >= MIN_PART_LETTERS else 0
     ]
 
 
@@ -203,8 +207,8 @@ def _name_of_hub_model(spec: str) -> str:
                 return model
     is_model = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.endswith(SUFFIXES)
     if name != spec or (is_model and not Path(spec).exists()):
-        error = unknown_name(name)
-        advice = "of the hub fczoo reads timm's models, and a downloaded file as NAME:FILE"
+        error = unknown_name_error(name)
+        advice = "fczoo downloads only timm models; download other weights and give NAME:FILE"
         raise FczooError(f"{error}; {advice}")
     return spec
 
@@ -217,7 +221,7 @@ def _architectures(names: Iterable[str]) -> list[str]:
 @cache
 def _names_of_timm() -> tuple[str, ...]:
     names = _names_from_source() or _names_from_timm()
-    return tuple(sorted(name for name in names if not _OTHER.search(name)))
+    return tuple(sorted(name for name in names if not _UNSUPPORTED_MODELS.search(name)))
 
 
 @cache
@@ -230,7 +234,7 @@ def _names_from_source() -> tuple[str, ...]:
     assert timm and timm.origin, "timm is installed with fczoo"
     names: list[str] = []
     for module in _MODULES:
-        table = _TABLE.search(
+        table = _TABLE_PATTERN.search(
             (Path(timm.origin).parent / "models" / f"{module}.py").read_text("utf-8")
         )
         if not table:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
+from fczoo.core.names import join_first_names
 
 log = logging.getLogger("fczoo.backbones")
 log.setLevel(logging.INFO)  # runs say what they drop
@@ -100,15 +101,10 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         if leftovers:
             log.info("%s: dropped %s", path.name, _describe_head(chosen, leftovers))
     else:
-        remainder = (
-            f" and {len(leftovers) - MAX_LISTED_ENTRIES} more"
-            if len(leftovers) > MAX_LISTED_ENTRIES
-            else ""
-        )
-        note = (
-            f"; dropped {', '.join(leftovers[:MAX_LISTED_ENTRIES])}{remainder}" if leftovers else ""
-        )
-        log.warning("%s: took %d tensors %s%s", path.name, len(weights), chosen, note)
+        note = ""
+        if leftovers:
+            note = f"; dropped {join_first_names(leftovers, MAX_LISTED_ENTRIES)}"
+        log.warning("%s: loaded %d tensors %s%s", path.name, len(weights), chosen, note)
     return weights
 
 
@@ -165,13 +161,12 @@ def _choose(path: Path, content: Any) -> _Candidate:
     candidates = list(_find_backbones(content))
     names: Iterable[str] = map(str, content) if isinstance(content, Mapping) else ()
     if not candidates and any("patch_embeddings.projection" in name for name in names):
-        problem = f"{path} has the names of Hugging Face transformers"
-        raise FczooError(
-            f"{problem}; take timm's weights of this model, see 'fczoo list backbones'"
-        )
+        problem = f"the tensors of {path} have the names of Hugging Face transformers"
+        advice = "use timm's weights of this model (see 'fczoo list backbones')"
+        raise FczooError(f"{problem}; {advice}")
     if not candidates:
-        problem = f"{path} does not hold a plain ViT in timm's names (cls_token, patch_embed)"
-        raise FczooError(f"{problem}; convert its state dict to timm's names, or take another file")
+        problem = f"{path} has no plain ViT with timm's tensor names (cls_token, patch_embed)"
+        raise FczooError(f"{problem}; rename the tensors as in timm, or give another file")
     best = min(candidate.rank for candidate in candidates)
     chosen = [candidate for candidate in candidates if candidate.rank == best]
     if len(chosen) > 1:

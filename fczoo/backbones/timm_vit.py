@@ -19,7 +19,7 @@ from fczoo.backbones.names import (
     UNSUPPORTED,
     full_name,
     registered_backbone,
-    unknown_name,
+    unknown_name_error,
 )
 from fczoo.backbones.weights import describe_head, weights_file
 from fczoo.core.errors import FczooError, first_line
@@ -104,10 +104,8 @@ def timm_names(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[st
             parts = weights[f"{block}.attn.qkv.{kind}"].chunk(3)
             out[name] = parts["qkv".index(part[0])]
             if part[0] == "q" and f"{block}.attn.k{part[1:]}" not in names and parts[1].any():
-                raise FczooError(
-                    f"timm's model has no bias of keys, and {block} has trained one; take --format "
-                    "torch"
-                )
+                problem = f"{block} has a trained bias of the keys, which timm's model lacks"
+                raise FczooError(f"{problem}; use --format torch")
         elif mlp:
             half = "gx".index(layer[0])
             out[name] = weights[f"{mlp}.mlp.fc1.{layer[2:]}"].chunk(2)[half]
@@ -195,7 +193,7 @@ def _read_config(name: str, model: Any) -> ViTConfig:
     shapes = {k: v for k, v in shapes.items() if not k.startswith("head.")}
     if shapes != config.shapes():
         different = shapes.items() ^ config.shapes().items()
-        _refuse(f"its tensor {min(different)[0]} does not belong to one")
+        _refuse(f"its tensors differ from those of a plain ViT, such as {min(different)[0]}")
     if (
         config.pool == "attention"
         and config.prefix_tokens
@@ -336,35 +334,38 @@ def timm_model(name: str, pretrained: bool) -> Any:
 
     architecture = name.split(".")[0]
     if not timm.models.is_model(architecture):
-        raise unknown_name(name)
+        raise unknown_name_error(name)
     file = weights_file(full_name(name))
     local = {"file": str(file)} if pretrained and file.is_file() else None
     try:
         # hide the warning of each failed try; the error below is sufficient
-        with _quiet("huggingface_hub", "timm"), _use_cache_if_offline(pretrained and not local):
+        with (
+            _show_only_errors("huggingface_hub", "timm"),
+            _use_cache_if_offline(pretrained and not local),
+        ):
             return timm.create_model(
                 name, pretrained=pretrained, pretrained_cfg_overlay=local, num_classes=0
             )
     except Exception as error:  # the hub client raises errors of several libraries
         problem = f"cannot get the weights of {name}: {first_line(error)}"
-        advice = f"without network give a file: --backbone {name}:FILE.safetensors"
+        advice = f"without a network, give a file: --backbone {name}:FILE.safetensors"
         raise FczooError(f"{problem}; {advice}") from error
 
 
 @contextmanager
-def _use_cache_if_offline(asked: bool) -> Iterator[None]:
+def _use_cache_if_offline(needs_hub: bool) -> Iterator[None]:
     """Use only the cache while the hub is unreachable, as repeated tries take a minute."""
     from huggingface_hub import constants
 
     offline = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = offline or (asked and not _reachable(constants.ENDPOINT))
+    constants.HF_HUB_OFFLINE = offline or (needs_hub and not _is_reachable(constants.ENDPOINT))
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = offline
 
 
-def _reachable(address: str) -> bool:
+def _is_reachable(address: str) -> bool:
     """Return whether a server accepts connections; True behind a proxy.
 
     Behind a proxy the connection itself does not show whether the server is reachable.
@@ -382,7 +383,7 @@ def _reachable(address: str) -> bool:
 
 
 @contextmanager
-def _quiet(*loggers: str) -> Iterator[None]:
+def _show_only_errors(*loggers: str) -> Iterator[None]:
     """Show only errors of these loggers inside the context."""
     levels = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:

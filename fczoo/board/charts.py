@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fczoo.core.files import to_csv_text
-from fczoo.reports.figure import Bars, Curves, Figure, HeatMap, Points
+from fczoo.reports.figure_data import Bars, Curves, Figure, HeatMap, Points
 
 DIGITS = 6  # significant digits of numbers in a chart
 
@@ -48,7 +48,7 @@ def _curves(figure: Curves) -> dict[str, Any]:
     series = []
     for label, values in figure.curves.items():
         mean = values.mean(0)
-        spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+        std = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
         series.append(
             {
                 "label": label,
@@ -56,7 +56,7 @@ def _curves(figure: Curves) -> dict[str, Any]:
                 "points": [
                     *map(list, zip(_numbers(figure.x_of(label)), _numbers(mean), strict=True))
                 ],
-                "spread": _numbers(spread),
+                "spread": _numbers(std),
             }
         )
     return {**_common(figure, "curves"), "log": figure.log, "marks": figure.marks, "series": series}

@@ -12,17 +12,17 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fczoo import __version__
-from fczoo.board.benchmark import benchmark, choices, heading, sort_lines, tags_of
+from fczoo.board.benchmark_page import benchmark, choices, heading, sort_lines, tags_of
 from fczoo.board.charts import as_csv
 from fczoo.board.ranks import RankEntry, borda
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, write_safely
-from fczoo.reports.figure import Figure
+from fczoo.reports.figure_data import Figure
 from fczoo.reports.figures import colour_order
-from fczoo.reports.formats import TEST, UNTESTED_NOTE
 from fczoo.reports.run_config import count_changes
 from fczoo.reports.runs import Experiment, Line, read_experiments
 from fczoo.reports.significance import MIN_METHODS, critical_difference, describe_shortage
+from fczoo.reports.table_formats import TEST_NOTE, UNTESTED_NOTE
 from fczoo.reports.tables import COLUMNS, entry_of, percent
 
 GENERATOR = "fczoo board"
@@ -87,19 +87,23 @@ def as_data(content: Any) -> Markup:
 INDEX = "index.html"
 
 
-def write_page(places: Sequence[Path], out: Path, more: Sequence[Sequence[Figure]] = ()) -> None:
+def write_page(
+    places: Sequence[Path], out: Path, extra_figures: Sequence[Sequence[Figure]] = ()
+) -> None:
     """Write one page with all experiments of some runs.
 
     Args:
         places: Run folders, archives, or folders that contain them.
         out: HTML file to write; its folder is created if needed.
-        more: Further figures of each experiment, in the order of ``read_experiments``.
+        extra_figures: Further figures of each experiment, in the order of ``read_experiments``.
 
     Raises:
         FczooError: No run is finished, or a file is damaged.
     """
     experiments = read_experiments(places)
-    text = _benchmarks(experiments, home="", order=colour_order(experiments), more=more)
+    text = _benchmarks(
+        experiments, home="", order=colour_order(experiments), extra_figures=extra_figures
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_safely(out, text.encode())
 
@@ -136,43 +140,44 @@ def write_pages(folder: Path, pages: Mapping[str, str]) -> None:
     Raises:
         FczooError: The folder contains other files.
     """
-    earlier = _earlier(folder)
+    earlier_pages = _earlier_pages(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
         write_safely(folder / name, text.encode())
-    for path in earlier:
+    for path in earlier_pages:
         if path.name not in pages:
             path.unlink()
 
 
 def _weight(experiment: Experiment) -> tuple[int, int]:
     """Return the sort key of a benchmark: its number of methods, then of runs."""
-    return len(_competing(experiment)), sum(len(line.records) for line in experiment.lines)
+    return len(_ranked_methods(experiment)), sum(len(line.records) for line in experiment.lines)
 
 
-def _competing(experiment: Experiment) -> set[str]:
+def _ranked_methods(experiment: Experiment) -> set[str]:
     """Return the methods that can be ranked, tuned or not."""
-    lines = [line for line in experiment.lines if line.competes and entry_of(line, COLUMNS["A_N"])]
+    lines = [line for line in experiment.lines if line.is_ranked and entry_of(line, COLUMNS["A_N"])]
     return {line.records[0].method for line in lines}
 
 
-def _earlier(folder: Path) -> list[Path]:
+def _earlier_pages(folder: Path) -> list[Path]:
     """Return the pages of an earlier site.
 
-    Raises FczooError if the folder contains other files.
+    Raises FczooError if the folder contains other files, or is a file.
     """
+    if folder.exists() and not folder.is_dir():
+        raise FczooError(f"{folder} is a file; give a new folder with --out")
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    foreign_names = [path.name for path in paths if not _ours(path)]
-    if foreign_names or (folder.exists() and not folder.is_dir()):
-        foreign_name = foreign_names[0] if foreign_names else "a file"
+    foreign_names = [path.name for path in paths if not _is_site_page(path)]
+    if foreign_names:
         raise FczooError(
-            f"{folder} contains {foreign_name}, which is not a page of a leaderboard; "
+            f"{folder} contains {foreign_names[0]}, which is not a page of a leaderboard; "
             "give a new folder with --out"
         )
     return paths
 
 
-def _ours(path: Path) -> bool:
+def _is_site_page(path: Path) -> bool:
     if path.suffix != ".html" or not path.is_file():
         return False
     return f'content="{GENERATOR}"' in path.read_text(encoding="utf-8", errors="replace")[:2000]
@@ -182,10 +187,10 @@ def _benchmarks(
     experiments: Sequence[Experiment],
     home: str,
     order: Mapping[str, int],
-    more: Sequence[Sequence[Figure]] = (),
+    extra_figures: Sequence[Sequence[Figure]] = (),
 ) -> str:
     benchmark_data = [
-        benchmark(experiment, i, order, more[i] if more else ())
+        benchmark(experiment, i, order, extra_figures[i] if extra_figures else ())
         for i, experiment in enumerate(experiments)
     ]
     return render(
@@ -193,7 +198,7 @@ def _benchmarks(
         benchmarks=benchmark_data,
         home=home,
         suite=None,
-        test=TEST,
+        test=TEST_NOTE,
         untested=UNTESTED_NOTE,
     )
 
@@ -216,7 +221,7 @@ def candidates(experiment: Experiment, tuned: bool = False) -> dict[str, tuple[L
     """
     best_lines: dict[str, tuple[tuple[int, int, int], Line]] = {}
     for line in experiment.lines:
-        if line.competes and (line.is_tuned or not tuned):
+        if line.is_ranked and (line.is_tuned or not tuned):
             key = (
                 count_changes(line),
                 -min(record.trials for record in line.records),
@@ -237,28 +242,34 @@ def _index(experiments: Sequence[Experiment]) -> str:
 
     If a benchmark has several tuned methods, only tuned rows are ranked.
     """
-    fields = [candidates(experiment, tuned=True) for experiment in experiments]
-    has_tuned = any(len(field) > 1 for field in fields)
+    candidate_rows = [candidates(experiment, tuned=True) for experiment in experiments]
+    has_tuned = any(len(by_method) > 1 for by_method in candidate_rows)
     if not has_tuned:
-        fields = [candidates(experiment) for experiment in experiments]
-    scores = [{name: score for name, (_, score) in field.items()} for field in fields]
+        candidate_rows = [candidates(experiment) for experiment in experiments]
+    scores = [
+        {name: score for name, (_, score) in by_method.items()} for by_method in candidate_rows
+    ]
     standings = borda(scores)
-    ranked_indices = [i for i, field in enumerate(fields) if len(field) > 1]
+    ranked_indices = [i for i, by_method in enumerate(candidate_rows) if len(by_method) > 1]
     methods = [
-        _method(name, standing, [(experiments[i], fields[i]) for i in ranked_indices])
+        _method(name, standing, [(experiments[i], candidate_rows[i]) for i in ranked_indices])
         for name, standing in standings.items()
     ]
-    blocks = [field_scores for field_scores in scores if len(field_scores) >= MIN_METHODS]
+    blocks = [values for values in scores if len(values) >= MIN_METHODS]
     rows = [_benchmark(i, experiment) for i, experiment in enumerate(experiments)]
     return render(
         "index.html",
         runs=sum(len(line.records) for experiment in experiments for line in experiment.lines),
-        known=len({name for experiment in experiments for name in _competing(experiment)}),
+        method_count=len(
+            {name for experiment in experiments for name in _ranked_methods(experiment)}
+        ),
         methods=methods,
         tuned=has_tuned,
         benchmarks=rows,
-        counted=[rows[i] for i in ranked_indices],
-        choices=choices([tags_of(line) for field in fields for line, _ in field.values()]),
+        ranked_benchmarks=[rows[i] for i in ranked_indices],
+        choices=choices(
+            [tags_of(line) for by_method in candidate_rows for line, _ in by_method.values()]
+        ),
         csv=_csv(methods, [rows[i] for i in ranked_indices]),
         ranks=critical_difference(blocks),
         shortage=describe_shortage(blocks, "benchmarks"),
@@ -268,7 +279,7 @@ def _index(experiments: Sequence[Experiment]) -> str:
 def _benchmark(index: int, experiment: Experiment) -> dict[str, Any]:
     """Return a row of the list of benchmarks."""
     best = sort_lines(experiment)[0]
-    entry = entry_of(best, COLUMNS["A_N"]) if best.competes else None
+    entry = entry_of(best, COLUMNS["A_N"]) if best.is_ranked else None
     return {
         "number": f"#{index + 1}",
         "heading": heading(experiment),
@@ -284,16 +295,16 @@ def _method(
     benchmarks: Sequence[tuple[Experiment, Mapping[str, tuple[Line, float]]]],
 ) -> dict[str, Any]:
     """Return a row of the ranking."""
-    words: dict[str, dict[str, None]] = {}
+    tags: dict[str, dict[str, None]] = {}
     entries: list[dict[str, Any] | None] = []
-    for experiment, field in benchmarks:
-        if name not in field:
+    for experiment, by_method in benchmarks:
+        if name not in by_method:
             entries.append(None)
             continue
-        line, score = field[name]
+        line, score = by_method[name]
         for key, values in tags_of(line).items():
-            words.setdefault(key, {}).update(dict.fromkeys(values))
-        rank = 1 + sum(rival_score > score for _, rival_score in field.values())
+            tags.setdefault(key, {}).update(dict.fromkeys(values))
+        rank = 1 + sum(rival_score > score for _, rival_score in by_method.values())
         entries.append(
             {
                 "place": rank,
@@ -304,10 +315,10 @@ def _method(
         )
     return {
         "label": name,
-        "words": {key: list(values) for key, values in words.items()},
+        "tags": {key: list(values) for key, values in tags.items()},
         "place": standing.place,
         "share": standing.share,
-        "taken": standing.benchmark_count,
+        "benchmark_count": standing.benchmark_count,
         "entries": entries,
     }
 
@@ -317,10 +328,10 @@ def _csv(methods: Sequence[Mapping[str, Any]], benchmarks: Sequence[Mapping[str,
     rows = [
         (
             m["label"],
-            ", ".join(m["words"]["family"]),
+            ", ".join(m["tags"]["family"]),
             m["place"] or "",
             m["share"],
-            m["taken"],
+            m["benchmark_count"],
             *(entry["place"] if entry else "" for entry in m["entries"]),
         )
         for m in methods

@@ -7,11 +7,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fczoo.board.tsne import MOST_LABELS, OpenBenchmark, tsne_figures
+from fczoo.board.tsne import MAX_LABELS, OpenBenchmark, tsne_figures
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold
 from fczoo.core.registry import METHODS
-from fczoo.reports.detail_figures import class_confusion_map, client_map, confusion_map
+from fczoo.reports.detail_figures import (
+    MAX_CLASSES,
+    MAX_COLUMNS,
+    class_confusion_map,
+    client_map,
+    confusion_map,
+)
 from fczoo.reports.drawing import (
     COLOURS,
     MARKERS,
@@ -21,10 +27,10 @@ from fczoo.reports.drawing import (
     draw,
     import_matplotlib,
 )
-from fczoo.reports.figure import Curves, Figure, HeatMap, Points
+from fczoo.reports.figure_data import Curves, Figure, HeatMap, Points
 from fczoo.reports.figures import accuracy_against_bytes, accuracy_curves, accuracy_matrix
 from fczoo.reports.learning_curves import accuracy_over_bytes, accuracy_over_rounds
-from fczoo.reports.paper_tables import display_label
+from fczoo.reports.paper_style_tables import display_label
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.sweeps import find_sweeps, sweep_figures
 
@@ -36,7 +42,7 @@ Kind = Literal["curves", "rounds", "bytes", "cost", "heatmap", "confusion", "cli
 method: ``heatmap``: accuracy on each task after each task. ``confusion``: confusion matrix of tasks
 or classes. ``tsne``: features of test images from the stored model.
 """
-OF_EXPERIMENT: Mapping[Kind, Callable[[Experiment], Figure | None]] = {
+EXPERIMENT_FIGURES: Mapping[Kind, Callable[[Experiment], Figure | None]] = {
     "curves": accuracy_curves,
     "rounds": accuracy_over_rounds,
     "bytes": accuracy_over_bytes,
@@ -49,7 +55,7 @@ FONT_SIZE = 8.0  # points
 POINTS = 72.0  # per inch
 # in font sizes: width of a letter, height of a line, width of a legend's mark
 LETTER, LINE, MARK = 0.6, 1.4, 3.6
-SHAPE = 0.62  # height of curves and points divided by their width, without the legend
+ASPECT_RATIO = 0.62  # height of curves and points divided by their width, without the legend
 LOOKS = len(COLOURS) * len(MARKERS)  # distinct combinations of colour and marker
 
 
@@ -71,12 +77,11 @@ def make_plot(
         FczooError: The figure shows one method and there are several, the method has no run, or
             the runs did not record the data of the figure.
     """
-    if kind in OF_EXPERIMENT:
-        figure = OF_EXPERIMENT[kind](experiment)
+    if kind in EXPERIMENT_FIGURES:
+        figure = EXPERIMENT_FIGURES[kind](experiment)
         if figure is None or _is_empty(figure):
-            raise FczooError(
-                f"no run has recorded the data of --kind {kind}, or the figure is too large"
-            )
+            limit = f", or there are more than {MAX_COLUMNS} clients" if figure is None else ""
+            raise FczooError(f"no run recorded the data of --kind {kind}{limit}")
         if isinstance(figure, Curves):
             figure = replace(figure, y="accuracy, %")  # papers explain it in the caption
         return _rename(figure, {line.label: display_label(line) for line in experiment.lines})
@@ -86,14 +91,14 @@ def make_plot(
     if kind == "tsne":
         if open_benchmark is None:
             raise TypeError("tsne needs open_benchmark")
-        only = replace(experiment, lines=(line,))
-        many = sum(line.results[0].task_sizes) > MOST_LABELS
-        return tsne_figures(only, "task" if many else "class", open_benchmark)[0]
+        line_experiment = replace(experiment, lines=(line,))
+        many_classes = sum(line.results[0].task_sizes) > MAX_LABELS
+        return tsne_figures(line_experiment, "task" if many_classes else "class", open_benchmark)[0]
     figure = class_confusion_map(line) or confusion_map(line)
     if figure is None:
         raise FczooError(
-            f"the runs of {line.label} have not recorded their confusion; give their run folders, "
-            "because an archive has no confusion"
+            f"no confusion matrix of {line.label}: it needs run folders (archives do not have it) "
+            f"and at most {MAX_CLASSES} classes, or {MAX_COLUMNS} tasks that share no class"
         )
     return figure
 
@@ -110,17 +115,17 @@ def make_sweep_plot(experiments: Sequence[Experiment], method: str | None = None
     """
     sweeps = find_sweeps(experiments)
     if method is not None:
-        own = [s for s in sweeps if fold(method) in (fold(s.method), fold(s.title))]
-        if not own:
+        matching_sweeps = [s for s in sweeps if fold(method) in (fold(s.method), fold(s.title))]
+        if not matching_sweeps:
             names = ", ".join(dict.fromkeys(s.method for s in sweeps))
             raise FczooError(f"no sweep has method {method!r}; choose --method from: {names}")
-        sweeps = own
+        sweeps = matching_sweeps
     figures = sweep_figures(sweeps)
     if len(figures) > 1:
         names = "; ".join(figure.name.removeprefix("sweep ") for figure in figures)
         raise FczooError(
-            f"--kind sweep shows one sweep, and there are {len(figures)} ({names}); give --method "
-            "or fewer folders, or fczoo report --sweep --figures FOLDER for all"
+            f"--kind sweep draws one sweep, but there are {len(figures)} ({names}); give --method "
+            "or fewer folders, or draw all with fczoo report --sweep --figures FOLDER"
         )
     return figures[0]
 
@@ -218,7 +223,9 @@ def _fit(picture: Any, width: float) -> None:
     old_width, height = picture.get_size_inches()
     (axes,) = picture.axes
     has_cells = bool(axes.texts)
-    picture.set_size_inches(width, height * width / old_width if has_cells else width * SHAPE)
+    picture.set_size_inches(
+        width, height * width / old_width if has_cells else width * ASPECT_RATIO
+    )
     axes.tick_params(labelsize=FONT_SIZE)
     for text in (axes.xaxis.label, axes.yaxis.label):
         text.set_fontsize(FONT_SIZE)

@@ -48,7 +48,7 @@ def draw_critical_difference(critical: CriticalDifference) -> Any:
         axes.set_yticks(places, list(critical.ranks))
         axes.set_xlim(0.5, len(ranks) + 0.5)
         axes.set_ylim(len(ranks) - 0.4, -0.6)  # the best on top
-        axes.set_xlabel("mean rank by A_N, 1 the best")
+        axes.set_xlabel("mean rank by A_N (1: best)")
         return picture
 
 
@@ -85,21 +85,25 @@ def borda(
     Returns:
         Ranks by method; methods with a place come first.
     """
-    contests = [i for i, scores in enumerate(benchmarks) if len(scores) > 1]
+    ranked_benchmarks = [i for i, scores in enumerate(benchmarks) if len(scores) > 1]
     shares: dict[str, list[float]] = {}
-    for i in contests:
+    for i in ranked_benchmarks:
         scores, cost = benchmarks[i], costs[i] if costs else {}
         for name in scores:
             points = sum(_points(name, rival, scores, cost) for rival in scores if rival != name)
             shares.setdefault(name, []).append(100 * points / (len(scores) - 1))
     means = {name: statistics.fmean(values) for name, values in shares.items()}
-    often = {name for name, values in shares.items() if 2 * len(values) >= len(contests)}
-    ranking = sorted(means, key=lambda name: (name not in often, -means[name]))
+    frequent_methods = {
+        name for name, values in shares.items() if 2 * len(values) >= len(ranked_benchmarks)
+    }
+    ranking = sorted(means, key=lambda name: (name not in frequent_methods, -means[name]))
     return {
         name: RankEntry(
             share=means[name],
             benchmark_count=len(shares[name]),
-            place=1 + sum(means[rival] > means[name] for rival in often) if name in often else None,
+            place=1 + sum(means[rival] > means[name] for rival in frequent_methods)
+            if name in frequent_methods
+            else None,
         )
         for name in ranking
     }
@@ -126,14 +130,14 @@ def test_differences(lines: Sequence[Line]) -> dict[str, Any]:
     Returns:
         Template data: pairs, their number and CSV file, level, mean ranks and shortage of data.
     """
-    competing = [(line, entry_of(line, COLUMNS["A_N"])) for line in lines if line.competes]
-    entries = [(line.label, entry) for line, entry in competing if entry]
+    ranked_lines = [(line, entry_of(line, COLUMNS["A_N"])) for line in lines if line.is_ranked]
+    entries = [(line.label, entry) for line, entry in ranked_lines if entry]
     pair_tests = compare_pairs([entry for _, entry in entries])
     rows = [
         (
             label,
             [
-                _pair(pair_tests.get((i, j)), label, entries[j][0])
+                _pair_cell(pair_tests.get((i, j)), label, entries[j][0])
                 for j in range(i + 1, len(entries))
             ],
         )
@@ -153,26 +157,30 @@ def test_differences(lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _pairs_csv(labels: Sequence[str], tested: Mapping[tuple[int, int], PairedComparison]) -> str:
-    rows = [(labels[i], labels[j], *astuple(pair)) for (i, j), pair in tested.items()]
+def _pairs_csv(
+    labels: Sequence[str], pair_tests: Mapping[tuple[int, int], PairedComparison]
+) -> str:
+    rows = [(labels[i], labels[j], *astuple(pair)) for (i, j), pair in pair_tests.items()]
     return as_csv(["method", "other", "difference", "seeds", "p", "p corrected"], rows)
 
 
-def _pair(pair: PairedComparison | None, better: str, worse: str) -> dict[str, str]:
+def _pair_cell(pair: PairedComparison | None, better: str, worse: str) -> dict[str, str]:
     """Return a cell of the table of pairs."""
     if pair is None:
         return {
             "sign": "†",
             "kind": "untested",
-            "says": f"{better} and {worse}: not tested",
+            "text": f"{better} and {worse}: not tested",
             "worse": worse,
         }
-    kind = "sure" if pair.corrected_p < LEVEL else "alone" if pair.p < LEVEL else "open"
+    kind = "not-significant"
+    if pair.p < LEVEL:
+        kind = "significant" if pair.corrected_p < LEVEL else "uncorrected"
     return {
-        "sign": {"sure": "●", "alone": "○", "open": "≈"}[kind],
+        "sign": {"significant": "●", "uncorrected": "○", "not-significant": "≈"}[kind],
         "kind": kind,
         "worse": worse,
-        "says": (
+        "text": (
             f"{better} − {worse}: {pair.difference:.2f} points over {pair.seeds} seeds, "
             f"p {pair.p:.2g}, corrected {pair.corrected_p:.2g}"
         ),

@@ -23,12 +23,12 @@ from fczoo.core.files import write_safely
 from fczoo.reports.archive import read_archive
 from fczoo.reports.captions import describe
 from fczoo.reports.drawing import draw
-from fczoo.reports.figure import Curves
+from fczoo.reports.figure_data import Curves
 from fczoo.reports.figures import accuracy_curves
 from fczoo.reports.run_folder import RunRecord
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.significance import CriticalDifference, critical_difference, interval
-from fczoo.reports.suites import REPLICATION, SUITES, Suite, archived_as, suite_experiments
+from fczoo.reports.suites import REPLICATION, SUITES, Suite, archive_name, suite_experiments
 from fczoo.reports.tables import COLUMNS, entry_of
 
 METRICS = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
@@ -38,7 +38,7 @@ HIGHEST_CURVES = 3  # number of rows with the highest last accuracy, which alway
 MAX_NOTES = 15  # lines of notes by hand
 MIN_BLOCKS = 3  # smallest number of seeds and settings for critical differences
 CURVES = "Accuracy over all classes seen, after each task"
-BANDS = "Bands are one standard deviation over the seeds wide on each side; controls are black."
+BANDS = "Bands show ± one standard deviation over the seeds; controls are black."
 NOTICE = "<!-- written by `fczoo suite report`; notes by hand are in suites/{name}.notes.md -->"
 
 
@@ -82,11 +82,11 @@ class Page:
             parts += ["## Differences", *sentences]
         if ranks := self.critical_difference:
             parts += ["## Ranks", rank_sentence(ranks)]
-            if self.pictures and ranks.separates:
+            if self.pictures and ranks.is_informative:
                 parts.append(f"![Mean ranks with critical differences](pictures/{name}-ranks.png)")
         parts += ["## Values", _values(self.experiments), "## Origin", origin_table(origins)]
-        if again := replication_note(self.replications.values()):
-            parts.append(again)
+        if note := replication_note(self.replications.values()):
+            parts.append(note)
         if self.notes:
             parts += ["## Notes", self.notes]
         return "\n\n".join(parts) + "\n"
@@ -107,12 +107,13 @@ class Page:
             for metric in METRICS:
                 column, value = COLUMNS[metric], entry_of(line, COLUMNS[metric])
                 cells.append(column.show(value.mean) if value else "–")
-            between = f"{bounds[0]:.1f} to {bounds[1]:.1f}" if bounds else "–"
-            again = [difference or "–"] if any(differences) else []
-            row = [line.label, roles[line.label], cells[0], between, *cells[1:], *again]
-            body.append([*row, str(len(line.records)), letters_of(line, origins)])
-        replication = ["replication"] if any(differences) else []
-        head = ["row", "role", "A_N", "95 % interval", *METRICS[1:], *replication]
+            interval_text = f"{bounds[0]:.1f} to {bounds[1]:.1f}" if bounds else "–"
+            replication_cell = [difference or "–"] if any(differences) else []
+            row = [line.label, roles[line.label], cells[0], interval_text, *cells[1:]]
+            row += [*replication_cell, str(len(line.records)), letters_of(line, origins)]
+            body.append(row)
+        replication_head = ["replication"] if any(differences) else []
+        head = ["row", "role", "A_N", "95 % interval", *METRICS[1:], *replication_head]
         head += ["seeds", "origin"]
         align = ["left", "left", *["right"] * (len(head) - 3), "left"]
         return tabulate(body, head, tablefmt="github", disable_numparse=True, colalign=align)
@@ -139,15 +140,15 @@ def suite_curves(experiment: Experiment, suite: Suite) -> Curves:
     return replace(figure, curves=curves, controls=controls, background=background)
 
 
-def curve_colours(suite: Suite, named: Collection[str]) -> dict[str, int]:
+def curve_colours(suite: Suite, labels: Collection[str]) -> dict[str, int]:
     """Return the number of each named row's colour, with the first colours for compared rows.
 
     Args:
         suite: The suite.
-        named: Labels of the rows with names, in any of the suite's settings.
+        labels: Labels of the rows with names, in any of the suite's settings.
     """
     compared_rows = set().union(*suite.compare)
-    rows = [row.label for row in suite.rows if row.label in named and row.role != "control"]
+    rows = [row.label for row in suite.rows if row.label in labels and row.role != "control"]
     return {label: i for i, label in enumerate(sorted(rows, key=lambda x: x not in compared_rows))}
 
 
@@ -177,7 +178,7 @@ def write_page(name: str, suite: Suite, results: Path) -> Path:
     colours = curve_colours(suite, labels)
     for number, figure in enumerate(figures, 1):
         draw(figure, colours).savefig(pictures / f"{name}-{number}.png", dpi=DPI)
-    if (ranks := page.critical_difference) and ranks.separates:
+    if (ranks := page.critical_difference) and ranks.is_informative:
         draw_critical_difference(ranks).savefig(pictures / f"{name}-ranks.png", dpi=DPI)
     write_safely(results / f"{name}.md", page.text.encode())
     return results / f"{name}.md"
@@ -197,11 +198,11 @@ def read_page(name: str, suite: Suite, results: Path) -> Page:
     """
     archive = results / f"{name}.csv"
     if not archive.is_file():
-        raise FczooError(f"{archive} is missing; write it with `fczoo suite run {name}`")
-    again = results / f"{name}{REPLICATION}.csv"
+        raise FczooError(f"no archive {archive}; create it with `fczoo suite run {name}`")
+    replication_archive = results / f"{name}{REPLICATION}.csv"
     replications = {
         runs.name: record
-        for runs in (read_archive(again) if again.is_file() else [])
+        for runs in (read_archive(replication_archive) if replication_archive.is_file() else [])
         for record in runs.records
     }
     return Page(name, suite, suite_experiments(suite, archive), replications, _notes(name, results))
@@ -211,12 +212,12 @@ def _replication_difference(line: Line, replications: Mapping[str, RunRecord]) -
     """Format the mean difference of a row's replications to its runs; empty without any."""
     differences = []
     for record, result in zip(line.records, line.results, strict=True):
-        again = replications.get(archived_as(record))
-        if again is None or again.result is None:
+        replication = replications.get(archive_name(record))
+        if replication is None or replication.result is None:
             continue
-        same_code = again.result.versions.get("code") == result.versions.get("code")
-        if same_code and again.result.options == result.options:
-            differences.append(again.result.metrics["A_N"] - result.metrics["A_N"])
+        same_code = replication.result.versions.get("code") == result.versions.get("code")
+        if same_code and replication.result.options == result.options:
+            differences.append(replication.result.metrics["A_N"] - result.metrics["A_N"])
     return f"{sum(differences) / len(differences):+.1f}" if differences else ""
 
 
@@ -226,7 +227,7 @@ def _blocks(experiment: Experiment, suite: Suite) -> list[dict[str, float]]:
     entries = {
         line.label: entry
         for line in experiment.lines
-        if line.competes and line.label not in ablations
+        if line.is_ranked and line.label not in ablations
         if (entry := entry_of(line, COLUMNS["A_N"]))
     }
     return [
@@ -255,6 +256,6 @@ def _values(experiments: Sequence[Experiment]) -> str:
             cells = [effort if search else "no search", score, changed_options(line)]
             code = [versions.get(name, "unknown")[:8] for name in ("code", "commit")]
             rows.append([line.label, heading(experiment), *cells, *code])
-    head = ["row", "setting", "search", "its score", "values other than the method's own"]
+    head = ["row", "setting", "search", "search score", "options set or searched"]
     head += ["code", "commit"]
     return tabulate(rows, head, tablefmt="github", disable_numparse=True)

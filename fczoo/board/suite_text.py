@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from fczoo.core.options import plural
 from fczoo.core.registry import METHODS
-from fczoo.reports.paper_tables import display_label
+from fczoo.reports.paper_style_tables import display_label
 from fczoo.reports.run_config import recorded_config
 from fczoo.reports.run_folder import RunRecord
 from fczoo.reports.runs import Experiment, Line
@@ -36,17 +36,15 @@ class Difference:
             corrected_p: p value corrected for all comparisons of the suite.
             several_settings: Whether to name the setting.
         """
-        between = (
+        interval_text = (
             f", 95 % interval {self.bounds[0]:.1f} to {self.bounds[1]:.1f}" if self.bounds else ""
         )
-        amount = f"{self.points:.1f} points{between}"
+        amount = f"{self.points:.1f} points{interval_text}"
         start = f"{self.setting}: " if several_settings else ""
         if corrected_p is None:
-            reason = "one seed" if self.seeds == 1 else "the same difference with every seed"
-            return (
-                f"- {start}{self.higher} is {amount} above {self.lower}; {reason}, so it cannot be "
-                "tested."
-            )
+            constant_note = "the difference is the same for every seed"
+            reason = "one seed" if self.seeds == 1 else constant_note
+            return f"- {start}{self.higher} is {amount} above {self.lower} (not tested: {reason})."
         p = f"p = {corrected_p:.2g}"
         if corrected_p < LEVEL:
             return (
@@ -128,27 +126,27 @@ def rank_sentence(ranks: CriticalDifference) -> str:
     Args:
         ranks: Mean ranks over seeds and settings.
     """
-    over = f"Mean ranks of {len(ranks.ranks)} rows over {ranks.blocks} seeds and settings"
+    text = f"Mean ranks of {len(ranks.ranks)} rows over {ranks.blocks} seeds and settings"
     if ranks.p >= LEVEL:
         return (
-            f"{over}: Friedman's test finds no difference (p = {ranks.p:.2g}), so the ranks say "
-            "nothing."
+            f"{text}: Friedman's test finds no significant difference (p = {ranks.p:.2g}), so the "
+            "ranks are not compared."
         )
     best = next(iter(ranks.ranks))
     worse_count = sum(rank - ranks.ranks[best] > ranks.distance for rank in ranks.ranks.values())
     verb = "is" if worse_count == 1 else "are"
-    reading = (
-        "two rows whose bars overlap do not differ significantly. The shaded part belongs to the "
-        "best row."
-        if ranks.separates
-        else "only rows at opposite ends can differ significantly, so a picture would show nothing."
+    note = (
+        "Two rows whose bars overlap do not differ significantly. The shaded area marks the bar of "
+        "the best row."
+        if ranks.is_informative
+        else "Only rows at opposite ends can differ significantly, so there is no diagram."
     )
     return (
-        f"{over}: Friedman's test finds a difference (p = {ranks.p:.2g}). The critical difference "
-        f"is {ranks.distance:.1f} of at most {len(ranks.ranks) - 1} ranks (Nemenyi, 5 %): "
-        f"{reading} {best} has the best rank, {ranks.ranks[best]:.1f}; {worse_count} of "
-        f"{len(ranks.ranks) - 1} others {verb} significantly below it. Upper bounds and ablations "
-        "have no rank."
+        f"{text}: Friedman's test finds a significant difference (p = {ranks.p:.2g}). The critical "
+        f"difference is {ranks.distance:.1f} ranks (Nemenyi, 5 %); ranks differ by at most "
+        f"{len(ranks.ranks) - 1}. {note} {best} has the best rank, {ranks.ranks[best]:.1f}; "
+        f"{worse_count} of {len(ranks.ranks) - 1} others {verb} significantly worse. Upper bounds "
+        "and ablations have no rank."
     )
 
 
@@ -160,7 +158,7 @@ def changed_options(line: Line) -> str:
     """
     config = recorded_config(line.records[0])
     if config.method not in METHODS.names():
-        return "unknown, as the method is not installed"
+        return "unknown: the method is not installed"
     options = config.changed_options("--set", "--tuned")
     short = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in options.items()}
     return ", ".join(f"{k}={option_word(v)}" for k, v in short.items()) or "–"
@@ -213,8 +211,8 @@ def replication_note(replications: Iterable[RunRecord]) -> str:
         return ""
     places = " and ".join(dict.fromkeys(origins))
     return (
-        f"Replication: difference of A_N of {plural(len(origins), 'run')} made again ({places}) to "
-        "the rows above, where code and values are the same."
+        f"Replication: A_N of {plural(len(origins), 'repeated run')} ({places}) minus A_N of the "
+        "runs above, as mean over runs with the same code and options."
     )
 
 

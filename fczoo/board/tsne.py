@@ -14,13 +14,13 @@ from fczoo.federation.model_record import RECORD
 from fczoo.models.classifier import Classifier
 from fczoo.models.predict import BATCH
 from fczoo.models.storage import load_model
-from fczoo.reports.figure import Points
+from fczoo.reports.figure_data import Points
 from fczoo.reports.runs import Experiment
 
 ColourBy = Literal["class", "task"]
 OpenBenchmark = Callable[[Path, Classifier], Benchmark]
-MOST_IMAGES = 500  # images in a figure
-MOST_LABELS = 18  # labels in a legend: a page has six colours and three kinds of points
+MAX_IMAGES = 500  # images in a figure
+MAX_LABELS = 18  # labels in a legend: a page has six colours and three kinds of points
 PERPLEXITY = 30.0  # as in the paper; with few images, a third of their number
 
 
@@ -51,8 +51,8 @@ def tsne_figures(
                 break
     if not figures:
         raise FczooError(
-            "t-SNE needs the stored model of a run, and no folder has one; run `fczoo bench` "
-            "without --no-keep-model"
+            "t-SNE needs the model of a run, but no folder has one; run `fczoo bench` without "
+            "--no-keep-model"
         )
     return figures
 
@@ -62,11 +62,11 @@ def _figure(
 ) -> Points:
     names = [*model.classes] if colour_by == "class" else _tasks_of_classes(model)
     count = len(set(names))
-    if count > MOST_LABELS:
-        advice = "use --tsne task" if colour_by == "class" else "leave it out"
+    if count > MAX_LABELS:
+        advice = "use --tsne task" if colour_by == "class" else "give runs with fewer tasks"
         raise FczooError(
-            f"t-SNE by {colour_by} has {count} labels, more than the {MOST_LABELS} that a figure "
-            f"shows; {advice}"
+            f"t-SNE by {colour_by} has {count} labels, but a figure shows at most {MAX_LABELS}; "
+            f"{advice}"
         )
     index = _first_images_per_class(np.asarray(bench.stream.test.labels), len(names))
     positions = project(_features(model, bench, index))
@@ -75,7 +75,7 @@ def _figure(
         name=f"t-SNE {label}",
         caption=(
             f"{label}: t-SNE of the features of {plural(len(index), 'test image')} under the final "
-            f"model of seed {seed}, by {colour_by}; distances between groups say little"
+            f"model of seed {seed}, by {colour_by}; distances between clusters are not meaningful"
         ),
         x="first axis of t-SNE",
         y="second axis of t-SNE",
@@ -94,8 +94,8 @@ def _tasks_of_classes(model: Classifier) -> list[str]:
 
 
 def _first_images_per_class(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Return positions of the first images per class, equally many, up to ``MOST_IMAGES``."""
-    share = max(1, MOST_IMAGES // classes)
+    """Return positions of the first images per class, equally many, up to ``MAX_IMAGES``."""
+    share = max(1, MAX_IMAGES // classes)
     return np.concatenate([np.flatnonzero(labels == c)[:share] for c in range(classes)])
 
 

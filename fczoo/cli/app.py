@@ -24,16 +24,17 @@ from fczoo.cli.report import leaderboard, report, submit
 from fczoo.cli.site import site
 from fczoo.cli.suite import suite
 from fczoo.cli.tune import tune
+from fczoo.core.command_messages import MessageStyle, use_message_style
 from fczoo.core.errors import OUT_OF_MEMORY, FczooError, lacks_memory, options_in_messages
-from fczoo.core.messages import MessageStyle, use_message_style
 from fczoo.core.terminal import lossy_output
 from fczoo.runner.warnings import gather_warnings
 
-_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2 raises what 8.1 prints
+# click 8.2 raises what 8.1 prints
+_HELP_ERRORS = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 @contextmanager
-def usage_in_one_line() -> Iterator[None]:
+def shorten_usage_errors() -> Iterator[None]:
     """Reduce usage errors of click to one line, with advice.
 
     The new errors have no context, because click prints the whole usage of errors with a context.
@@ -42,7 +43,7 @@ def usage_in_one_line() -> Iterator[None]:
         yield
     except click.UsageError as error:
         message = " ".join(error.format_message().split()).rstrip(".")
-        if isinstance(error, _HELP):
+        if isinstance(error, _HELP_ERRORS):
             raise
         command = error.ctx.command_path if error.ctx else "fczoo"
         if isinstance(error, click.NoSuchOption):
@@ -69,8 +70,16 @@ class Commands(ExampleGroup):
                 stream.reconfigure(errors="replace")
         if not more.get("prog_name"):  # click would show the file's name for python -m fczoo
             more["prog_name"] = "fczoo"
-        with lossy_output(), options_in_messages(), use_message_style(MessageStyle()):
-            return super().main(*arguments, **more)
+        with lossy_output() as output, options_in_messages(), use_message_style(MessageStyle()):
+            try:
+                return super().main(*arguments, **more)
+            except SystemExit as ending:
+                output.flush()
+                if ending.code or output.disk_error is None:
+                    raise
+                problem = f"cannot write stdout: {output.disk_error.strerror}"
+                print_error(f"{problem}; free some space, or write to another disk")
+                raise SystemExit(1) from ending
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and (advice := command_pointer(args[0], KINDS)):
@@ -78,12 +87,12 @@ class Commands(ExampleGroup):
         return super().resolve_command(ctx, args)
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        with usage_in_one_line():
+        with shorten_usage_errors():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with usage_in_one_line(), gather_warnings():
+            with shorten_usage_errors(), gather_warnings():
                 return super().invoke(ctx)
         except FczooError as error:
             _fail(ctx, str(error), error.exit_code)

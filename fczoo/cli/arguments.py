@@ -8,14 +8,14 @@ from typing import Any
 from fczoo.cli.other_tools import check_fields, check_methods
 from fczoo.core.errors import FczooError
 from fczoo.core.names import fold, match
-from fczoo.core.options import WIDEST, nearest, quote, spell_fields
+from fczoo.core.options import MAX_INTEGER, nearest, quote, spell_fields
 from fczoo.core.registry import METHODS
 from fczoo.reports.text_format import columns
 
 ALL = "all"
 BACKBONE = "backbone"  # ``--set backbone.FIELD=VALUE`` gives a setting
-MOST_SEEDS = 10_000
-MOST_JOBS = 1024
+MAX_SEEDS = 10_000
+MAX_JOBS = 1024
 # names of ``fczoo.runner.executors.MODULES``, which imports torch
 EXECUTORS = ("cores", "slurm", "ray")
 KEEP_MODEL = ("final", "tasks", "none")  # values of ``fczoo.models.storage.KeepModel``
@@ -57,19 +57,20 @@ def parse_methods(value: str | Sequence[str] | None) -> list[str]:
     names = parse_words(value, "--methods")
     if ALL in map(fold, names):
         if len(names) > 1:
-            raise FczooError(f"--methods {ALL} names every method already; leave the others out")
+            raise FczooError(f"--methods {ALL} includes every method; leave the other names out")
         return METHODS.names()
     check_methods(names)
     return parse_words([METHODS.find(name) or name for name in names], "--methods")
 
 
-def parse_specs(value: str | Sequence[str] | None) -> list[str]:
+def parse_specs(value: str | Sequence[str] | None, option: str) -> list[str]:
     """Read a comma-separated list of NAME:FIELD=VALUE,FIELD=VALUE.
 
     An entry that only sets a field belongs to the entry before it.
 
     Args:
         value: Text, or entries that are already separate.
+        option: Name of the option in messages.
 
     Returns:
         Distinct entries.
@@ -78,7 +79,7 @@ def parse_specs(value: str | Sequence[str] | None) -> list[str]:
         FczooError: An entry is empty.
     """
     entries: list[str] = []
-    for entry in _split_list(value, "a list"):
+    for entry in _split_list(value, option):
         if (
             isinstance(value, str)
             and entries
@@ -100,7 +101,7 @@ def _split_list(value: str | Sequence[Any] | None, option: str) -> list[str]:
     stripped_entries = [entry.strip() for entry in entries]
     if not any(stripped_entries):
         if len(stripped_entries) > 1:
-            raise FczooError(f"{option} names nothing; give names with commas between them")
+            raise FczooError(f"{option} has no entries; separate them by commas")
         return []
     if "" in stripped_entries:
         raise FczooError(f"{option} has an empty entry in {quote(value)}; remove it and its comma")
@@ -174,10 +175,10 @@ def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
                 f"--seeds has {quote(entry)}; give distinct whole numbers such as 0,1,2 or 0-4"
             )
         first, last = int(ends[1]), int(ends[2] or ends[1])
-        if not first <= last <= WIDEST or last - first >= MOST_SEEDS:
+        if not first <= last <= MAX_INTEGER or last - first >= MAX_SEEDS:
             raise FczooError(
-                f"--seeds has {entry}; a range must go up, to {WIDEST} at most, and have at most "
-                f"{MOST_SEEDS:,} seeds"
+                f"--seeds has {entry}; in a range FIRST-LAST, LAST must be at least FIRST and at "
+                f"most {MAX_INTEGER}, with at most {MAX_SEEDS:,} seeds"
             )
         seeds += range(first, last + 1)
     if len(set(seeds)) < len(seeds):
@@ -190,11 +191,11 @@ def parse_seeds(value: str | int | Sequence[int | str]) -> list[int]:
     return seeds
 
 
-def parse_cluster(given: Sequence[str], executor: str) -> tuple[tuple[str, str], ...]:
+def parse_cluster(words: Sequence[str], executor: str) -> tuple[tuple[str, str], ...]:
     """Parse ``threads=2`` to (("threads", "2"),).
 
     Args:
-        given: Values of ``--cluster``.
+        words: Values of ``--cluster``.
         executor: Registered name of the executor.
 
     Returns:
@@ -203,17 +204,17 @@ def parse_cluster(given: Sequence[str], executor: str) -> tuple[tuple[str, str],
     Raises:
         FczooError: A value is not KEY=VALUE, or the executor is not a cluster.
     """
-    if given and executor == "cores":
-        raise FczooError("--cluster is given without --executor; add --executor slurm or ray")
-    pairs = [entry.partition("=") for entry in given]
-    for (key, sign, value), entry in zip(pairs, given, strict=True):
+    if words and executor == "cores":
+        raise FczooError("--cluster needs --executor slurm or ray; add it, or leave --cluster out")
+    pairs = [entry.partition("=") for entry in words]
+    for (key, sign, value), entry in zip(pairs, words, strict=True):
         if not (key and sign and value):
             raise FczooError(
                 f"cannot read --cluster {quote(entry)}; write KEY=VALUE, e.g. threads=2"
             )
         if key == "threads" and not re.fullmatch(r"[1-9]\d{0,3}", value, re.ASCII):
             raise FczooError(
-                f"--cluster threads is {quote(value)}; it must be a whole number from 1 up"
+                f"--cluster threads is {quote(value)}; it must be a whole number from 1 to 9999"
             )
     return tuple((key, value) for key, _, value in pairs)
 
@@ -251,9 +252,9 @@ def parse_jobs(value: str | int) -> int:
         from loky import cpu_count
 
         return torch.cuda.device_count() or int(cpu_count())
-    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII) or int(text) > MOST_JOBS:
+    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII) or int(text) > MAX_JOBS:
         raise FczooError(
-            f"--jobs is {quote(value)}; it must be auto or a number from 1 to {MOST_JOBS}"
+            f"--jobs is {quote(value)}; it must be auto or a number from 1 to {MAX_JOBS}"
         )
     return int(text)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fczoo.cli.config import OF_BACKBONE, Request, merge_requests
-from fczoo.cli.other_tools import check_fields, first_few, option_owners
+from fczoo.cli.config import BACKBONE_SETTINGS, Request, merge_requests
+from fczoo.cli.other_tools import check_fields, option_owners
 from fczoo.core.errors import FczooError
-from fczoo.core.names import match
-from fczoo.core.options import flag, nearest, plain, quote
+from fczoo.core.names import join_first_names, match
+from fczoo.core.options import flag, nearest, plain, plural, quote
 from fczoo.core.registry import METHODS
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_config import RunConfig
@@ -20,11 +20,11 @@ from fczoo.reports.text_format import option_word, sweep_word
 from fczoo.runner.configs import Sweep, folder_name
 
 BACKBONE = "backbone."  # ``backbone.image_size`` is the setting ``image_size``
-LISTS = ("dataset", "partition", "methods", "seeds")
+LIST_OPTIONS = ("dataset", "partition", "methods", "seeds")
 """Options of ``fczoo bench`` whose own values are lists."""
-LONGEST_NAME = 200  # characters of a folder's name; file systems allow 255
-REST = "others"  # folder of methods without an axis, if no setting is swept
-FORM = "write METHOD.OPTION=VALUE,VALUE or SETTING=VALUE,VALUE, e.g. hgp.lr=0.01,0.1"
+MAX_NAME_LENGTH = 200  # characters of a folder's name; file systems allow 255
+FOLDER_WITHOUT_AXES = "others"  # folder of methods without an axis, if no setting is swept
+SWEEP_SYNTAX = "write METHOD.OPTION=VALUE,VALUE or SETTING=VALUE,VALUE, e.g. hgp.lr=0.01,0.1"
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ Row = tuple[tuple[Axis, str], ...]
 """One value of each axis."""
 
 
-def parse_axes(given: Sequence[str] | Mapping[str, Any]) -> list[Axis]:
+def parse_axes(sweep: Sequence[str] | Mapping[str, Any]) -> list[Axis]:
     """Parse values of ``--sweep``.
 
     Args:
-        given: Words such as ``hgp.lr=0.01,0.1``, or the table of a settings file.
+        sweep: Words such as ``hgp.lr=0.01,0.1``, or the table of a settings file.
 
     Returns:
         One axis per word.
@@ -75,12 +75,12 @@ def parse_axes(given: Sequence[str] | Mapping[str, Any]) -> list[Axis]:
     Raises:
         FczooError: A word cannot be read, a name is unknown or occurs twice, or a list is empty.
     """
-    if isinstance(given, Mapping):
-        given = [
+    if isinstance(sweep, Mapping):
+        sweep = [
             f"{name}={sweep_word(values if isinstance(values, list) else [values])}"
-            for name, values in _leaves(given)
+            for name, values in _leaves(sweep)
         ]
-    axes = [_parse_axis(word) for word in given]
+    axes = [_parse_axis(word) for word in sweep]
     names = [axis.name for axis in axes]
     for name in names:
         if names.count(name) > 1:
@@ -105,7 +105,7 @@ def _parse_axis(word: str) -> Axis:
     target, sign, text = word.partition("=")
     target = target.strip()
     if not (sign and target):
-        raise FczooError(f"cannot read --sweep {quote(word)}; {FORM}")
+        raise FczooError(f"cannot read --sweep {quote(word)}; {SWEEP_SYNTAX}")
     method, option = _parse_name(target, word)
     return Axis(method, option, tuple(_split_values(text, word)))
 
@@ -114,7 +114,7 @@ def _parse_name(target: str, word: str) -> tuple[str, str]:
     """Return the registered names of a method and its option, or "" and a setting."""
     method, dot, option = target.partition(".")
     if target.lower().startswith(BACKBONE):
-        method, dot, option = "", "", match(option, OF_BACKBONE) or target
+        method, dot, option = "", "", match(option, BACKBONE_SETTINGS) or target
     if dot:
         name = METHODS.find(method)
         if name is None:
@@ -129,8 +129,8 @@ def _parse_name(target: str, word: str) -> tuple[str, str]:
             raise FczooError(f"{name} has no option {quote(option)}; {nearest(option, options)}")
         return name, option_name
     option = option or target
-    if name := match(option, LISTS):
-        raise FczooError(f"--sweep {target}: {flag(name)} takes the list itself; give it there")
+    if name := match(option, LIST_OPTIONS):
+        raise FczooError(f"--sweep {target}: give several values as {flag(name)} VALUE,VALUE")
     settings = [f.name for f in fields(Settings)]
     setting = match(option.removeprefix("--"), settings)
     if setting is None:
@@ -139,16 +139,16 @@ def _parse_name(target: str, word: str) -> tuple[str, str]:
             option_name = owners[next(iter(owners))]
             raise FczooError(
                 f"cannot read --sweep {quote(word)}: {option_name} is an option of "
-                f"{first_few(list(owners))}; write METHOD.{option_name}=VALUE,VALUE"
+                f"{join_first_names(list(owners))}; write METHOD.{option_name}=VALUE,VALUE"
             )
         raise FczooError(
-            f"--sweep: no setting is called {quote(target)}; {nearest(target, settings)} An option "
-            "of a method is METHOD.OPTION"
+            f"--sweep: no setting is called {quote(target)} (write METHOD.OPTION for an option of "
+            f"a method); {nearest(target, settings)}"
         )
     if setting in WITHOUT_EFFECT:
         raise FczooError(
-            f"--sweep {setting}: {flag(setting)} is not a hyper-parameter; several are cells of "
-            "a settings file, see --config"
+            f"--sweep {setting}: {flag(setting)} is not a hyper-parameter; for several values "
+            "write [[cells]] in a settings file, see --config"
         )
     return "", setting
 
@@ -165,10 +165,10 @@ def _split_values(text: str, word: str) -> list[str]:
         else:
             values[-1] += letter
     if depth != 0:
-        raise FczooError(f"--sweep {quote(word)} has a parenthesis without its other half; add it")
+        raise FczooError(f"--sweep {quote(word)} has an unmatched parenthesis; add the other one")
     values = [value.strip() for value in values]
     if values == [""]:
-        raise FczooError(f"--sweep {quote(word)} has no value; {FORM}")
+        raise FczooError(f"--sweep {quote(word)} has no value; {SWEEP_SYNTAX}")
     if "" in values:
         raise FczooError(f"--sweep {quote(word)} has an empty entry; remove it and its comma")
     return [
@@ -190,10 +190,12 @@ def combine_axes(axes: Sequence[Axis], zipped: bool) -> list[Row]:
     if zipped:
         lengths = {axis.name: len(axis.values) for axis in axes}
         if len(axes) < 2:
-            raise FczooError("--zip pairs the values of two or more --sweep; add another")
+            raise FczooError("--zip needs two or more --sweep; add another, or leave --zip out")
         if len(set(lengths.values())) > 1:
-            counts = ", ".join(f"{count} of {name}" for name, count in lengths.items())
-            raise FczooError(f"--zip needs lists of one length, and there are {counts}")
+            counts = ", ".join(
+                f"{plural(count, 'value')} of {name}" for name, count in lengths.items()
+            )
+            raise FczooError(f"--zip needs lists of equal length, but there are {counts}")
     rows = [
         tuple(zip(axes, words, strict=True))
         for words in (zip if zipped else itertools.product)(*(axis.values for axis in axes))
@@ -227,29 +229,29 @@ def sweep_axes(
     sweep: dict[Path, Sequence[RunConfig]] = {}
     order: dict[Path, tuple[int, int]] = {}  # by settings, then by method
     finished_rows = set[tuple[str, Row]]()
-    all_settings = list(dict.fromkeys(_of_method(row, "") for row in rows))
-    with _naming(rows[0]):
+    all_settings = list(dict.fromkeys(_values_of_method(row, "") for row in rows))
+    with _name_sweep_in_errors(rows[0]):
         first_runs = make_sweep(merge_requests(request, *_requests(all_settings[0])))
     names = list(dict.fromkeys(config.method for runs in first_runs.values() for config in runs))
     for row in rows:
-        of_settings = _of_method(row, "")
+        settings_row = _values_of_method(row, "")
         by_row: dict[Row, list[str]] = {}
         for method in names:
-            row_of_method = _of_method(row, method)
-            if (method, row_of_method) not in finished_rows:
-                finished_rows.add((method, row_of_method))
-                by_row.setdefault(row_of_method, []).append(method)
-        for row_of_method, methods in by_row.items():
-            changes = _requests(row_of_method)
-            with _naming(row):
+            method_row = _values_of_method(row, method)
+            if (method, method_row) not in finished_rows:
+                finished_rows.add((method, method_row))
+                by_row.setdefault(method_row, []).append(method)
+        for method_row, methods in by_row.items():
+            changes = _requests(method_row)
+            with _name_sweep_in_errors(row):
                 runs_by_folder = make_sweep(merge_requests(request, {"methods": methods}, *changes))
             for folder, runs in runs_by_folder.items():
-                row_folder = _folder([axis for axis, _ in row_of_method], runs[0])
+                row_folder = _folder([axis for axis, _ in method_row], runs[0])
                 if row_folder / folder in sweep:
                     raise FczooError(f"--sweep gives {row_folder.name} twice; leave one out")
                 sweep[row_folder / folder] = runs
                 order[row_folder / folder] = (
-                    all_settings.index(of_settings),
+                    all_settings.index(settings_row),
                     names.index(methods[0]),
                 )
     return {folder: sweep[folder] for folder in sorted(sweep, key=order.__getitem__)}
@@ -260,13 +262,13 @@ def _requests(row: Row) -> list[Request]:
     return [axis.request(word) for axis, word in row]
 
 
-def _of_method(row: Row, method: str) -> Row:
+def _values_of_method(row: Row, method: str) -> Row:
     """Return the values of a row that are settings or options of a method."""
     return tuple((axis, word) for axis, word in row if axis.method in ("", method))
 
 
 @contextmanager
-def _naming(row: Row) -> Iterator[None]:
+def _name_sweep_in_errors(row: Row) -> Iterator[None]:
     """Replace the option in errors about a value by ``--sweep``, where the user gave the value."""
     try:
         yield
@@ -282,12 +284,12 @@ def _naming(row: Row) -> Iterator[None]:
 def _folder(axes: Sequence[Axis], config: RunConfig) -> Path:
     """Return the folder of one row of a sweep."""
     name = ",".join(f"{axis.name}={folder_name(axis.value(config))}" for axis in axes)
-    if len(name) > LONGEST_NAME:
+    if len(name) > MAX_NAME_LENGTH:
         raise FczooError(
-            f"--sweep has {len(axes)} options, too many for the name of a folder; give some as "
-            "cells of a settings file, see --config"
+            f"the folder name of this --sweep is longer than {MAX_NAME_LENGTH} characters; write "
+            "some options as [[cells]] of a settings file, see --config"
         )
-    return Path(name or REST)
+    return Path(name or FOLDER_WITHOUT_AXES)
 
 
 def check_axes(axes: Sequence[Axis], layers: Sequence[Request], methods: set[str]) -> None:
@@ -304,7 +306,8 @@ def check_axes(axes: Sequence[Axis], layers: Sequence[Request], methods: set[str
     for axis in axes:
         if axis.method and axis.method not in methods:
             raise FczooError(
-                f"--sweep {axis.name} names no method of this run ({', '.join(sorted(methods))})"
+                f"--sweep {axis.name}: {axis.method} is not a method of this run; "
+                f"{nearest(axis.method, methods)}"
             )
         for layer in layers:
             layer_options = layer.get("set", {}).get(axis.method, {}) if axis.method else layer

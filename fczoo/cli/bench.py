@@ -10,7 +10,7 @@ from fczoo.cli.arguments import EXECUTORS, KEEP_MODEL
 from fczoo.cli.downloads import download_options
 from fczoo.cli.message_options import message_options
 from fczoo.cli.options import (
-    COMMON,
+    COMMON_OPTIONS,
     OUTPUT,
     RUNS,
     GroupedCommand,
@@ -22,10 +22,10 @@ from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.registry import METHODS
 
-MANY = ("set", "sweep", "cluster")  # options that may be repeated
+REPEATABLE_OPTIONS = ("set", "sweep", "cluster")  # options that may be repeated
 
 
-@click.command(cls=GroupedCommand, common=COMMON)
+@click.command(cls=GroupedCommand, common_options=COMMON_OPTIONS)
 @grouped_option(
     RUNS,
     "--config",
@@ -89,7 +89,7 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
     OUTPUT,
     "--resume/--no-resume",
     default=None,
-    help="Complete the runs of --out, or of the newest results/run-*, with their own options  "
+    help="Complete the runs of --out or the newest results/run-*, with their options  "
     "[default: off]",
 )
 @grouped_option(
@@ -168,20 +168,20 @@ MANY = ("set", "sweep", "cluster")  # options that may be repeated
     "--cluster",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set what a run requests: threads; with Slurm a parameter of submitit, such as "
-    "timeout_min; with Ray address, gpus, or spread=clients, which distributes clients over --jobs "
-    "workers. Repeat it for more",
+    help="Set what a run requests: threads. Also on Slurm: a parameter of submitit, such as "
+    "timeout_min. Also on Ray: address, gpus, or spread=clients, which distributes clients over "
+    "--jobs workers. Repeat it for more",
 )
 @message_options()
 @download_options()
-def bench(config: Path | None, **given: Any) -> None:
+def bench(config: Path | None, **parameters: Any) -> None:
     """Run methods, in one or several settings, and print tables of results.
 
     --dataset and --partition take lists, separated by commas. Options with default none also accept
     the value none. If an option is given twice, the last value counts.
     """
     from fczoo.cli.arguments import (
-        MOST_JOBS,
+        MAX_JOBS,
         parse_cluster,
         parse_executor,
         parse_jobs,
@@ -189,26 +189,28 @@ def bench(config: Path | None, **given: Any) -> None:
         parse_words,
         wrap_to_terminal,
     )
-    from fczoo.cli.config import merge_requests, read_config, request
+    from fczoo.cli.config import merge_requests, parse_request, read_config
     from fczoo.cli.downloads import find_missing, provide
-    from fczoo.cli.models import kept_models
-    from fczoo.cli.other_tools import one_seed
-    from fczoo.cli.sweep import SETTINGS, add_stored_keep, resume_sweep, sweep_of_file
-    from fczoo.reports.formats import sections
+    from fczoo.cli.models import describe_models
+    from fczoo.cli.other_tools import single_seed_note
+    from fczoo.cli.sweep import SETTINGS, add_keep_options, resume_sweep, sweep_of_file
     from fczoo.reports.runs import read_experiments
-    from fczoo.reports.tables import SHORT
+    from fczoo.reports.table_formats import sections
+    from fczoo.reports.tables import SUMMARY_COLUMNS
     from fczoo.runner.configs import ExecutionConfig, store_paths
-    from fczoo.runner.progress import say
+    from fczoo.runner.progress import print_progress
     from fczoo.runner.resume_checks import last_run
     from fczoo.runner.sweep import check_sweep, check_unique, run_sweep
     from fczoo.runner.trackers import LOGGERS, check_loggers
 
-    option_values = {name: value for name, value in given.items() if value not in (None, ())}
-    option_values |= {name: list(given[name]) for name in MANY if given[name]}
-    command = request(option_values, given, "fczoo bench")
-    if note := one_seed(command.get("seeds", "")):
-        say(note)
-    common_options, cells = read_config(config, SETTINGS, given) if config else ({}, [])
+    option_values = {name: value for name, value in parameters.items() if value not in (None, ())}
+    option_values |= {
+        name: list(parameters[name]) for name in REPEATABLE_OPTIONS if parameters[name]
+    }
+    command = parse_request(option_values, parameters, "fczoo bench")
+    if note := single_seed_note(command.get("seeds", "")):
+        print_progress(note)
+    common_options, cells = read_config(config, SETTINGS, parameters) if config else ({}, [])
     options = merge_requests(common_options, command)
     loggers = [match(name, LOGGERS) or name for name in parse_words(options.get("log"), "--log")]
     resume = options.get("resume", False)
@@ -224,7 +226,7 @@ def bench(config: Path | None, **given: Any) -> None:
         else sweep_of_file(common_options, cells, command)
     )
     if resume:
-        options = add_stored_keep(Path(options["out"]), options)
+        options = add_keep_options(Path(options["out"]), options)
     keep = parse_keep_model(options)
     if options.get("dry_run"):
         from fczoo.runner.dry_run import dry_run
@@ -233,7 +235,7 @@ def bench(config: Path | None, **given: Any) -> None:
         check_unique(sweep)
         for number, (folder, runs) in enumerate(sweep.items(), 1):
             if len(sweep) > 1:
-                say(f"setting {number} of {len(sweep)}: {folder}")
+                print_progress(f"setting {number} of {len(sweep)}: {folder}")
             click.echo(("\n" if number > 1 else "") + dry_run(runs, keep))
         return
     out = Path(options.get("out", results / time.strftime("run-%Y%m%d-%H%M%S")))
@@ -243,7 +245,7 @@ def bench(config: Path | None, **given: Any) -> None:
         skip_failed=options.get("skip_failed", False),
         loggers=tuple(loggers),
         diagnostics=options.get("diagnostics", False),
-        jobs=parse_jobs(options.get("jobs", 1 if executor == "cores" else MOST_JOBS)),
+        jobs=parse_jobs(options.get("jobs", 1 if executor == "cores" else MAX_JOBS)),
         accept_changed_code=options.get("accept_changed_code", False),
         executor=executor,
         cluster=parse_cluster(parse_words(options.get("cluster"), "--cluster"), executor),
@@ -257,8 +259,8 @@ def bench(config: Path | None, **given: Any) -> None:
     folders, failure_count = run_sweep(sweep, out, execution)
     click.echo(
         wrap_to_terminal(
-            f"{sections(read_experiments(folders), 'text', [SHORT])}\n\nWritten to {out}"
-            f"{kept_models(folders)}{_sweep_note(options, out)}"
+            f"{sections(read_experiments(folders), 'text', [SUMMARY_COLUMNS])}\n\nWritten to {out}"
+            f"{describe_models(folders)}{_sweep_note(options, out)}"
         )
     )
     if failure_count:
@@ -270,4 +272,4 @@ def bench(config: Path | None, **given: Any) -> None:
 
 def _sweep_note(options: dict[str, Any], out: Path) -> str:
     """Return a hint at the report of a sweep; empty without one."""
-    return f"\nfczoo report {out} --sweep has accuracy by value" if "sweep" in options else ""
+    return f"\nAccuracy by value: fczoo report {out} --sweep" if "sweep" in options else ""

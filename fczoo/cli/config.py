@@ -16,9 +16,9 @@ Request = dict[str, Any]  # options of ``fczoo bench`` by name, as text or plain
 
 CELL_OPTIONS = ("methods", "seeds", "set", "name")  # options of a cell in addition to settings
 # settings that ``--set backbone.NAME=VALUE`` can also set
-OF_BACKBONE = ("image_size", "mean", "std")
-LISTS = ("methods", "dataset", "partition", "log", "cluster")
-WORDS = ("protocol", "as_released", "out", "name", "tuned", "executor", "keep_model")
+BACKBONE_SETTINGS = ("image_size", "mean", "std")
+LIST_OPTIONS = ("methods", "dataset", "partition", "log", "cluster")
+STRING_OPTIONS = ("protocol", "as_released", "out", "name", "tuned", "executor", "keep_model")
 SWITCHES = (
     *("resume", "diagnostics", "dry_run", "skip_failed", "accept_changed_code", "download"),
     *("no_keep_model", "keep_server_state", "zip"),
@@ -58,21 +58,21 @@ def read_config(
     cells = content.pop("cells", [])
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise FczooError(
-            f"{path}: cells is not a list of tables; write [[cells]] above the options of each"
+            f"{path}: cells is not a list of tables; write [[cells]] above the options of each cell"
         )
-    common_options = request(content, options, str(path))
+    common_options = parse_request(content, options, str(path))
     return common_options, [
-        request(c, {*settings, *CELL_OPTIONS}, f"cell {i} of {path}")
+        parse_request(c, {*settings, *CELL_OPTIONS}, f"cell {i} of {path}")
         for i, c in enumerate(cells, 1)
     ]
 
 
-def request(given: Mapping[str, Any], known: Collection[str], place: str) -> Request:
+def parse_request(values: Mapping[str, Any], known_names: Collection[str], place: str) -> Request:
     """Check the options of one layer, such as a file, and return them by registered name.
 
     Args:
-        given: Values by name, in any spelling.
-        known: Names of the allowed options.
+        values: Values by name, in any spelling.
+        known_names: Names of the allowed options.
         place: Name of the layer, for messages.
 
     Returns:
@@ -82,10 +82,10 @@ def request(given: Mapping[str, Any], known: Collection[str], place: str) -> Req
         FczooError: An option is unknown or given twice, or a value has the wrong type.
     """
     out: Request = {}
-    for key, value in given.items():
+    for key, value in values.items():
         name = key.lower().replace("-", "_")
-        if name not in known:
-            advice = option_pointer(key, known) or nearest(key, known)
+        if name not in known_names:
+            advice = option_pointer(key, known_names) or nearest(key, known_names)
             raise FczooError(f"{place}: no option is called {quote(key)}; {advice}")
         if name in out:
             raise FczooError(f"{place}: {key} is given twice, in two spellings; leave one out")
@@ -95,9 +95,11 @@ def request(given: Mapping[str, Any], known: Collection[str], place: str) -> Req
     changes = out.pop("set", {})
     changes = spell_options(changes) if isinstance(changes, dict) else parse_changes(changes)
     for field, value in changes.pop(BACKBONE, {}).items():
-        setting = match(field, OF_BACKBONE)
+        setting = match(field, BACKBONE_SETTINGS)
         if setting is None:
-            raise FczooError(f"--set backbone.{field} is unknown; {nearest(field, OF_BACKBONE)}")
+            raise FczooError(
+                f"--set backbone.{field} is unknown; {nearest(field, BACKBONE_SETTINGS)}"
+            )
         out.setdefault(setting, value)
     return {**out, "set": changes}
 
@@ -132,7 +134,7 @@ def request_of_run(path: Path) -> Request:
     Returns:
         The request.
     """
-    from fczoo.data.partition import PARTITION
+    from fczoo.data.partition_file import PARTITION
     from fczoo.reports.run_folder import read_bench_file
     from fczoo.reports.runs import with_defaults
     from fczoo.runner.tuned_file import tuned_values_of_run  # imports torch
@@ -160,10 +162,10 @@ def _expected_type(name: str, value: Any) -> str:
     Empty if the type is right, or if ``Settings`` checks it.
     """
     is_string_list = isinstance(value, list) and all(isinstance(v, str) for v in value)
-    if name in LISTS and not (is_string_list or isinstance(value, str)):
-        return "a word, or a list of words"
-    if name in WORDS and not isinstance(value, str):
-        return "a word"
+    if name in LIST_OPTIONS and not (is_string_list or isinstance(value, str)):
+        return "a string, or a list of strings"
+    if name in STRING_OPTIONS and not isinstance(value, str):
+        return "a string"
     if name in SWITCHES and not isinstance(value, bool):
         return "true or false"
     if name == "seeds" and not (
@@ -183,7 +185,7 @@ def _is_int_list(value: Any) -> bool:
 
 
 def default_protocol(
-    dataset: str, given: Mapping[str, Any], on_cluster: bool = False
+    dataset: str, options: Mapping[str, Any], on_cluster: bool = False
 ) -> dict[str, str]:
     """Return protocol ``quick`` for runs without a GPU, unless the user names a protocol.
 
@@ -191,16 +193,16 @@ def default_protocol(
 
     Args:
         dataset: Name of the data set.
-        given: Options by name.
+        options: Options by name.
         on_cluster: Whether runs execute on other machines, whose devices are unknown here.
 
     Returns:
         ``{"protocol": "quick"}``, or an empty dictionary.
     """
-    if DATASETS.get(dataset).name == "digits" or given.keys() & {"protocol", "as_released"}:
+    if DATASETS.get(dataset).name == "digits" or options.keys() & {"protocol", "as_released"}:
         return {}
     from fczoo.federation.device import pick_device  # imports torch
 
-    device = given.get("device", "auto")
+    device = options.get("device", "auto")
     slow = device == "cpu" or (device == "auto" and pick_device("auto").type == "cpu")
     return {"protocol": "quick"} if slow and not on_cluster else {}

@@ -22,7 +22,7 @@ from fczoo.core.options import quote
 from fczoo.core.registry import DATASETS
 
 SCHEMES = ("https://", "http://", "ftp://", "file://")  # schemes that urllib supports
-STREAM = (
+STREAM_SETTINGS = (
     "dataset",
     "hf_columns",
     "data_root",
@@ -57,7 +57,7 @@ def output_file_option(name: str, what: str) -> Callable[[Command], Command]:
 
 
 @click.command(cls=GroupedCommand)
-@settings_options(STREAM)
+@settings_options(STREAM_SETTINGS)
 @grouped_option(OUTPUT, "--full", is_flag=True, help="Also print the images per client and class")
 @output_file_option("--save", "Write a partition file, for `--partition file:PATH`")
 @output_file_option("--table", "Write a CSV of images per task, client and class")
@@ -81,7 +81,7 @@ def partition(
     plot: Path | None,
     plot_kind: Literal["heatmap", "bars", "bubbles"] | None,
     export: Path | None,
-    **given: Any,
+    **parameters: Any,
 ) -> None:
     """Show the partition over clients and tasks that `bench` uses with the same options."""
     from fczoo.cli.arguments import parse_specs
@@ -90,10 +90,10 @@ def partition(
     from fczoo.federation.settings import Settings
 
     if plot_kind and not plot:
-        raise FczooError("--plot-kind is for a picture; add --plot FILE")
+        raise FczooError("--plot-kind needs --plot FILE; add it")
     _check_distinct({"--save": save, "--table": table, "--plot": plot, "--export": export})
-    setting_values = {name: value for name, value in given.items() if value is not None}
-    check_partitions(parse_specs(setting_values.get("partition")))
+    setting_values = {name: value for name, value in parameters.items() if value is not None}
+    check_partitions(parse_specs(setting_values.get("partition"), "--partition"))
     settings = Settings.for_dataset(
         dataset or "digits",
         **setting_values,
@@ -102,7 +102,7 @@ def partition(
     _ = settings.partitioner  # report an invalid partition before searching the data
 
     from fczoo.cli.show_partition import describe_split, write_export, write_plot, write_table
-    from fczoo.federation.stream import open_stream
+    from fczoo.federation.data_setup import open_stream
 
     if plot:
         from fczoo.reports.drawing import check_plot
@@ -137,10 +137,10 @@ HF_COLUMNS = click.option(
 def resolve_place(
     dataset: str, data_root: Path | None, hf_columns: str | None
 ) -> tuple[str, Path | None]:
-    """Return name and data root of a data set; see ``place_dataset``."""
-    from fczoo.data.hub_files import place_dataset
+    """Return name and data root of a data set; see ``locate_dataset``."""
+    from fczoo.data.hub_files import locate_dataset
 
-    name, root = place_dataset(dataset, str(data_root) if data_root else None, hf_columns)
+    name, root = locate_dataset(dataset, str(data_root) if data_root else None, hf_columns)
     return name, Path(root) if root else None
 
 

@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import torch
@@ -12,8 +12,8 @@ from tabulate import tabulate
 
 from fczoo.backbones.load import load_backbone
 from fczoo.backbones.names import BUNDLED_NAME
-from fczoo.backbones.weights import describe_pretraining
-from fczoo.core.discovery import PLUGINS, load_plugins
+from fczoo.backbones.pretraining_overlap import describe_pretraining
+from fczoo.core.discovery import load_plugins, plugin_entries
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
@@ -57,7 +57,7 @@ def doctor(data_root: Path | None) -> str:
         ),
         (
             "other backbones",
-            "by file, or by timm name from its hub (HF_HUB_OFFLINE=1: only from the hub's cache)",
+            "a weight file, or a timm name; HF_HUB_OFFLINE=1 forbids downloads",
         ),
         ("hub's cache", f"{HF_HUB_CACHE}: {', '.join(_cached_models()) or 'no ViT'}"),
         ("data root", str(root)),
@@ -70,11 +70,11 @@ def _plugins() -> list[tuple[str, str]]:
     """List plug-ins with package and version, and the error of those that cannot be loaded."""
     broken = load_plugins()
     rows = []
-    for entry in entry_points(group=PLUGINS):
+    for entry in plugin_entries():
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
         reason = broken.get(entry.module)
         rows.append(
-            (f"plug-in {entry.name}", f"{package}, left out: {reason}" if reason else package)
+            (f"plug-in {entry.name}", f"{package}, not loaded: {reason}" if reason else package)
         )
     return rows or [("plug-ins", "none")]
 
@@ -100,7 +100,7 @@ def _describe_extra(extra: str, packages: list[str]) -> str:
         except PackageNotFoundError:
             missing_packages.append(package)
     advice = (
-        f"without {', '.join(missing_packages)}: pip install 'fczoo[{extra}]'"
+        f"{', '.join(missing_packages)} missing: pip install 'fczoo[{extra}]'"
         if missing_packages
         else ""
     )

@@ -61,32 +61,14 @@ def find_missing(settings: Iterable[Settings]) -> list[MissingDownload]:
     from fczoo.backbones.weights import weights_to_download
 
     settings_list = list(settings)
-    for s in settings_list:
-        _check_file(s.backbone)
+    weights = {name: s for s in settings_list if (name := weights_to_download(s.backbone))}
     data = [
         _missing_data(DATASETS.get(name)(), root)
         for name, root in {(s.dataset, s.root) for s in settings_list}
     ]
-    weights = {name: s for s in settings_list if (name := weights_to_download(s.backbone))}
     for name in weights:
         architecture(name)  # an unknown name is an error, not a download
     return [*filter(None, data), *(_missing_weights(name, s) for name, s in weights.items())]
-
-
-def _check_file(backbone: str) -> None:
-    """Raise FczooError for a backbone NAME:FILE whose file does not have a suffix of weights.
-
-    Without this check the whole text would count as an unknown name.
-    """
-    from fczoo.backbones.names import SUFFIXES
-    from fczoo.backbones.weights import split_spec
-
-    colon, file = backbone.partition(":")[1:]
-    if colon and split_spec(backbone)[1] is None:
-        raise FczooError(
-            f"--backbone {backbone} names no weight file: {file} must end with "
-            f"{' or '.join(SUFFIXES)}"
-        )
 
 
 def provide(missing: Sequence[MissingDownload], consent: bool | None) -> None:
@@ -179,7 +161,7 @@ def _published_weights(name: str) -> Archive:
         raise FczooError(f"{problem}; {_other_weights(name)}") from error
     except Exception as error:  # the hub's client raises errors of several libraries
         problem = f"the download of the weights {name} failed: {first_line(error)}"
-        raise FczooError(f"{problem}; run it again, or {_other_weights(name)}") from error
+        raise FczooError(f"{problem}; run the command again, or {_other_weights(name)}") from error
     digest = about.etag or ""
     return Archive(url, size=about.size, sha256=digest if len(digest) == 64 else "")
 

@@ -13,19 +13,27 @@ from typing import Any
 
 import click
 
-from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, names_with, spellings
-from fczoo.cli.listing import KINDS, PARTS, SOURCES, complete_names, kinds, listing, value_words
+from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, names_containing, spellings
+from fczoo.cli.listing import (
+    KINDS,
+    PARTS,
+    SOURCES,
+    complete_names,
+    list_kinds,
+    listing,
+    value_words,
+)
 from fczoo.cli.options import DATA_FOLDER, GroupedCommand, Name
-from fczoo.cli.other_tools import first_few, option_owners, option_pointer
+from fczoo.cli.other_tools import option_owners, option_pointer
 from fczoo.core.errors import FczooError
-from fczoo.core.names import fold, match
+from fczoo.core.names import fold, join_first_names, match
 from fczoo.core.options import flag, nearest, plural
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.data.dataset import domains_of
 from fczoo.federation.settings import Settings
 from fczoo.protocols.registry import REGISTRY_OF_SETTING
-from fczoo.protocols.source import ByBeta, Source, Statement
-from fczoo.reports.text_format import nearest_or, option_word, plain_table, word_table
+from fczoo.protocols.stated_values import Source, Statement, ValuesByBeta
+from fczoo.reports.text_format import nearest_or_advice, option_word, plain_table, word_table
 
 OTHER_LISTS = {
     "papers": "fczoo papers",
@@ -44,7 +52,7 @@ class NameKind(Name):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         other = match(str(value), OTHER_LISTS)
         if other and not match(str(value), self.choices):
-            self.fail(f"{value!r} is not a kind of names; see `{OTHER_LISTS[other]}`", param, ctx)
+            self.fail(f"{value!r} is not a KIND; see `{OTHER_LISTS[other]}`", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -52,7 +60,7 @@ class NameKind(Name):
 @click.argument("kind", required=False, metavar="[KIND]", type=NameKind(list(KINDS)))
 def list_command(kind: str | None) -> None:
     """List the names of one kind; without KIND, list the kinds."""
-    click.echo(listing(kind) if kind else kinds())
+    click.echo(listing(kind) if kind else list_kinds())
 
 
 @click.command(cls=GroupedCommand)
@@ -79,9 +87,9 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
     source_kinds = (*SOURCES, "backbone")
     kind = match(names[0], source_kinds) or names[0]
     if len(names) > 1 and (kind not in source_kinds or len(names) > 2):
-        words = " or ".join(source_kinds)
+        words = ", ".join(source_kinds)
         raise FczooError(
-            f"cannot show {' '.join(names)!r}; write one name, or {words} and its name"
+            f"cannot show {' '.join(names)!r}; give NAME, or KIND NAME with KIND one of {words}"
         )
     if dataset is not None and not _depends_on_dataset(kind):
         raise FczooError(
@@ -96,7 +104,7 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
     elif len(names) == 2:
         click.echo(source_page(SOURCES[kind].get(names[1]), dataset))
     else:
-        click.echo(show_any(kind, dataset))
+        click.echo(show_name(kind, dataset))
 
 
 @click.command(cls=GroupedCommand)
@@ -120,7 +128,7 @@ def _depends_on_dataset(word: str) -> bool:
     return is_method or word in SOURCES or any(r.find(word) for r in SOURCES.values())
 
 
-def show_any(word: str, dataset: str | None) -> str:
+def show_name(word: str, dataset: str | None) -> str:
     """Return the page of a name; if it has several meanings, a list of commands that show them.
 
     Args:
@@ -144,7 +152,7 @@ def show_any(word: str, dataset: str | None) -> str:
             advice = nearest(option, METHODS.options(method))
             raise FczooError(f"{method} has no option {option!r}; {advice}")
         return _option_page({method: spelling})
-    matches = meanings(word.lstrip("-"), dataset)
+    matches = find_meanings(word.lstrip("-"), dataset)
     if len(matches) == 1:
         ((_, page),) = matches
         return page()
@@ -152,22 +160,22 @@ def show_any(word: str, dataset: str | None) -> str:
         lines = "\n".join(f"- {line}" for line, _ in matches)
         return f"{word} has {len(matches)} meanings:\n{lines}"
     if advice := _advice(word):
-        raise FczooError(f"nothing is called {word!r}; {advice}")
+        raise FczooError(f"unknown name {word!r}; {advice}")
     names = {name for registry in (*PARTS, *SOURCES.values()) for name in registry.names()}
     options = {name for method in METHODS.names() for name in METHODS.options(method)}
     settings = {field.name for field in fields(Settings)}
     known_names = {"settings", "result", BUNDLED_NAME} | names | options | settings
     is_known_part = any(fold(word) in fold(name) for name in known_names)
-    if not is_known_part and (backbones := names_with(word)):
+    if not is_known_part and (backbones := names_containing(word)):
         raise FczooError(
-            f"nothing is called {word!r}; backbones have it in their names: fczoo show "
-            f"backbone {backbones[0]}, or {', '.join(backbones[1:]) or 'fczoo list backbones'}"
+            f"unknown name {word!r}; some backbone names contain it: fczoo show backbone "
+            f"{backbones[0]}, or {', '.join(backbones[1:]) or 'fczoo list backbones'}"
         )
     advice = "see `fczoo list` and `fczoo show settings` for all names"
-    raise FczooError(f"nothing is called {word!r}; {nearest_or(word, known_names, advice)}")
+    raise FczooError(f"unknown name {word!r}; {nearest_or_advice(word, known_names, advice)}")
 
 
-def meanings(word: str, dataset: str | None) -> list[tuple[str, Callable[[], str]]]:
+def find_meanings(word: str, dataset: str | None) -> list[tuple[str, Callable[[], str]]]:
     """Return the meanings of a name as a protocol, release, backbone, setting or option.
 
     Args:
@@ -190,10 +198,10 @@ def meanings(word: str, dataset: str | None) -> list[tuple[str, Callable[[], str
         line = f"the setting {setting} of a run: fczoo bench {flag(setting)}"
         matches.append((line, lambda: _setting_page(setting)))
     if owners := option_owners(word):
-        owner_names, (method, option) = first_few(list(owners)), next(iter(owners.items()))
+        owner_names, (method, option) = join_first_names(list(owners)), next(iter(owners.items()))
         method = method if len(owners) == 1 else "METHOD"
         line = (
-            f"an option of {owner_names}: fczoo show {method} has its value, --set "
+            f"an option of {owner_names}: fczoo show {method} prints its value, --set "
             f"{method}.{option}=VALUE sets it"
         )
         matches.append((line, lambda: _option_page(owners)))
@@ -252,7 +260,7 @@ def _option_page(owners: Mapping[str, str]) -> str:
 DEFAULTS = {f.name: f.default for f in fields(Settings)}
 WIDTH = 120  # columns of running text
 
-PRINT = (
+PRINT_NOTE = (
     "In print: the paper's value if another source is followed; open: the paper does not state the "
     "value."
 )
@@ -275,7 +283,7 @@ def source_page(source: Source, dataset: str | None) -> str:
         if source.kind == "protocol"
         else f"Repository: {source.repository}"
     )
-    parts += [_overview(source)] if dataset is None else _on(source, dataset)
+    parts += [_overview(source)] if dataset is None else _dataset_parts(source, dataset)
     notes = [
         textwrap.fill(note, WIDTH, initial_indent="- ", subsequent_indent="  ")
         for note in source.notes
@@ -322,7 +330,7 @@ def _values(source: Source, dataset: str) -> dict[str, Any]:
     }
 
 
-def _on(source: Source, dataset: str) -> list[str]:
+def _dataset_parts(source: Source, dataset: str) -> list[str]:
     dataset = source.resolve(dataset)
     stated_values, values = source.settings_on(dataset), _values(source, dataset)
     all_values = [stated_values[field] for field in DEFAULTS if field in stated_values]
@@ -365,14 +373,14 @@ def _on(source: Source, dataset: str) -> list[str]:
     if options:
         head = ["method", "option", "value", "in print", "source"]
         parts.append(
-            "Hyper-parameters; other options keep the method's own "
-            f"values:\n{word_table(options, head)}"
+            "Hyper-parameters; other options have the method's "
+            f"defaults:\n{word_table(options, head)}"
         )
     all_values += [v for name in names for v in source.hyperparameters(name, dataset).values()]
-    return [*parts, *([PRINT] if any(map(_print_word, all_values)) else [])]
+    return [*parts, *([PRINT_NOTE] if any(map(_print_word, all_values)) else [])]
 
 
-def _source(stated: Statement) -> str:
-    if not isinstance(stated.value, ByBeta):
-        return stated.source
-    return f"{stated.source}, at beta {' | '.join(map(option_word, stated.value.values))}"
+def _source(statement: Statement) -> str:
+    if not isinstance(statement.value, ValuesByBeta):
+        return statement.source
+    return f"{statement.source}, at beta {' | '.join(map(option_word, statement.value.values))}"

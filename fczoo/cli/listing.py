@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from fczoo.backbones.names import BACKBONES, UNSUPPORTED, backbone_names
-from fczoo.backbones.weights import describe_pretraining
+from fczoo.backbones.pretraining_overlap import describe_pretraining
 from fczoo.core.options import OptionDeclaration, dataclass_options, quirks
 from fczoo.core.registry import (
     AGGREGATORS,
@@ -32,12 +32,12 @@ from fczoo.core.registry import (
 )
 from fczoo.federation.settings import Settings
 from fczoo.protocols.registry import PROTOCOLS, RELEASES
-from fczoo.protocols.source import OfSetting, Source, Statement
+from fczoo.protocols.stated_values import SettingReference, Source, Statement
 from fczoo.reports.text_format import columns, option_word, plain_table, word_table
 
 KINDS = {
     "methods": "all methods, by group: year, what is trained, what is sent",
-    "baselines": "methods to compare them with",
+    "baselines": "methods for comparison",
     "datasets": "images, and the schedule that bench uses on them",
     "partitioners": "how images are divided among clients",
     "aggregators": "how a server averages (--aggregator)",
@@ -46,8 +46,8 @@ KINDS = {
     "local": "rules of local training, for any method (--local)",
     "server_optimizers": "how the server applies the average of a round (--server-optimizer)",
     "compressions": "encodings of uploads (--compress)",
-    "protocols": "how papers run their experiments",
-    "releases": "what released code does, all options at once (--as-released)",
+    "protocols": "settings of papers, and the short schedule quick (--protocol)",
+    "releases": "settings and options of papers' released code (--as-released)",
     "augmentations": "random views of training images (--augment)",
     "metrics": "columns of tables (fczoo report --metrics)",
     "backbones": "pre-trained vision transformers",
@@ -96,15 +96,15 @@ NOTES = (
 )
 
 HEAD = ("method", "year", "trained", "sent", "kB up", "description")
-BYTES = HEAD.index("kB up")  # aligned to the right
-NARROW = {"trained": 16, "sent": 33}  # widths on a terminal of 80 columns
+BYTES_COLUMN = HEAD.index("kB up")  # aligned to the right
+NARROW_WIDTHS = {"trained": 16, "sent": 33}  # widths on a terminal of 80 columns
 UNKNOWN = "?"
 GAP = 2  # spaces between columns
 
 
-def kinds() -> str:
+def list_kinds() -> str:
     """List the kinds of names."""
-    return f"{plain_table(KINDS.items())}\n\nfczoo list KIND names all of one kind."
+    return f"{plain_table(KINDS.items())}\n\nfczoo list KIND lists all names of one kind."
 
 
 def listing(kind: str) -> str:
@@ -200,7 +200,7 @@ def value_words(statement: Statement) -> str:
     if statement.depends_on_tasks:
         return "by the number of tasks"
     return " | ".join(
-        f"bench.{value.name}" if isinstance(value, OfSetting) else option_word(value)
+        f"bench.{value.name}" if isinstance(value, SettingReference) else option_word(value)
         for value in statement.columns
     )
 
@@ -213,7 +213,7 @@ def _changes(
     Several values of an option belong to different data sets.
     """
     changes_by_owner: dict[str, list[str]] = {}
-    for (owner, name), stated_values in release.everything().items():
+    for (owner, name), stated_values in release.all_statements().items():
         if owner in owners:
             usual = owners[owner][name].default
             words = dict.fromkeys(value_words(s) for s in stated_values if s.value != usual)
@@ -246,14 +246,17 @@ def list_methods() -> str:
         widths = widths[:-1]  # without the sentence
     if sum(widths) + GAP * (len(widths) - 1) > width:
         widths = [
-            min(width, NARROW.get(name, width)) for name, width in zip(HEAD, widths, strict=False)
+            min(width, NARROW_WIDTHS.get(name, width))
+            for name, width in zip(HEAD, widths, strict=False)
         ]
     lines = _lines(HEAD, widths)
     for group, heading in GROUPS.items():
         rows = [line for f in facts if f.group == group for line in _lines(cells[f.method], widths)]
         lines += [heading, *rows] if rows else []
     if any(fact not in facts_by_method.values() for fact in facts):
-        lines.append(f"{UNKNOWN}: not measured, because the method is newer or from a plug-in.")
+        lines.append(
+            f"{UNKNOWN}: not measured; the method is newer than this table or from a plug-in."
+        )
     notes = [textwrap.fill(note, max(width, 40)) for note in NOTES]
     return "\n".join([*lines, *notes])
 
@@ -302,6 +305,6 @@ def _lines(cells: tuple[str, ...], widths: list[int]) -> list[str]:
     lines = []
     for line in itertools.zip_longest(*parts, fillvalue=""):
         aligned_cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        aligned_cells[BYTES] = line[BYTES].rjust(widths[BYTES])
+        aligned_cells[BYTES_COLUMN] = line[BYTES_COLUMN].rjust(widths[BYTES_COLUMN])
         lines.append((" " * GAP).join(aligned_cells).rstrip())
     return lines

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fczoo.cli.options import OUTPUT, Command, Name, grouped_option
-from fczoo.core.messages import choose_message_style, has_colours, message_line
+from fczoo.core.command_messages import choose_message_style, has_colours, message_line
 
 
 def print_error(text: str) -> None:
@@ -21,11 +21,11 @@ def print_error(text: str) -> None:
 def message_options() -> Callable[[Command], Command]:
     """Return the decorator that adds ``--quiet``, ``--verbose`` and ``--log-format``."""
 
-    def message_option(name: str, field: str, chosen: Any = True, **more: Any) -> Any:
-        """Return an option that sets a field of ``MessageStyle`` if its value is ``chosen``."""
+    def message_option(name: str, field: str, trigger: Any = True, **more: Any) -> Any:
+        """Return an option that sets a field of ``MessageStyle`` if its value is ``trigger``."""
 
         def choose(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-            if value == chosen:
+            if value == trigger:
                 choose_message_style(**{field: True})
 
         return grouped_option(OUTPUT, name, callback=choose, expose_value=False, **more)
@@ -46,10 +46,10 @@ def message_options() -> Callable[[Command], Command]:
         message_option(
             "--log-format",
             "json",
-            chosen="json",
+            trigger="json",
             type=Name(["text", "json"]),
-            help="Format of the lines on stderr: text, or a JSON object per line, without bars  "
-            "[default: text]",
+            help="Format of the lines on stderr: text, or a JSON object per line without progress "
+            "bars  [default: text]",
         ),
     )
 

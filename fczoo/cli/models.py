@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fczoo.models.export_checks import ExportFormat
     from fczoo.models.predict import Prediction
 
-WIDE = 12  # classes above which a table leaves out the confusion matrix
+MAX_CONFUSION_CLASSES = 12  # classes above which a table leaves out the confusion matrix
 
 FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 FORMAT = click.option(
@@ -35,7 +35,7 @@ FORMAT = click.option(
 BACKBONE = click.option(
     "--backbone",
     metavar="NAME|FILE",
-    help="Weights of the backbone, NAME, FILE or NAME:FILE.  [default: those of the run]",
+    help="Weights of the backbone: NAME, FILE or NAME:FILE.  [default: those of the run]",
 )
 DEVICE = click.option(
     "--device",
@@ -46,7 +46,7 @@ DEVICE = click.option(
 )
 
 
-def kept_models(folders: Iterable[Path]) -> str:
+def describe_models(folders: Iterable[Path]) -> str:
     """Describe the number and size of the models in run folders; empty without any.
 
     Args:
@@ -151,7 +151,7 @@ def _rows(rows: Sequence[Sequence[Any]], head: Sequence[str], style: str, number
     "--data-root",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Folder of labelled images, one folder per class; with --dataset its data root.  "
+    help="Folder of labelled images with one folder per class, or with --dataset the data root.  "
     "[default: the data of the run]",
 )
 @click.option(
@@ -180,7 +180,7 @@ def evaluate(
     images, whose class names must be classes of the model.
     """
     if hf_columns is not None and dataset is None:
-        raise FczooError("--hf-columns is for --dataset hf:PLACE; add it, or leave the columns out")
+        raise FczooError("--hf-columns needs --dataset hf:PLACE; add it, or leave --hf-columns out")
     model = _load(folder, backbone, device)
     if dataset is not None:
         dataset, data_root = resolve_place(dataset, data_root, hf_columns)
@@ -189,11 +189,11 @@ def evaluate(
     )
     if data_root is not None and is_bundled:
         raise FczooError(
-            f"{dataset} comes with its package, so --data-root {data_root} has no effect; leave "
-            "one of them out"
+            f"{dataset} needs no data folder, so --data-root {data_root} has no effect; leave one "
+            "of them out"
         )
     if data_root is None and dataset is None:
-        click.echo(_own_evaluation(folder, model, style, backbone, device), nl=style != "csv")
+        click.echo(_repeat_evaluation(folder, model, style, backbone, device), nl=style != "csv")
         return
     from fczoo.models.predict import evaluate as evaluate_images
     from fczoo.models.predict import labelled_images
@@ -202,7 +202,7 @@ def evaluate(
     if style == "json":
         click.echo(encode_json(result.plain(), indent=1))
         return
-    is_wide = style == "table" and len(model.classes) > WIDE
+    is_wide = style == "table" and len(model.classes) > MAX_CONFUSION_CLASSES
     columns = () if is_wide else model.classes
     rows = [
         (name, accuracy, count, *result.confusion[model.classes.index(name)][: len(columns)])
@@ -217,10 +217,10 @@ def evaluate(
     ece = "not defined for scores" if result.ece is None else f"{result.ece:.1f}"
     click.echo(f"accuracy {result.accuracy:.1f} on {result.images} images; ECE {ece}\n\n{table}")
     if is_wide:
-        click.echo("\nThe confusion matrix is in --format csv and json.")
+        click.echo("\nTo print the confusion matrix: --format csv or json.")
 
 
-def own_benchmark(
+def benchmark_of_run(
     folder: Path, model: "Classifier", backbone: str | None = None, device: str = "auto"
 ) -> "Benchmark":
     """Open the benchmark of a model's run, with its data and test images.
@@ -231,29 +231,29 @@ def own_benchmark(
         backbone: Weights of the backbone; None: those of the run.
         device: Device to compute on.
     """
-    from fczoo.core.errors import quiet
+    from fczoo.core.errors import silence_warnings
     from fczoo.core.options import build, flag
     from fczoo.federation.benchmark import Benchmark
-    from fczoo.federation.model_record import find_model, settings_at_hand
+    from fczoo.federation.data_setup import open_stream
+    from fczoo.federation.model_record import find_model, settings_with_local_paths
     from fczoo.federation.settings import Settings
-    from fczoo.federation.stream import open_stream
 
     def open_quietly(settings: Settings) -> "tuple[Stream, Partition]":
-        with quiet():  # the run has printed the warnings of its data and partition
+        with silence_warnings():  # the run has printed the warnings of its data and partition
             return open_stream(settings)
 
-    values = {**settings_at_hand(find_model(folder), model.record), "device": device}
+    values = {**settings_with_local_paths(find_model(folder), model.record), "device": device}
     values["backbone"] = backbone or values["backbone"]
     return Benchmark.open(build(Settings, "bench", values, flag), open_quietly)
 
 
-def _own_evaluation(
+def _repeat_evaluation(
     folder: Path, model: "Classifier", style: str, backbone: str | None, device: str
 ) -> str:
     """Repeat the last evaluation of a run on its data and test images."""
-    from fczoo.models.predict import own_accuracy
+    from fczoo.models.predict import repeat_evaluation
 
-    accuracy, row = own_accuracy(model, own_benchmark(folder, model, backbone, device))
+    accuracy, row = repeat_evaluation(model, benchmark_of_run(folder, model, backbone, device))
     run_accuracy = model.record.metrics["A_N"]
     if style == "json":
         return encode_json(
@@ -264,7 +264,7 @@ def _own_evaluation(
     table = _rows(rows, ["task", "accuracy", "images"], style, ".1f")
     if style == "csv":
         return table
-    same = "as in the run" if accuracy == run_accuracy else f"in the run {run_accuracy}"
+    same = "as in the run" if accuracy == run_accuracy else f"{run_accuracy} in the run"
     return f"A_N {accuracy} ({same})\n\n{table}"
 
 

@@ -32,7 +32,7 @@ KINDS = {
     "metric": USER_METRICS,
 }
 
-RESERVED = ("all", "auto", "backbone", "file", "result", "settings")
+RESERVED_NAMES = ("all", "auto", "backbone", "file", "result", "settings")
 """Words with a special meaning as values of options, such as ``--methods all``."""
 
 
@@ -66,12 +66,13 @@ def write_plugin(kind: str, name: str, out: Path | None = None) -> Path:
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise FczooError(
-            f"{name!r} cannot name {_article(kind)}; use lower-case letters, digits and single _ "
-            "between them"
+            f"{name!r} is not a valid name of {_article(kind)}; use lower-case letters, digits and "
+            "single _ between them"
         )
-    if name in RESERVED:
+    if name in RESERVED_NAMES:
         raise FczooError(
-            f"{name!r} cannot name {_article(kind)}: options use this word; choose another name"
+            f"{name!r} is not a valid name of {_article(kind)}: fczoo reserves this word; choose "
+            "another name"
         )
     if existing_name := _existing_name(kind, name):
         problem = f"there is {_article(kind)} called {existing_name} already"
@@ -121,8 +122,8 @@ def _class_name(kind: str, name: str) -> str:
     class_name = "".join(part.capitalize() for part in name.split("_"))
     if keyword.iskeyword(class_name) or re.search(rf"\b{class_name}\b", _template(f"{kind}.py")):
         raise FczooError(
-            f"{name!r} cannot name {_article(kind)}: {class_name} has another meaning; choose "
-            "another name"
+            f"{name!r} is not a valid name of {_article(kind)}: Python or the template uses "
+            f"{class_name}; choose another name"
         )
     return class_name
 

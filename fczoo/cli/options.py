@@ -7,12 +7,13 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import click
 
 from fczoo.cli.other_tools import check_spaces
-from fczoo.cli.values import check_given
+from fczoo.cli.values import check_not_empty
 from fczoo.core.names import match
 from fczoo.core.options import flag
 from fczoo.core.registry import Registry
 from fczoo.data.dataset import Defaults
-from fczoo.federation.settings import GROUPS, Settings
+from fczoo.federation.setting_groups import GROUPS
+from fczoo.federation.settings import Settings
 from fczoo.protocols.registry import REGISTRY_OF_SETTING
 from fczoo.reports.text_format import option_word
 
@@ -58,10 +59,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "predict": (
         ("fczoo predict results/run-1/hgp/seed0 photo.png", "the five best classes of an image"),
-        ("fczoo predict results/run-1 'scans/*.png' --format csv > scans.csv", "a table in a file"),
+        (
+            "fczoo predict results/run-1 'scans/*.png' --format csv > scans.csv",
+            "a CSV file of predictions",
+        ),
     ),
     "evaluate": (
-        ("fczoo evaluate results/run-1/hgp/seed0", "the run's last evaluation again"),
+        ("fczoo evaluate results/run-1/hgp/seed0", "repeat the run's last evaluation"),
         ("fczoo evaluate results/run-1/hgp/seed0 --data-root DIR", "other labelled images"),
     ),
     "export": (
@@ -69,11 +73,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fczoo export results/run-1/hgp/seed0 --format torch --out hgp.pt2", "a program of torch"),
     ),
     "cite": (("fczoo cite hgp,pilora", "BibTeX of two methods and of fczoo"),),
-    "suite": (("fczoo suite run digits --jobs 2", "search and run what is missing"),),
-    "suite run": (("fczoo suite run digits --jobs 2", "search and run what is missing"),),
+    "suite": (("fczoo suite run digits --jobs 2", "search and run missing or outdated rows"),),
+    "suite run": (("fczoo suite run digits --jobs 2", "search and run missing or outdated rows"),),
     "suite status": (("fczoo suite status digits", "which rows are current, and the time left"),),
     "suite report": (("fczoo suite report digits", "the page of a suite, from its archive"),),
-    "leaderboard": (("fczoo leaderboard --out site", "a site of the suites of results"),),
+    "leaderboard": (("fczoo leaderboard --out site", "web pages of the suites in results/"),),
     "submit": (("fczoo submit results/run-1 --dry-run", "check a run folder"),),
     "partition": (
         ("fczoo partition --dataset digits --partition dirichlet:0.1", "images per client"),
@@ -99,7 +103,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Examples by command, each with its effect."""
 
-COMMON = frozenset(
+COMMON_OPTIONS = frozenset(
     [
         *("--config", "--methods", "--seeds", "--set", "--sweep", "--tuned"),
         *("--trials", "--first-tasks", "--seed", "--plot"),
@@ -136,7 +140,7 @@ def normalize_token(token: str) -> str:
     return token.lower().replace("_", "-")
 
 
-WORDS = {
+PLACEHOLDERS = {
     "dataset": "NAMES",
     "partition": "NAMES",
     "data_root": "FOLDER",
@@ -179,7 +183,7 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-class WithExamples(click.Command):
+class ExampleCommand(click.Command):
     """Command whose ``--help`` starts with examples and has placeholders of values."""
 
     def __init__(self, *arguments: Any, **more: Any):
@@ -194,7 +198,7 @@ class WithExamples(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             if not ctx.resilient_parsing and not self.no_args_is_help:
-                check_given(self, ctx, args)
+                check_not_empty(self, ctx, args)
             return super().parse_args(ctx, args)
         except click.UsageError as error:  # click omits the context of an option without its value
             error.ctx = error.ctx or ctx
@@ -208,7 +212,7 @@ class WithExamples(click.Command):
         super().format_help_text(ctx, formatter)
 
 
-class ExampleGroup(WithExamples, click.Group):
+class ExampleGroup(ExampleCommand, click.Group):
     """Group of commands whose ``--help`` starts with examples and does not cut sentences."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -225,18 +229,18 @@ class ExampleGroup(WithExamples, click.Group):
                     formatter.write_dl([(name, _sentence(self.commands[name])) for name in section])
 
 
-class GroupedCommand(WithExamples):
+class GroupedCommand(ExampleCommand):
     """Command whose ``--help`` lists options below headings, after its examples.
 
-    With ``common``, names such as ``--rounds``, ``--help`` lists only these options, and
+    With ``common_options``, names such as ``--rounds``, ``--help`` lists only these options, and
     ``--help-all`` lists all.
     """
 
-    def __init__(self, *arguments: Any, common: Collection[str] = (), **more: Any):
+    def __init__(self, *arguments: Any, common_options: Collection[str] = (), **more: Any):
         super().__init__(*arguments, **more)
         self.context_settings = {**CONTEXT, **self.context_settings}
-        self.common = common
-        if common:
+        self.common_options = common_options
+        if common_options:
             self.params.append(
                 click.Option(
                     ["--help-all"],
@@ -262,7 +266,11 @@ class GroupedCommand(WithExamples):
             group = getattr(param, "group", "options")
             if not record or isinstance(param, click.Argument):
                 continue
-            rare = self.common and group != "options" and param.opts[0] not in self.common
+            rare = (
+                self.common_options
+                and group != "options"
+                and param.opts[0] not in self.common_options
+            )
             if rare and not ctx.meta.get(ALL_OPTIONS):
                 omitted_count += 1
             else:
@@ -274,9 +282,9 @@ class GroupedCommand(WithExamples):
             formatter.write(f"\n{omitted_count} more options: {ctx.command_path} --help-all\n")
 
 
-def _print_all_options(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+def _print_all_options(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     """Print the help page with all options, and exit."""
-    if wanted and not ctx.resilient_parsing:
+    if value and not ctx.resilient_parsing:
         ctx.meta[ALL_OPTIONS] = True
         click.echo(ctx.get_help())
         ctx.exit()
@@ -339,8 +347,8 @@ def _setting(field: Field[Any]) -> Callable[[Command], Command]:
 
 def _metavar(name: str, hint: Any) -> str:
     """Return the placeholder of a value in ``--help``: a word in capitals, or the choices."""
-    if name in WORDS:
-        return WORDS[name]
+    if name in PLACEHOLDERS:
+        return PLACEHOLDERS[name]
     parts = [part for part in (get_args(hint) or (hint,)) if part is not type(None)]
     if get_origin(hint) is Literal:
         return "|".join(map(str, parts))

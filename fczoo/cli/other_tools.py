@@ -7,17 +7,19 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 
 from fczoo.core.errors import FczooError
-from fczoo.core.names import fold, match
+from fczoo.core.names import fold, join_first_names, match
 from fczoo.core.registry import METHODS, PARTITIONERS, SPECS
 
-RATE = (
+LEARNING_RATE_ADVICE = (
     "the learning rate is an option of each method: --set METHOD.lr=VALUE, e.g. --set hgp.lr=0.001"
 )
-SKEW = "the partition over clients is --partition NAME:VALUE, e.g. --partition dirichlet:0.1"
+PARTITION_ADVICE = (
+    "the partition over clients is --partition NAME:VALUE, e.g. --partition dirichlet:0.1"
+)
 
 OPTIONS: dict[str, tuple[str, str]] = {
-    "lr": ("set", RATE),
-    "learning-rate": ("set", RATE),
+    "lr": ("set", LEARNING_RATE_ADVICE),
+    "learning-rate": ("set", LEARNING_RATE_ADVICE),
     "wd": ("set", "it is an option of most methods: --set METHOD.weight_decay=VALUE"),
     "lora-rank": ("set", "it is an option of most methods: --set METHOD.rank=VALUE"),
     "memory-size": ("set", "it is an option of methods with exemplars: --set METHOD.memory=VALUE"),
@@ -44,14 +46,14 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "algorithm": ("methods", "give --methods NAMES, separated by commas"),
     "alg": ("methods", "give --methods NAMES, separated by commas"),
     "strategy": ("methods", "give --methods NAMES, separated by commas"),
-    "alpha": ("partition", SKEW),
-    "beta": ("partition", SKEW),
-    "dirichlet": ("partition", SKEW),
-    "dirichlet-alpha": ("partition", SKEW),
-    "dir-alpha": ("partition", SKEW),
-    "concentration": ("partition", SKEW),
-    "split": ("partition", SKEW),
-    "noniid": ("partition", SKEW),
+    "alpha": ("partition", PARTITION_ADVICE),
+    "beta": ("partition", PARTITION_ADVICE),
+    "dirichlet": ("partition", PARTITION_ADVICE),
+    "dirichlet-alpha": ("partition", PARTITION_ADVICE),
+    "dir-alpha": ("partition", PARTITION_ADVICE),
+    "concentration": ("partition", PARTITION_ADVICE),
+    "split": ("partition", PARTITION_ADVICE),
+    "noniid": ("partition", PARTITION_ADVICE),
     "iid": ("partition", "give --partition iid"),
     "gpu": ("device", "give --device cuda; CUDA_VISIBLE_DEVICES chooses among several"),
     "gpus": ("device", "give --device cuda; CUDA_VISIBLE_DEVICES chooses among several"),
@@ -158,7 +160,6 @@ PARTITIONS: dict[str, str] = {
 }
 """Our partition, by name of a split in other tools."""
 
-FEW = 5  # most names in a message
 FIELDS: dict[str, str] = {
     "learning-rate": "lr",
     "lrate": "lr",
@@ -171,12 +172,12 @@ FIELDS: dict[str, str] = {
 }
 """Our option of a method, by name in other tools."""
 
-LISTS = {
+LIST_OPTIONS = {
     **dict.fromkeys(("methods", "dataset", "partition", "log", "vary"), "names"),
     **dict.fromkeys(("seeds", "tasks", "class-order", "mean", "std"), "numbers"),
 }
 """Kind of the entries, by option with a comma-separated list."""
-MANY_SEEDS = 100  # a larger value of ``--seeds`` is not meant as a number of runs
+MAX_SEED_COUNT = 100  # a larger value of ``--seeds`` is not meant as a number of runs
 
 
 def option_pointer(option: str, known: Collection[str]) -> str:
@@ -196,7 +197,7 @@ def option_pointer(option: str, known: Collection[str]) -> str:
     owners = option_owners(option.lstrip("-")) if "set" in known else {}
     names = list(owners)
     return (
-        f"it is an option of {first_few(names)}: --set METHOD.{owners[names[0]]}=VALUE"
+        f"it is an option of {join_first_names(names)}: --set METHOD.{owners[names[0]]}=VALUE"
         if names
         else ""
     )
@@ -213,16 +214,6 @@ def option_owners(word: str) -> dict[str, str]:
     """
     spellings = {name: match(word, METHODS.options(name)) for name in METHODS.names()}
     return {name: option for name, option in spellings.items() if option}
-
-
-def first_few(names: Sequence[str]) -> str:
-    """Format the first names and the number of others.
-
-    Args:
-        names: All names.
-    """
-    remainder = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return ", ".join(names[:FEW]) + remainder
 
 
 def command_pointer(command: str, kinds: Iterable[str]) -> str:
@@ -320,17 +311,17 @@ def check_spaces(args: Sequence[str]) -> str:
     """
     for position, argument in enumerate(args):
         name, _, first = argument.removeprefix("--").lower().replace("_", "-").partition("=")
-        if argument.startswith("--") and name in LISTS:
+        if argument.startswith("--") and name in LIST_OPTIONS:
             next_values = itertools.takewhile(
                 lambda value: not value.startswith("-"), args[position + 1 :]
             )
             values = [value.strip(",") for value in (first, *next_values) if value.strip(",")]
             if len(values) > 1:
-                return f"separate {LISTS[name]} by commas: --{name} {','.join(values)}"
+                return f"separate {LIST_OPTIONS[name]} by commas: --{name} {','.join(values)}"
     return ""
 
 
-def one_seed(value: object) -> str:
+def single_seed_note(value: object) -> str:
     """Return a note for a single seed, which may have been meant as a number of runs.
 
     Args:
@@ -340,6 +331,6 @@ def one_seed(value: object) -> str:
         The note; empty for other values.
     """
     text = str(value).strip()
-    if not (text.isascii() and text.isdecimal()) or not 2 <= int(text) <= MANY_SEEDS:
+    if not (text.isascii() and text.isdecimal()) or not 2 <= int(text) <= MAX_SEED_COUNT:
         return ""
-    return f"one run with seed {text}; for {text} runs give --seeds 0-{int(text) - 1}"
+    return f"--seeds {text} is one seed; for {text} seeds give --seeds 0-{int(text) - 1}"

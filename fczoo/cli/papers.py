@@ -13,9 +13,9 @@ from fczoo.core.options import plural
 
 if TYPE_CHECKING:
     from fczoo.papers.paper_figures import PaperFigure
+    from fczoo.papers.printed_numbers import Paper
     from fczoo.papers.reproduce import Target
-    from fczoo.papers.tables import Paper
-    from fczoo.reports.figure import Figure
+    from fczoo.reports.figure_data import Figure
 
 TABLE = click.option(
     "--table",
@@ -37,7 +37,9 @@ ROW = click.option(
 @click.argument("paper", required=False)
 @click.argument("table", required=False)
 @click.option(
-    "--missing", is_flag=True, help="List printed systems that are not implemented here, and why."
+    "--missing",
+    is_flag=True,
+    help="List methods, rows and papers that fczoo cannot reproduce, with the reason.",
 )
 def papers(paper: str | None, table: str | None, missing: bool) -> None:
     """Print tables of papers: a list of all, those of PAPER, or one TABLE."""
@@ -46,7 +48,7 @@ def papers(paper: str | None, table: str | None, missing: bool) -> None:
     if missing and paper:
         raise FczooError(f"--missing covers all papers; leave {paper} out")
     if missing:
-        click.echo(pages.missing())
+        click.echo(pages.list_missing())
     else:
         click.echo(pages.show_paper(paper, table) if paper else pages.overview())
 
@@ -114,24 +116,20 @@ def reproduce(
     cost.
     """
     from fczoo.cli.arguments import wrap_to_terminal
-    from fczoo.papers.compare import spread
+    from fczoo.papers.compare import describe_deviations
     from fczoo.papers.figure_lists import list_analyses, list_figures
     from fczoo.papers.paper_figures import find_figure, limit_cells
-    from fczoo.papers.printed_tables import choose_cells, find_table, list_tables
+    from fczoo.papers.printed_numbers import get_paper
+    from fczoo.papers.printed_numbers import papers as all_papers
     from fczoo.papers.reproduce import get_card, listing, shell_command, verdict
-    from fczoo.papers.tables import get_paper
-    from fczoo.papers.tables import papers as all_papers
+    from fczoo.papers.table_reproduction import choose_cells, find_table, list_tables
     from fczoo.reports.runs import read_experiments
 
     if card is None:
         if dry_run or reading:
-            raise FczooError(
-                "--dry-run and --reading are about one card; name it, or leave them out"
-            )
+            raise FczooError("--dry-run and --reading need CARD; give it, or leave them out")
         if patterns:
-            raise FczooError(
-                "--cells is for PAPER/TABLE or PAPER/FIGURE; name one, or leave it out"
-            )
+            raise FczooError("--cells needs PAPER/TABLE or PAPER/FIGURE; give one, or leave it out")
         click.echo(wrap_to_terminal(listing(results or Path("results"), paper, tables, rows)))
         if not (tables or rows) and (analyses := list_analyses(paper and get_paper(paper).key)):
             click.echo(f"\n{analyses}")
@@ -175,14 +173,14 @@ def reproduce(
     for experiment in read_experiments([Path(bench_context.params["out"])]):
         for line in experiment.lines:
             if line.results[0].method == target.row.method:
-                click.echo(spread(experiment, target.paper))
+                click.echo(describe_deviations(experiment, target.paper))
                 click.echo(f"{target.name}: {verdict(target, experiment, line)}")
 
 
 def _refuse_options(name: str, kind: str, options: Mapping[str, object]) -> None:
     """Raise FczooError if an option is given that does not apply to ``kind``."""
     if chosen_options := [option for option, value in options.items() if value]:
-        raise FczooError(f"{chosen_options[0]} does not go with {kind}; leave it or {name} out")
+        raise FczooError(f"{chosen_options[0]} does not apply to {kind}; leave it or {name} out")
 
 
 def _reproduce_table(
@@ -194,7 +192,7 @@ def _reproduce_table(
     reading: str,
 ) -> None:
     """Write the settings file of a table's cells, run it, and judge the cells."""
-    from fczoo.papers.printed_tables import judge_cells, settings_file
+    from fczoo.papers.table_reproduction import judge_cells, settings_file
 
     suffix = "" if reading == "print" else "-released"
     folder = Path("results") / f"{paper.key}-{table}{suffix}"
@@ -217,7 +215,10 @@ def _run_file(folder: Path, text: str, count: int, extra: tuple[str, ...], dry_r
         command.append("--dry-run")
     with bench.make_context("fczoo reproduce", command) as bench_context:
         if bench_context.params["sweep"]:
-            raise FczooError("--sweep does not go with several cells; copy the file and add it")
+            raise FczooError(
+                f"--sweep does not apply to several cells; copy {file}, add sweep to the copy, and "
+                "run it with fczoo bench --config"
+            )
         bench.invoke(bench_context)
         return Path(bench_context.params["out"])
 
@@ -251,7 +252,7 @@ def _invert_uploads(figure: "PaperFigure", out: Path) -> "list[Figure]":
     """Invert an upload of each method, print the errors, and return the pictures."""
     from tabulate import tabulate
 
-    from fczoo.cli.models import own_benchmark
+    from fczoo.cli.models import benchmark_of_run
     from fczoo.models.storage import load_model
     from fczoo.papers.paper_figures import lines_by_label
     from fczoo.runner.inversion_attack import (
@@ -267,7 +268,7 @@ def _invert_uploads(figure: "PaperFigure", out: Path) -> "list[Figure]":
         if folder is None:
             raise FczooError(f"{out} has no run folder of {label}; give the folder of the runs")
         model = load_model(folder)
-        by_method[label] = invert_uploads(own_benchmark(folder, model), model.method)
+        by_method[label] = invert_uploads(benchmark_of_run(folder, model), model.method)
     click.echo(tabulate(inversion_rows(by_method), HEADERS, disable_numparse=True))
     return [inversion_grid(figure.folder, *of_method) for of_method in by_method.items()]
 
@@ -275,7 +276,7 @@ def _invert_uploads(figure: "PaperFigure", out: Path) -> "list[Figure]":
 def _print_costs(paper: "Paper", table: str, rows: tuple[str, ...]) -> None:
     """Print the costs of a table, which need no run."""
     from fczoo.papers.costs import cost_table, count_costs
-    from fczoo.papers.tables import choose_numbers
+    from fczoo.papers.printed_numbers import choose_numbers
     from fczoo.runner.cost import client_tensors
 
     numbers = choose_numbers(paper.numbers, [table], rows)
@@ -283,21 +284,25 @@ def _print_costs(paper: "Paper", table: str, rows: tuple[str, ...]) -> None:
         click.echo(cost_table(counts))
 
 
-def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
+def _check_one_row(card: "Target", options: Mapping[str, Any]) -> None:
     """Check that options of ``fczoo bench`` give one setting with the card's method."""
     from fczoo.cli.arguments import parse_methods, parse_specs
     from fczoo.cli.config import read_config
     from fczoo.cli.sweep import SETTINGS
 
-    cells = read_config(given["config"], SETTINGS, given)[1] if given["config"] else []
-    grid = [name for name in ("dataset", "partition") if len(parse_specs(given[name])) > 1]
-    if cells or grid or given["sweep"]:
-        reason = f"--{grid[0]} names several" if grid else f"{given['config']} has cells"
-        reason = f"--sweep {given['sweep'][0]} makes several" if given["sweep"] else reason
+    cells = read_config(options["config"], SETTINGS, options)[1] if options["config"] else []
+    grid = [
+        name
+        for name in ("dataset", "partition")
+        if len(parse_specs(options[name], f"--{name}")) > 1
+    ]
+    if cells or grid or options["sweep"]:
+        reason = f"--{grid[0]} names several" if grid else f"{options['config']} has cells"
+        reason = f"--sweep {options['sweep'][0]} gives several" if options["sweep"] else reason
         raise FczooError(
-            f"{card.name} is one setting, and {reason}; leave it out, or use fczoo bench"
+            f"{card.name} is one setting, but {reason}; leave it out, or use fczoo bench"
         )
-    if card.row.method not in parse_methods(given["methods"]):
+    if card.row.method not in parse_methods(options["methods"]):
         raise FczooError(f"--methods lacks {card.row.method}, the method of {card.name}; add it")
 
 
@@ -326,8 +331,8 @@ def _check_one_row(card: "Target", given: Mapping[str, Any]) -> None:
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
-    help="Folder with suites, or folder or archive of other runs, which test the claims; --run "
-    "writes to claims/CLAIM in it.  [default: results]",
+    help="Runs on which claims are tested: a folder with suites, or a folder or archive of other "
+    "runs; --run writes to claims/CLAIM in it.  [default: results]",
 )
 def claims(
     name: str | None,
@@ -349,15 +354,15 @@ def claims(
         raise FczooError(f"--paper filters the list of claims; leave it or {name} out")
     if running is None:
         if seeds or jobs:
-            raise FczooError("--seeds and --jobs are about --run CLAIM; add it, or leave them out")
+            raise FczooError("--seeds and --jobs need --run CLAIM; add it, or leave them out")
         if results and not results.exists():
             raise FczooError(
-                f"nothing is at --results {results}; give a folder or an archive of runs"
+                f"--results {results} does not exist; give a folder or an archive of runs"
             )
         click.echo(page(get_claim(name), folder) if name else listing(folder, paper))
         return
     if name or paper:
-        raise FczooError("--run takes the claim's name itself; leave the rest out")
+        raise FczooError("--run CLAIM cannot be combined with NAME or --paper; leave them out")
     from fczoo.cli.arguments import parse_jobs, parse_seeds
     from fczoo.federation.settings import Settings
     from fczoo.runner.configs import ExecutionConfig, make_sweep
@@ -365,7 +370,7 @@ def claims(
 
     claim, numbers = get_claim(running), parse_seeds(seeds or "0-2")
     sides: dict[Path, Any] = {}
-    for name, (side, changes) in claim.small_runs.items():
+    for name, (side, changes) in claim.digits_runs.items():
         settings = Settings.for_dataset("digits", **changes)
         options = {side.method: side.options}
         sides |= make_sweep(Path(name), settings, [side.method], numbers, options)

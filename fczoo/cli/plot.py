@@ -12,7 +12,7 @@ from fczoo.core.errors import FczooError
 if TYPE_CHECKING:
     from fczoo.board.plots import Kind
 
-OF_ONE_METHOD = ("heatmap", "confusion", "tsne", "sweep")
+SINGLE_METHOD_KINDS = ("heatmap", "confusion", "tsne", "sweep")
 KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients", "tsne", "sweep")
 
 
@@ -65,14 +65,14 @@ def plot(
         make_sweep_plot,
         write_plot,
     )
-    from fczoo.cli.models import own_benchmark
+    from fczoo.cli.models import benchmark_of_run
     from fczoo.reports.runs import read_experiments
 
     check_plot_file(out)
-    if method is not None and kind not in OF_ONE_METHOD:
+    if method is not None and kind not in SINGLE_METHOD_KINDS:
         raise FczooError(
             f"--kind {kind} shows all methods; leave out --method, which is for "
-            f"{', '.join(OF_ONE_METHOD)}"
+            f"{', '.join(SINGLE_METHOD_KINDS)}"
         )
     experiments = read_experiments(folders)
     if kind == "sweep":
@@ -87,6 +87,6 @@ def plot(
             f"folders of one table: {places}"
         )
     (experiment,) = experiments
-    figure = make_plot(experiment, kind, method, own_benchmark)
+    figure = make_plot(experiment, kind, method, benchmark_of_run)
     write_plot(figure, out, width, colour_numbers(experiment))
     click.echo(f"Written to {out}: {figure.caption}")

@@ -13,7 +13,7 @@ from fczoo.core.options import plural
 
 if TYPE_CHECKING:
     from fczoo.board.tsne import ColourBy
-    from fczoo.reports.figure import Points
+    from fczoo.reports.figure_data import Points
 
 ARCHIVE = Path("results") / "results.csv"
 
@@ -108,11 +108,13 @@ def report(
     if figures and not (html or sweep):
         raise FczooError("--figures needs --html FILE or --sweep; add one")
     if sweep and (columns is not None or html or archive):
-        raise FczooError("--sweep prints other tables; leave out --columns, --html, --archive")
+        raise FczooError(
+            "--sweep cannot be combined with --columns, --html or --archive; leave them out"
+        )
     if tsne and not html:
         raise FczooError("--tsne needs --html FILE; add it")
     if archive and html:
-        raise FczooError("--archive and --html each write their own file; give one of them")
+        raise FczooError("--archive and --html are both given; leave one out")
     for option, value in (("--metrics", metrics), ("--format", style)):
         if value is not None and (html or archive):
             raise FczooError(
@@ -121,7 +123,10 @@ def report(
     if columns is None and (rows is not None or group):
         raise FczooError("--rows and --group need --columns, such as --columns data,partition")
     if columns is not None and (html or archive or style in ("csv", "json")):
-        raise FczooError("--columns prints text, markdown or latex; leave out the other output")
+        raise FczooError(
+            "--columns prints text, markdown or latex; leave out --html, --archive, and "
+            "--format csv or json"
+        )
     if html:
         check_suffix("--html", html, (".html", ".htm"))
     if archive:
@@ -150,7 +155,7 @@ def report(
         click.echo(f"Written to {html}{f' and {figures}' if figures else ''}")
     else:
         from fczoo.cli.arguments import wrap_to_terminal
-        from fczoo.reports.formats import report as tables
+        from fczoo.reports.table_formats import report as tables
 
         text = tables(folders, style, _metric_names(metrics))
         click.echo(wrap_to_terminal(text) if style == "text" else text)
@@ -194,12 +199,12 @@ def _paper_table(
 ) -> str:
     """Format one table over all experiments in the style of papers."""
     from fczoo.cli.listing import group_of
-    from fczoo.reports.paper_tables import make_paper_table, to_paper
+    from fczoo.reports.paper_style_tables import make_paper_table, to_paper
     from fczoo.reports.runs import read_experiments
 
     for option, text in (("--columns", columns), ("--metrics", metrics), ("--rows", rows)):
         if text is not None and not _names(text):
-            raise FczooError(f"{option} names nothing; give names with commas between them")
+            raise FczooError(f"{option} has no entries; separate them by commas")
     table = make_paper_table(
         read_experiments(folders),
         _names(columns),
@@ -213,10 +218,10 @@ def _paper_table(
 def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Points"]]:
     """Return the t-SNE figures of each experiment."""
     from fczoo.board.tsne import tsne_figures
-    from fczoo.cli.models import own_benchmark
+    from fczoo.cli.models import benchmark_of_run
     from fczoo.reports.runs import read_experiments
 
-    return [tsne_figures(e, tsne, own_benchmark) for e in read_experiments(folders)]
+    return [tsne_figures(e, tsne, benchmark_of_run) for e in read_experiments(folders)]
 
 
 @click.command(cls=GroupedCommand)
@@ -235,7 +240,7 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     per benchmark. [default: the suites of results/, or results/results.csv without any]
     """
     from fczoo.board.pages import INDEX, write_site
-    from fczoo.board.suite_site import has_suites, write_suite_site
+    from fczoo.board.suite_leaderboard import has_suites, write_suite_site
 
     if not places and has_suites(ARCHIVE.parent):
         count = write_suite_site(ARCHIVE.parent, out)
@@ -285,6 +290,6 @@ def submit(folder: Path, into: Path | None, suite: str | None, dry_run: bool) ->
     for fault in faults:
         click.echo(f"refused: {fault}", err=True)
     if faults:
-        raise FczooError(f"nothing of {folder} was entered into {into}; fix what was refused")
+        raise FczooError(f"no run of {folder} was entered into {into}; fix the faults above")
     runs = plural(count, "run")
-    click.echo(f"{runs} may enter {into}" if dry_run else f"{runs} entered into {into}")
+    click.echo(f"{runs} can be entered into {into}" if dry_run else f"{runs} entered into {into}")

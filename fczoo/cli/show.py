@@ -11,14 +11,13 @@ from tabulate import tabulate
 
 from fczoo.backbones.load import backbone_facts
 from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, full_name
-from fczoo.backbones.weights import (
+from fczoo.backbones.pretraining_overlap import (
     CLASSES,
     TITLES,
     describe_pretraining,
     identify_weights,
-    split_spec,
-    weights_needed,
 )
+from fczoo.backbones.weights import describe_missing_weights, split_spec
 from fczoo.cli.listing import PARTS
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
@@ -32,12 +31,13 @@ from fczoo.core.registry import (
 )
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.vit_config import ViTConfig
-from fczoo.federation.settings import GROUPS, Settings
+from fczoo.federation.setting_groups import GROUPS
+from fczoo.federation.settings import Settings
 from fczoo.models.card import method_entries
 from fczoo.reports.result_fields import FieldDescription, describe_result_fields
 from fczoo.reports.run_config import protocol_of_value
 from fczoo.reports.text_format import option_word, plain_table
-from fczoo.runner.cost import MOMENTS, MeasuredCost, measure
+from fczoo.runner.cost import CLIENT_PHASES, MeasuredCost, measure
 from fczoo.security.privacy import list_disclosures
 
 
@@ -63,7 +63,7 @@ def part_page(name: str, dataset: str) -> str:
         if registry.find(name):
             return pages.get(registry, _options_page)(registry.get(name), dataset)
     known_names = ["settings", "result", *(n for registry in PARTS for n in registry.names())]
-    raise FczooError(f"nothing is called {name!r}; {nearest(name, known_names)}")
+    raise FczooError(f"unknown name {name!r}; {nearest(name, known_names)}")
 
 
 def _method_page(cls: type[Method], dataset: str) -> str:
@@ -79,7 +79,7 @@ def _method_page(cls: type[Method], dataset: str) -> str:
         )
     if cls.dataset_options:
         parts.append("Values by data set:\n" + "\n".join(dataset_values(cls)))
-    return "\n\n".join([*parts, *exchange(method, dataset), *method_entries(cls)])
+    return "\n\n".join([*parts, *describe_exchange(method, dataset), *method_entries(cls)])
 
 
 def dataset_values(cls: type[Method]) -> list[str]:
@@ -108,7 +108,7 @@ def dataset_values(cls: type[Method]) -> list[str]:
     return lines
 
 
-def exchange(method: Method, dataset: str) -> list[str]:
+def describe_exchange(method: Method, dataset: str) -> list[str]:
     """Describe which tensors a method trains, sends, stores and discloses on a data set.
 
     Args:
@@ -122,22 +122,23 @@ def exchange(method: Method, dataset: str) -> list[str]:
     torch.set_num_threads(1)  # faster for a step on few images
     measurement = measure(method, Settings.for_dataset(dataset))
     server_groups = ", ".join(p.rstrip(".") for p in method.server_only) or "nothing"
-    parts = [f"Averaged by: {training.averaging}. Never leaves the server: {server_groups}."]
+    parts = [f"Averaged by: {training.averaging}. Only on the server: {server_groups}."]
     if training.own_models:
         parts = ["Every client keeps its own model: nothing is sent or averaged."]
     parts.append(
         f"Measured in the first two tasks of {dataset} on {measurement.backbone}, for a client "
-        f"with every class. Its uploads, MB:\n{_moments_table(measurement)}"
+        f"with every class. Its uploads, MB:\n{_uploads_table(measurement)}"
     )
-    tables = [("Trained", measurement.trained)]
-    for phase, words in MOMENTS.items():
+    tables = [("Trained", measurement.trained_tensors)]
+    for phase, words in CLIENT_PHASES.items():
         first, second = (
-            uploads.get(phase, Payload({})) for uploads in (measurement.sent, measurement.later)
+            uploads.get(phase, Payload({}))
+            for uploads in (measurement.first_task_uploads, measurement.second_task_uploads)
         )
         new_tensors = {name: value for name, value in second.items() if name not in first}
         tables += [
-            (f"Sent up {words}", first.tensors),
-            (f"Sent up {words}, {'also ' if first else ''}from the second task on", new_tensors),
+            (f"Uploaded {words}", first.tensors),
+            (f"Uploaded {words}, {'also ' if first else ''}from the second task on", new_tensors),
         ]
     tables.append(
         (
@@ -158,7 +159,9 @@ def exchange(method: Method, dataset: str) -> list[str]:
     if training.own_models:
         return parts
     all_uploads = [
-        upload for uploads in (measurement.sent, measurement.later) for upload in uploads.values()
+        upload
+        for uploads in (measurement.first_task_uploads, measurement.second_task_uploads)
+        for upload in uploads.values()
     ]
     combined_upload = Payload(
         {name: value for upload in all_uploads for name, value in upload.items()}
@@ -174,13 +177,13 @@ def exchange(method: Method, dataset: str) -> list[str]:
             "totals, cannot hide them."
         )
     parts.append(
-        f"Sent down at the start of a task: {nbytes(measurement.received) / 1e6:.3f} MB; later "
+        f"Broadcast at the start of a task: {nbytes(measurement.broadcast) / 1e6:.3f} MB; later "
         "only changed tensors."
     )
     return parts
 
 
-def _moments_table(seen: MeasuredCost) -> str:
+def _uploads_table(cost: MeasuredCost) -> str:
     """Format the size of a client's upload by phase, in the first and the second task."""
 
     def size(uploads: Mapping[str, Payload], phase: str) -> str:
@@ -190,9 +193,9 @@ def _moments_table(seen: MeasuredCost) -> str:
         )
 
     rows = [
-        (words, size(seen.sent, phase), size(seen.later, phase))
-        for phase, words in MOMENTS.items()
-        if phase in {**seen.sent, **seen.later}
+        (words, size(cost.first_task_uploads, phase), size(cost.second_task_uploads, phase))
+        for phase, words in CLIENT_PHASES.items()
+        if phase in {**cost.first_task_uploads, **cost.second_task_uploads}
     ]
     return tabulate(
         rows, ["phase", "first task", "second task"], tablefmt="simple", disable_numparse=True
@@ -348,7 +351,7 @@ def _billions(number: float) -> str:
 def _weights_location(spec: str) -> str:
     if spec == BUNDLED_NAME:
         return "the small backbone that comes with fczoo: no download"
-    return weights_needed(spec, "a run") or "on this machine"
+    return describe_missing_weights(spec, "a run") or "on this machine"
 
 
 def _parts(config: ViTConfig) -> str:

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from fczoo.core.files import encode_json, to_csv_text
 from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
-from fczoo.data.stream_variants import noisy_count, variant_words
+from fczoo.data.stream_variants import describe_variants, noisy_count
 
 PlotKind = Literal["heatmap", "bars", "bubbles"]
 
@@ -46,7 +46,7 @@ def describe_split(partition: Partition, stream: Stream, full: bool, protocol: s
     """
     counts = class_counts(partition, stream)
     protocol_note = f", protocol {protocol}" if protocol else ""
-    variant = "".join(f", {words}" for words in variant_words(partition.variants))
+    variant = "".join(f", {words}" for words in describe_variants(partition.variants))
     split = f"{partition.spec}{variant}, partition seed {partition.seed}, sha256 {partition.sha256}"
     parts = [
         f"{partition.dataset}{protocol_note}: {split}",
@@ -89,12 +89,12 @@ def write_export(path: Path, partition: Partition, stream: Stream) -> None:
     """
     tasks = []
     for task in stream.tasks:
-        client_indices = partition.tasks[task.index][: partition.present(task.index)]
+        client_indices = partition.tasks[task.index][: partition.client_count(task.index)]
         tasks.append(
             {
                 "classes": list(stream.class_order[task.start : task.stop]),
                 "clients": {
-                    str(k): {"indices": index.tolist(), "labels": _original(stream, index)}
+                    str(k): {"indices": index.tolist(), "labels": _original_labels(stream, index)}
                     for k, index in enumerate(client_indices)
                 },
             }
@@ -133,7 +133,7 @@ def write_plot(
     from fczoo.reports.partition_figure import draw_partition  # imports torch
 
     counts = class_counts(partition, stream).sum(0)
-    title = [f"{partition.dataset}, {partition.spec}", *variant_words(partition.variants)]
+    title = [f"{partition.dataset}, {partition.spec}", *describe_variants(partition.variants)]
     starts = [task.start for task in stream.tasks[1:]]
     figure = draw_partition(
         counts, stream.classes, kind, "\n".join(title), "class, in order of arrival", starts
@@ -141,7 +141,7 @@ def write_plot(
     figure.savefig(path, dpi=120)
 
 
-def _original(stream: Stream, index: np.ndarray) -> list[int]:
+def _original_labels(stream: Stream, index: np.ndarray) -> list[int]:
     labels = stream.train.labels[np.searchsorted(stream.train_index, index)]
     return [stream.class_order[label] for label in labels]
 
@@ -166,7 +166,7 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
                 task.index + 1,
                 task.size,
                 len(images),
-                partition.present(task.index),
+                partition.client_count(task.index),
                 len(sizes),
                 f"{sizes.min()} / {np.median(sizes):g} / {sizes.max()}",
                 f"{classes_per_client.mean():.1f}",
@@ -182,7 +182,7 @@ def _tasks_table(partition: Partition, stream: Stream, counts: np.ndarray) -> st
         "images",
         "clients",
         "with data",
-        "images per client: least / median / most",
+        "images per client: min / median / max",
         "classes per client",
         *([] if stream.groups is None else ["groups per client"]),
         "unassigned",

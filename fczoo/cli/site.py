@@ -51,9 +51,8 @@ def init(out: Path, agreed: Path, address: str) -> None:
     except ValueError as error:
         raise FczooError(f"--address {error}") from error
     agreement = write_federation(out, agreed, host, port)
-    click.echo(
-        f"Written to {out}: {', '.join(['server', *agreement.sites])}. Next, at each of them:"
-    )
+    click.echo(f"Written to {out}: {', '.join(['server', *agreement.sites])}")
+    click.echo("Next, at the server and each site:")
     click.echo("  fczoo site start FOLDER --images DIR")
 
 
@@ -90,8 +89,8 @@ def job(out: Path, agreed: Path, patience: float) -> None:
     "--ledger",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="File that counts the protected uploads of this institution.  [default: one per user, "
-    "outside the folders of runs]",
+    help="File that records this institution's uploads under differential privacy.  [default: one "
+    "per user, outside the folders of runs]",
 )
 def start(
     folder: Path,
@@ -110,7 +109,7 @@ def start(
     from fczoo.sites import node
     from fczoo.sites.ledger import PrivacyLedger, default_ledger
 
-    click.echo(f"Started; Ctrl-C stops it, and its log is {folder / node.LOG}")
+    click.echo(f"Started; the log is {folder / node.LOG}; Ctrl-C stops this process")
     ledger_file = PrivacyLedger(ledger or default_ledger(), epsilon_budget)
     outcome = node.start(folder, images, patience, ledger_file)
     if outcome.is_dir():

@@ -43,7 +43,7 @@ def suite() -> None:
     """Run, list and report suites: tables that one command rebuilds."""
 
 
-def _with_paths(command: Callable[..., None]) -> Callable[..., None]:
+def _add_paths(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(PATHS):
         command = option(command)
     return RESULTS(command)
@@ -51,7 +51,7 @@ def _with_paths(command: Callable[..., None]) -> Callable[..., None]:
 
 @suite.command(cls=GroupedCommand)
 @click.argument("name")
-@_with_paths
+@_add_paths
 @click.option(
     "--rows", metavar="NAMES", help="Run only these rows, separated by commas.  [default: all]"
 )
@@ -80,8 +80,8 @@ def _with_paths(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--replicate",
     is_flag=True,
-    help="Run current rows again with their values, and enter them in NAME.replication.csv; the "
-    "page shows the differences.",
+    help="Run current rows again with the same hyper-parameters, and write them to "
+    "NAME.replication.csv; the page shows the differences.",
 )
 @download_options()
 def run(
@@ -108,7 +108,7 @@ def run(
     from fczoo.runner.suite import run_suite
 
     chosen_suite, cells = _read(name, results, data_root, backbone, rows)
-    pending = _pending(chosen_suite, cells, results / f"{name}.csv", replicate)
+    pending = _pending_cells(chosen_suite, cells, results / f"{name}.csv", replicate)
     if pending and not replicate:
         pending = _copy_equal_runs(chosen_suite, pending, name, results)
     if not pending:
@@ -139,7 +139,7 @@ def run(
 
 @suite.command(cls=GroupedCommand)
 @click.argument("name")
-@_with_paths
+@_add_paths
 @click.option(
     "--estimate/--no-estimate",
     default=True,
@@ -185,14 +185,14 @@ def status(
                 seconds += features * (len(pending) + bool(searches))
             unknown += not run_seconds + features
             remaining_seconds += seconds
-            time = "features of another row" if features and is_counted else "unknown"
+            time = "counted in another row" if features and is_counted else "unknown"
             time = duration_text(seconds) if seconds else time
         rows.append((cell.row.label, cell.row.role, cell.setting or "-", counts, time))
     click.echo(f"{name}: {chosen_suite.question}\n")
     click.echo(word_table(rows, ["row", "role", "setting", "runs", "remaining time"]))
     text = ", ".join(f"{n} {state_name}" for state_name, n in total.items())
     if remaining_seconds:
-        text += f"; about {duration_text(remaining_seconds)} one after another, with searches"
+        text += f"; about {duration_text(remaining_seconds)} sequentially, including searches"
     if unknown:
         text += f"; time of {plural(unknown, 'row')} unknown"
     click.echo(f"\n{text}")
@@ -245,19 +245,19 @@ def cells_of(
         local_settings: Settings of this machine: folder of the data, file of the backbone.
         place: File of the suite, for messages.
     """
-    from fczoo.cli.config import merge_requests, request
+    from fczoo.cli.config import merge_requests, parse_request
     from fczoo.cli.sweep import SETTINGS, sweep_of_request
     from fczoo.reports.suites import SuiteCell
-    from fczoo.runner.sweep import without_seed
+    from fczoo.runner.sweep import setting_name
 
-    common = request(chosen_suite.bench, {*SETTINGS, "seeds"}, place)
-    of_row: dict[str, Any] = {"methods": [row.method], "set": {row.method: row.set}}
+    common = parse_request(chosen_suite.bench, {*SETTINGS, "seeds"}, place)
+    row_request: dict[str, Any] = {"methods": [row.method], "set": {row.method: row.set}}
     if row.seeds:
-        of_row["seeds"] = row.seeds
-    sweep = sweep_of_request(merge_requests(common, {"set": {}, **local_settings}, of_row))
+        row_request["seeds"] = row.seeds
+    sweep = sweep_of_request(merge_requests(common, {"set": {}, **local_settings}, row_request))
     by_setting: dict[str, list[Any]] = {}
     for folder, configs in sweep.items():
-        by_setting.setdefault(without_seed(folder), []).extend(configs)
+        by_setting.setdefault(setting_name(folder), []).extend(configs)
     return [SuiteCell(row, setting, tuple(configs)) for setting, configs in by_setting.items()]
 
 
@@ -276,7 +276,7 @@ def _states(
                     config,
                     cell.row,
                     chosen_suite,
-                    records.get(cell.archived_as(config.seed)),
+                    records.get(cell.archive_name(config.seed)),
                     code,
                 )
                 for config in cell.configs
@@ -285,7 +285,7 @@ def _states(
     return states
 
 
-def _pending(
+def _pending_cells(
     chosen_suite: "Suite", cells: "Sequence[SuiteCell]", archive: Path, replicate: bool
 ) -> "list[SuiteCell]":
     """Return the cells to run, with their seeds and a current run whose values they reuse."""
@@ -296,8 +296,8 @@ def _pending(
         current = [seed for seed, (state, _) in by_seed.items() if state == "current"]
         seeds = current if replicate else [seed for seed in by_seed if seed not in current]
         if seeds:
-            current_run = records[cell.archived_as(current[0])] if current else None
-            pending.append(replace(cell, pending=tuple(seeds), archived=current_run))
+            current_run = records[cell.archive_name(current[0])] if current else None
+            pending.append(replace(cell, pending_seeds=tuple(seeds), archived_run=current_run))
     return pending
 
 
@@ -329,7 +329,7 @@ def _seconds_of_run(
     results = [
         record.result
         for config in cell.configs
-        if (record := records.get(cell.archived_as(config.seed)))
+        if (record := records.get(cell.archive_name(config.seed)))
     ]
     seconds = [result.seconds for result in results if result]
     if seconds:

@@ -20,7 +20,7 @@ from fczoo.reports.suites import (
     state_of,
 )
 
-ADVICE = "run it with the suite's settings, search and this version of fczoo"
+ADVICE = "run it with the suite's settings, seeds and search, and this version of fczoo"
 
 
 @dataclass
@@ -45,7 +45,7 @@ def submit_to_suite(
         folder: Run folder, or folder that contains run folders.
         name: Name of the suite.
         results: Folder of ``suites/NAME.toml`` and ``NAME.csv``.
-        enter: Whether to write; False: only check.
+        write: Whether to write; False: only check.
 
     Returns:
         Number of runs, and one line per fault; if there is a fault, no run is entered.
@@ -55,7 +55,7 @@ def submit_to_suite(
     """
     path, archive = results / SUITES / f"{name}.toml", results / f"{name}.csv"
     suite = read_suite(path)
-    count, faults = submit(folder, archive, enter=False)
+    count, faults = submit(folder, archive, write=False)
     entries = _Entries(faults=faults)
     for runs in read_runs([folder]):
         for record in runs.records:
@@ -83,15 +83,17 @@ def _add(entries: _Entries, suite: Suite, path: Path, runs: Runs, record: RunRec
                     continue
                 state, reason = state_of(config, row, suite, record, code_digest(config))
                 if state == "current":
-                    name = cell.archived_as(record.seed)
+                    name = cell.archive_name(record.seed)
                     entries.runs_by_name[name] = replace(runs, records=(record,))
                     entries.cells[cell.name] = cell
                     if is_new:
                         entries.new_methods[record.method] = None
                     return
                 reasons.append(reason)
-    why = f"its {reasons[0]} differ" if reasons else "its seed differs"
-    entries.faults.append(f"{record.place}: {why} from those of suite {path.stem}; {ADVICE}")
+    part = reasons[0] if reasons else "seed"
+    verb = "do" if part.endswith("s") else "does"
+    problem = f"its {part} {verb} not match suite {path.stem}"
+    entries.faults.append(f"{record.place}: {problem}; {ADVICE}")
 
 
 def _missing_seeds(entries: _Entries, archive: Path) -> list[str]:
@@ -99,7 +101,7 @@ def _missing_seeds(entries: _Entries, archive: Path) -> list[str]:
     names = {*entries.runs_by_name, *archived_runs(archive)}
     faults = []
     for cell in entries.cells.values():
-        seeds = [c.seed for c in cell.configs if cell.archived_as(c.seed) not in names]
+        seeds = [c.seed for c in cell.configs if cell.archive_name(c.seed) not in names]
         if seeds:
             faults.append(f"{cell.name}: seed {seeds[0]} of the suite is missing; {ADVICE}")
     return faults

@@ -11,14 +11,14 @@ from fczoo.cli.config import Request, default_protocol, merge_requests, request_
 from fczoo.cli.other_tools import check_partitions
 from fczoo.core.errors import FczooError
 from fczoo.core.files import read_json
-from fczoo.core.options import flag, nearest
+from fczoo.core.options import flag, nearest, quote
 from fczoo.core.registry import METHODS
 from fczoo.federation.model_record import models_of, path_note, read_model_record
 from fczoo.federation.settings import SEEDED_SETTINGS, Settings
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import BENCH, read_bench_file
 from fczoo.runner.configs import Sweep, folder_name, make_sweep, setting_folder
-from fczoo.runner.executors.ray import NEW
+from fczoo.runner.executors.ray import LOCAL_CLUSTER
 from fczoo.runner.tuned_file import read_tuned_values
 
 SETTINGS = [f.name for f in fields(Settings)]
@@ -44,7 +44,7 @@ def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -
     for name, cell in zip(names or [""], cells or [{}], strict=True):
         if name and (Path(name).name != name or "\\" in name):
             raise FczooError(
-                f"name = {name!r} of a cell cannot name a folder; use letters and digits"
+                f"name = {name!r} of a cell is not a valid folder name; use letters and digits"
             )
         request = merge_requests(shared, cell, command)
         runs_by_folder = (
@@ -54,18 +54,20 @@ def sweep_of_file(shared: Request, cells: Sequence[Request], command: Request) -
             if name / folder in sweep:
                 raise FczooError(f"two cells are called {name}; give each another name: name = ...")
             sweep[name / folder] = runs
-    running = {config.method for runs in sweep.values() for config in runs}
-    if stray := set(command["set"]) - running:
+    run_methods = {config.method for runs in sweep.values() for config in runs}
+    if unused_methods := set(command["set"]) - run_methods:
         raise FczooError(
-            f"--set {min(stray)}.… names no method of this run ({', '.join(sorted(running))})"
+            f"--set {min(unused_methods)}: {min(unused_methods)} is not a method of this run; "
+            f"{nearest(min(unused_methods), run_methods)}"
         )
     # options on the command line take precedence over a sweep of the file
-    check_axes(axes, (command,) if "sweep" in command else (shared, *cells, command), running)
+    check_axes(axes, (command,) if "sweep" in command else (shared, *cells, command), run_methods)
     for layer in (shared, *cells):
         for method in layer.get("set", {}):
             if METHODS.find(method) is None:
                 raise FczooError(
-                    f"set.{method} names no method; {nearest(method, METHODS.names())}"
+                    f"set.{method}: no method is called {quote(method)}; "
+                    f"{nearest(method, METHODS.names())}"
                 )
     return sweep
 
@@ -95,18 +97,18 @@ def sweep_of_request(request: Request) -> Sweep:
     start = setting_values.get("start_from", "none")
     models = [read_model_record(folder) for folder in models_of(start)] if start != "none" else []
     if models and request.get("tuned"):
-        raise FczooError(
-            "--start-from takes the options of the model, and --tuned others; leave one out"
-        )
+        raise FczooError("--start-from and --tuned both set options of methods; leave one out")
     if "attackers" in setting_values and setting_values.get("attack", "none") == "none":
         raise FczooError(
-            "--attackers is given without --attack, so no client would be hostile; give both or "
-            "none"
+            "--attackers is given without --attack, so no client would be hostile; give both "
+            "or neither"
         )
-    on_other_machines = _on_other_machines(request)
+    uses_other_machines = _uses_other_machines(request)
     datasets, partitions = (
-        parse_specs(setting_values.pop("dataset", models[0].dataset if models else "digits")),
-        parse_specs(setting_values.pop("partition", None)),
+        parse_specs(
+            setting_values.pop("dataset", models[0].dataset if models else "digits"), "--dataset"
+        ),
+        parse_specs(setting_values.pop("partition", None), "--partition"),
     )
     check_partitions(partitions)
     if not datasets:
@@ -114,7 +116,7 @@ def sweep_of_request(request: Request) -> Sweep:
     grid = [
         Settings.for_dataset(dataset, partition=partition, **setting_values, **protocol_setting)
         for dataset, protocol_setting in [
-            (d, {} if models else default_protocol(d, setting_values, on_other_machines))
+            (d, {} if models else default_protocol(d, setting_values, uses_other_machines))
             for d in datasets
         ]
         for partition in partitions or (None,)
@@ -161,7 +163,7 @@ def _sweep_advice(error: str, options: Mapping[str, Mapping[str, Any]]) -> str:
                 and "," in value
                 and error.startswith(f"--set {method}.{option} ")
             ):
-                return f"; several values are --sweep {method}.{option}={value}"
+                return f"; for several values give --sweep {method}.{option}={value}"
     return ""
 
 
@@ -193,7 +195,7 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
         runs = sweep_of_request(merge_requests(run_request, paths_of_run, command))
         if len(runs) != 1:
             raise FczooError(
-                f"--resume continues the one setting of {path.parent}; give no lists of values"
+                f"--resume runs the stored setting of {path.parent}; leave out lists of values"
             )
         (sweep[folder],) = runs.values()
     if not sweep:
@@ -201,7 +203,7 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
     return sweep
 
 
-def add_stored_keep(out: Path, options: Request) -> Request:
+def add_keep_options(out: Path, options: Request) -> Request:
     """Add to the options of a command that resumes which models and state the runs store.
 
     Args:
@@ -218,21 +220,25 @@ def add_stored_keep(out: Path, options: Request) -> Request:
     return {"keep_server_state": keep_settings["server_state"], **keep, **options}
 
 
-def _on_other_machines(request: Request) -> bool:
+def _uses_other_machines(request: Request) -> bool:
     """Return whether runs execute on other machines: with Slurm, or a Ray cluster's address."""
     executor = request.get("executor", "cores")
     cluster_options = dict(
         parse_cluster(parse_words(request.get("cluster"), "--cluster"), executor)
     )
-    return executor == "slurm" or (executor == "ray" and cluster_options.get("address", NEW) != NEW)
+    return executor == "slurm" or (
+        executor == "ray" and cluster_options.get("address", LOCAL_CLUSTER) != LOCAL_CLUSTER
+    )
 
 
-def _check_varied_seeds(settings: Settings, seeds: Sequence[int], given: Mapping[str, Any]) -> None:
+def _check_varied_seeds(
+    settings: Settings, seeds: Sequence[int], options: Mapping[str, Any]
+) -> None:
     """Raise FczooError if a seed is set that ``--vary`` takes from ``--seeds``."""
     for field in map(SEEDED_SETTINGS.get, settings.vary):
-        if field in given and {getattr(settings, str(field))} != set(seeds):
+        if field in options and {getattr(settings, str(field))} != set(seeds):
             raise FczooError(
-                f"{flag(str(field))} is given, and --vary takes it from --seeds; leave one out"
+                f"{flag(str(field))} is given, but --vary takes it from --seeds; leave one out"
             )
 
 
@@ -245,7 +251,7 @@ def _name(cell: Mapping[str, Any]) -> str:
     name = ",".join(f"{k}={folder_name(_folder_word(v))}" for k, v in options.items())
     if not name or len(name) > 100:
         raise FczooError(
-            f"a cell with {len(options)} options needs a name for its folder: name = ..."
+            f"a cell with {len(options)} options needs a folder name; add name = ... to it"
         )
     return name
 

@@ -10,7 +10,7 @@ import click
 from fczoo.cli.downloads import download_options
 from fczoo.cli.message_options import message_options
 from fczoo.cli.options import (
-    COMMON,
+    COMMON_OPTIONS,
     OUTPUT,
     RUNS,
     GroupedCommand,
@@ -23,13 +23,13 @@ from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
 
 FIRST_TASKS = 3  # tasks of a trial
-HELD_OUT = 0.2  # fraction of the training images on which a trial is scored
+HELD_OUT_FRACTION = 0.2  # fraction of the training images on which a trial is scored
 # settings that --seed determines
 SETTINGS_OF_SEED = ("class_order", "class_order_seed", "partition_seed", "vary")
-UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
+EXCLUDED_SETTINGS = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
 
 
-@click.command(cls=GroupedCommand, common=COMMON)
+@click.command(cls=GroupedCommand, common_options=COMMON_OPTIONS)
 @grouped_option(
     RUNS,
     "--methods",
@@ -57,7 +57,7 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
     RUNS,
     "--first-tasks",
     type=WholeNumber(1),
-    help="Number of tasks that a trial runs, from the first on  [default: 3, or all if fewer]",
+    help="Number of first tasks that each trial runs  [default: 3, or all if fewer]",
 )
 @grouped_option(
     RUNS,
@@ -78,7 +78,7 @@ UNTUNED = (*SETTINGS_OF_SEED, "start_from", "stop_after_tasks")
     default=0,
     help="Seed of class order, partition and training  [default: 0]",
 )
-@settings_options([field.name for field in fields(Settings) if field.name not in UNTUNED])
+@settings_options([field.name for field in fields(Settings) if field.name not in EXCLUDED_SETTINGS])
 @grouped_option(
     OUTPUT,
     "--out",
@@ -116,7 +116,7 @@ def tune(
     plot: Path | None,
     jobs: str,
     download: bool | None,
-    **given: Any,
+    **parameters: Any,
 ) -> None:
     """Search hyper-parameters with the same effort per method, without test images.
 
@@ -139,9 +139,9 @@ def tune(
     if plot is not None:
         check_plot(plot)
     _check_search(held_out, score_per_class, seed, out)
-    dataset = DATASETS.canonical_name(given.pop("dataset") or "digits")
-    setting_values = {name: value for name, value in given.items() if value is not None}
-    check_partitions(parse_specs(setting_values.get("partition")))
+    dataset = DATASETS.canonical_name(parameters.pop("dataset") or "digits")
+    setting_values = {name: value for name, value in parameters.items() if value is not None}
+    check_partitions(parse_specs(setting_values.get("partition"), "--partition"))
     settings = Settings.for_dataset(
         dataset, **setting_values, **default_protocol(dataset, setting_values)
     )
@@ -155,13 +155,13 @@ def tune(
     ]
     if unknown_methods := sorted(fixed_options.keys() - searched_methods):
         raise FczooError(
-            f"--set names {', '.join(unknown_methods)}, not among --methods; add them "
-            "there, or leave them out"
+            f"--set has options of methods that are not searched: {', '.join(unknown_methods)}; "
+            "add these methods to --methods, or leave the options out"
         )
     if first_tasks is not None and first_tasks > settings.task_count:
         raise FczooError(
-            f"--first-tasks is {first_tasks}; {dataset} is cut into {settings.task_count}: give "
-            "fewer, or raise --tasks"
+            f"--first-tasks is {first_tasks}, but {dataset} is divided into "
+            f"{plural(settings.task_count, 'task')}; lower --first-tasks, or raise --tasks"
         )
     if missing := find_missing([settings]):
         for name in searched_methods:  # report wrong options before any question
@@ -170,14 +170,16 @@ def tune(
     effort = Effort(
         trials=trials,
         tasks=first_tasks or FIRST_TASKS,
-        held_out=HELD_OUT if held_out is None else held_out,
+        held_out=HELD_OUT_FRACTION if held_out is None else held_out,
         score_per_class=score_per_class,
         seed=seed,
     )
     search_result = search(searched_methods, settings, effort, out, parse_jobs(jobs), fixed_options)
     rows = []
     for name, method_result in search_result.methods.items():
-        values = ", ".join(f"{k}={option_word(_short(v))}" for k, v in method_result.values.items())
+        values = ", ".join(
+            f"{k}={option_word(_round_value(v))}" for k, v in method_result.values.items()
+        )
         importance = {
             k: v
             for k, v in method_result.importance.items()
@@ -195,8 +197,8 @@ def tune(
         f"each method had {plural(trials, 'trial')} of {search_result.image_steps} image-steps"
     )
     evaluation = (
-        f"{early_tasks(search_result.effort.tasks)}, on {search_result.scored} training images "
-        "held out"
+        f"{early_tasks(search_result.effort.tasks)}, on {search_result.scored} held-out training "
+        "images"
     )
     click.echo(f"\nA_N in % after {evaluation}; {effort_words}.\nWritten to {out / TUNED_FILE}")
     if plot is not None:
@@ -209,19 +211,19 @@ def _check_search(
 ) -> None:
     """Raise FczooError for options that exclude each other, a large seed, or a folder in use."""
     from fczoo.core.errors import FczooError
-    from fczoo.core.options import WIDEST
+    from fczoo.core.options import MAX_INTEGER
     from fczoo.reports.run_folder import BENCH
-    from fczoo.runner.tune import ORDER
+    from fczoo.runner.tune import SEED_OFFSET
 
     if held_out is not None and score_per_class is not None:
         raise FczooError("--held-out and --score-per-class are both given; leave one out")
-    if seed > WIDEST - ORDER:
-        raise FczooError(f"--seed is {seed}; it must be at most {WIDEST - ORDER}")
+    if seed > MAX_INTEGER - SEED_OFFSET:
+        raise FczooError(f"--seed is {seed}; it must be at most {MAX_INTEGER - SEED_OFFSET}")
     if out.is_file():
         raise FczooError(f"--out {out} is a file; give a folder")
     if (out / BENCH).is_file():
         raise FczooError(f"--out {out} is a run folder of `fczoo bench`; give another folder")
 
 
-def _short(value: Any) -> Any:
+def _round_value(value: Any) -> Any:
     return float(f"{value:.3g}") if isinstance(value, float) else value

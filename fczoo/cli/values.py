@@ -30,7 +30,7 @@ class WholeNumber(click.IntRange):
     name = "whole number"
 
 
-def check_given(command: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
+def check_not_empty(command: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
     """Check that no value is empty, which click would accept as the current folder or as a name.
 
     Args:

@@ -223,10 +223,7 @@ class Backbone:
             FczooError: The configuration pools ``cls+mean`` and ``pool`` asks for prompts.
         """
         if pool != "cls" and self.config.pool == "cls+mean":
-            raise FczooError(
-                "pool cls+mean has no feature of prompts, which this method pools; take pool cls or "
-                "mean"
-            )
+            raise FczooError("prompts cannot be pooled with pool cls+mean; use pool cls or mean")
 
     def check_plugs(self, plugs: Mapping[str, Tensor]) -> None:
         """Check the names of plugs, so that no misspelt plug is ignored.
@@ -321,7 +318,8 @@ class Backbone:
             FczooError: This backbone does not have a class token, or pools ``cls+mean``.
         """
         if self.config.pool == "cls+mean":
-            raise FczooError("pool cls+mean has no class token as query; take pool cls or mean")
+            problem = "the class token cannot be the query with pool cls+mean"
+            raise FczooError(f"{problem}; use pool cls or mean")
         if not self.config.class_token:
             raise FczooError(f"{self.config.name} has no class token; take a backbone that has one")
         return ForwardPass(self.config, self.weights, {}, {}).class_token()

@@ -11,18 +11,18 @@ import numpy as np
 Triples = Sequence[Sequence[int]]
 """Non-zero entries (c, d, m[c][d]) of a confusion matrix, sorted."""
 
-WORST = 0.1  # share of the clients that ``worst_clients`` is about
+WORST_SHARE = 0.1  # share of the clients that ``worst_clients`` is about
 
 
-def confusion_triples(labels: np.ndarray, answers: np.ndarray, classes: int) -> list[list[int]]:
+def confusion_triples(labels: np.ndarray, predicted: np.ndarray, classes: int) -> list[list[int]]:
     """Count the images of each class c that were predicted as class d.
 
     Args:
         labels: True classes c [n].
-        answers: Predicted classes d [n].
+        predicted: Predicted classes d [n].
         classes: Number of classes.
     """
-    pairs, counts = np.unique(labels * classes + answers, return_counts=True)
+    pairs, counts = np.unique(labels * classes + predicted, return_counts=True)
     return [[*map(int, entry)] for entry in zip(*divmod(pairs, classes), counts, strict=True)]
 
 
@@ -128,7 +128,7 @@ def std_of_clients(accuracies: Iterable[float | None]) -> float:
     return math.sqrt(mean_of_clients((q - mean) ** 2 for q in values)) if values else math.nan
 
 
-def worst_clients(accuracies: Iterable[float | None], share: float = WORST) -> float:
+def worst_clients(accuracies: Iterable[float | None], share: float = WORST_SHARE) -> float:
     """Compute the mean over the ceil(share K) clients with the lowest accuracies.
 
     Args:
@@ -142,7 +142,7 @@ def worst_clients(accuracies: Iterable[float | None], share: float = WORST) -> f
     return mean_of_clients(values[: math.ceil(share * len(values))])
 
 
-OVER_CLIENTS: dict[str, Callable[[Iterable[float | None]], float]] = {
+CLIENT_METRICS: dict[str, Callable[[Iterable[float | None]], float]] = {
     "mean": mean_of_clients,
     "std": std_of_clients,
     "worst": worst_clients,

@@ -4,9 +4,10 @@ import ast
 import importlib.util
 import logging
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Registration(NamedTuple):
     symbol: str  # the class's or function's own name
 
 
-def in_package(package: str, decorator: str) -> Iterator[Registration]:
+def package_registrations(package: str, decorator: str) -> Iterator[Registration]:
     """Yield the registrations in the modules of a package, file by file.
 
     Args:
@@ -54,25 +55,35 @@ def in_package(package: str, decorator: str) -> Iterator[Registration]:
     for folder in spec.submodule_search_locations or ():
         for file in sorted(Path(folder).glob("*.py")):
             if file.name != "__init__.py":
-                yield from in_file(file, f"{package}.{file.stem}", decorator)
+                yield from file_registrations(file, f"{package}.{file.stem}", decorator)
 
 
-def in_plugins(decorator: str) -> Iterator[Registration]:
+def plugin_entries() -> tuple[EntryPoint, ...]:
+    """Return the entry points of installed plug-ins, scanned once per process and search path."""
+    return _entries_in(tuple(sys.path))
+
+
+@cache
+def _entries_in(search_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=PLUGINS))
+
+
+def plugin_registrations(decorator: str) -> Iterator[Registration]:
     """Yield the registrations in the modules that installed plug-ins name.
 
     Args:
         decorator: Name of the decorator, such as ``register_method``.
     """
-    for entry in entry_points(group=PLUGINS):
+    for entry in plugin_entries():
         try:
             spec = importlib.util.find_spec(entry.module)
         except Exception:  # of the package around it, which ``load_plugins`` reports
             continue
         if spec and spec.origin and spec.origin.endswith(".py"):
-            yield from in_file(Path(spec.origin), entry.module, decorator)
+            yield from file_registrations(Path(spec.origin), entry.module, decorator)
 
 
-def in_file(file: Path, module: str, decorator: str) -> Iterator[Registration]:
+def file_registrations(file: Path, module: str, decorator: str) -> Iterator[Registration]:
     """Yield the registrations in one file.
 
     A file with invalid Python yields nothing; importing it reports the error.
@@ -195,7 +206,7 @@ def load_plugins() -> dict[str, str]:
     Returns:
         Module -> the reason, for the plug-ins that cannot be imported.
     """
-    for entry in entry_points(group=PLUGINS):
+    for entry in plugin_entries():
         if entry.module not in _errors:
             _errors[entry.module] = ""
             try:

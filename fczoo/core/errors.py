@@ -147,9 +147,9 @@ def use_python_names(function: Callable[Arguments, ReturnType]) -> Callable[Argu
     return wrapper
 
 
-def _argument(found: re.Match[str]) -> str:
+def _argument(option_match: re.Match[str]) -> str:
     """Return the argument of an option: ``--batch-size`` -> ``batch_size``."""
-    command, of_method, option = found.groups()
+    command, of_method, option = option_match.groups()
     if command or of_method:
         return command or option
     return "options" if option == "set" else option.replace("-", "_")
@@ -178,7 +178,7 @@ def current_place() -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_warnings() -> Iterator[None]:
     """Silence fczoo's warnings inside the context, where they repeat or concern random cases."""
     log = logging.getLogger("fczoo")
     level = log.level

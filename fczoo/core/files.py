@@ -44,7 +44,10 @@ def write_safely(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666
     try:
         with contextlib.suppress(OSError):
             draft.unlink()  # of a process that was killed, perhaps of another user
-        with naming(path), open(draft, "wb", opener=partial(os.open, mode=mode)) as file:
+        with (
+            name_file_in_errors(path),
+            open(draft, "wb", opener=partial(os.open, mode=mode)) as file,
+        ):
             file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -57,7 +60,7 @@ def write_safely(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Add a path to an OSError that has none, such as that of a full disk during writing.
 
     Args:
@@ -95,27 +98,27 @@ def encode_json(content: Any, **layout: Any) -> str:
     try:
         return json.dumps(content, allow_nan=False, **layout)
     except ValueError:
-        return json.dumps(_finite_or_null(content), allow_nan=False, **layout)
+        return json.dumps(_nan_to_null(content), allow_nan=False, **layout)
 
 
-def _finite_or_null(content: Any) -> Any:
+def _nan_to_null(content: Any) -> Any:
     if isinstance(content, Mapping):
-        return {key: _finite_or_null(value) for key, value in content.items()}
+        return {key: _nan_to_null(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite_or_null(value) for value in content]
+        return [_nan_to_null(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def null_as_nan(numbers: Any) -> Any:
+def null_to_nan(numbers: Any) -> Any:
     """Replace null by NaN in numbers read from JSON.
 
     Args:
         numbers: Number or None, or lists and objects of these.
     """
     if isinstance(numbers, Mapping):
-        return {key: null_as_nan(value) for key, value in numbers.items()}
+        return {key: null_to_nan(value) for key, value in numbers.items()}
     if isinstance(numbers, list):
-        return [null_as_nan(value) for value in numbers]
+        return [null_to_nan(value) for value in numbers]
     return math.nan if numbers is None else numbers
 
 
@@ -126,7 +129,7 @@ def restore_nan(content: Mapping[str, Any], names: Collection[str]) -> dict[str,
         content: JSON object.
         names: Fields in which null represents NaN.
     """
-    return {k: null_as_nan(v) if k in names else v for k, v in content.items()}
+    return {k: null_to_nan(v) if k in names else v for k, v in content.items()}
 
 
 NUMBERS = re.compile(r"\[\n([-+.\deEnul,\s]*)\]")
@@ -171,7 +174,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     """
     content = read_json_value(path, what)
     if not isinstance(content, dict):
-        raise FczooError(f"{path} is not a valid {what}: it holds no JSON object")
+        raise FczooError(f"{path} is not a valid {what}: expected a JSON object")
     return content
 
 
@@ -321,7 +324,7 @@ def read_lines(path: Path, what: str) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise FczooError(f"{path} is not a valid {what}: {first_line(error)}") from error
     if not all(isinstance(line, dict) for line in content):
-        raise FczooError(f"{path} is not a valid {what}: it holds no JSON object in every line")
+        raise FczooError(f"{path} is not a valid {what}: expected one JSON object per line")
     return content
 
 

@@ -29,11 +29,11 @@ from fczoo.core.types import (
 )
 
 
-def _with_query(predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _require_query(predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap ``predict``: it raises FczooError if the batch lacks features that it reads."""
 
     @wraps(predict)
-    def checked_predict(
+    def predict_or_raise(
         self: "Method", backbone: Backbone, state: Tree, batch: Batch, task: Task
     ) -> Tensor:
         try:
@@ -41,29 +41,26 @@ def _with_query(predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
         except RuntimeError as error:  # of shapes; some methods ask for features in training only
             if batch.query.shape[-1] or "query" not in self.training().inputs:
                 raise
-            problem = (
-                f"{self.name} predicts from features of the frozen backbone, and the batch has none"
-            )
-            raise FczooError(
-                f"{problem}; give whole_batch(images, labels, backbone(images))"
-            ) from error
+            problem = f"{self.name} predicts from frozen features, but the batch has none"
+            advice = "create it with whole_batch(images, labels, backbone(images))"
+            raise FczooError(f"{problem}; {advice}") from error
 
-    return checked_predict
+    return predict_or_raise
 
 
-def _once(training: Callable[..., Training]) -> Callable[..., Training]:
+def _compute_once(training: Callable[..., Training]) -> Callable[..., Training]:
     """Wrap ``training``: each instance computes its declaration once."""
     declarations: dict[int, Training] = {}  # beside the instances, whose fields are the options
 
     @wraps(training)
-    def declared_once(self: "Method") -> Training:
+    def cached_training(self: "Method") -> Training:
         key = id(self)
         if key not in declarations:
             declarations[key] = training(self)
             finalize(self, declarations.pop, key)
         return declarations[key]
 
-    return declared_once
+    return cached_training
 
 
 @dataclass(frozen=True)
@@ -151,9 +148,9 @@ class Method(ABC):
         ]:
             raise TypeError(f"{cls.__name__} uses old names of fczoo: {', '.join(old_names)}")
         if "predict" in vars(cls):
-            cls.predict = _with_query(vars(cls)["predict"])  # type: ignore[method-assign]
+            cls.predict = _require_query(vars(cls)["predict"])  # type: ignore[method-assign]
         if "training" in vars(cls):
-            cls.training = _once(vars(cls)["training"])  # type: ignore[method-assign]
+            cls.training = _compute_once(vars(cls)["training"])  # type: ignore[method-assign]
         for protocol, members in OPTIONAL.items():
             missing = [f"{name}()" for name in members if not hasattr(cls, name)]
             definitions = [f"{name}()" for name in members if hasattr(cls, name)]

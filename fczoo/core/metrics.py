@@ -342,10 +342,10 @@ def user_metrics() -> dict[str, Metric]:
     if not USER_METRICS.names():
         return {}
     load_plugins()
-    return {name: partial(_checked, USER_METRICS.get(name)) for name in USER_METRICS.names()}
+    return {name: partial(_call_metric, USER_METRICS.get(name)) for name in USER_METRICS.names()}
 
 
-def _checked(metric: Any, a: Matrix, n: Counts) -> float:
+def _call_metric(metric: Any, a: Matrix, n: Counts) -> float:
     """Return the value of a plug-in's metric; raise a one-line FczooError if it fails."""
     place = f"metric {metric.name} in {metric.__module__}"
     if metric.name in {**METRICS, **MORE_METRICS, **BASE_METRICS}:
@@ -354,9 +354,8 @@ def _checked(metric: Any, a: Matrix, n: Counts) -> float:
         return float(metric(a, n))
     except Exception as error:  # of the plug-in's code
         problem = f"{place} fails: {type(error).__name__}: {first_line(error)}"
-        raise FczooError(
-            f"{problem}; return a number for every run, nan where it has none"
-        ) from error
+        advice = "return a number for every run, or nan if the metric is undefined"
+        raise FczooError(f"{problem}; {advice}") from error
 
 
 def has_base_task(sizes: Sequence[int]) -> bool:

@@ -1,6 +1,6 @@
-"""Match names without regard to case, ``-`` and ``_``."""
+"""Names: matches without regard to case, ``-`` and ``_``, and lists of them in messages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def fold(name: str) -> str:
@@ -28,3 +28,15 @@ def match(word: str, names: Iterable[str]) -> str | None:
     if word in candidates:
         return word
     return next((name for name in candidates if fold(name) == fold(word)), None)
+
+
+def join_first_names(names: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
+    """Join the first names, followed by the number of others: ``a, b and 3 more``.
+
+    Args:
+        names: All names.
+        limit: Largest number of names in the result.
+        separator: Text between two names.
+    """
+    remainder = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return separator.join(names[:limit]) + remainder

@@ -16,13 +16,13 @@ from fczoo.core.names import fold, match
 
 Instance = TypeVar("Instance")
 
-LARGEST = 1e30  # of any option, so that what is computed from it in single precision is a number
-WIDEST = 2**63 - 1  # of any whole number: 64 bits
+MAX_FLOAT = 1e30  # of any option, so that what is computed from it in single precision is a number
+MAX_INTEGER = 2**63 - 1  # of any whole number: 64 bits
 # also .5 and 5., which JSON rejects
 DECIMAL = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)(e[+-]?\d+)?", re.ASCII)
 MAX_QUOTED_CHARACTERS = 60  # characters of a wrong value that a message repeats
 MAX_LISTED_NAMES = 20  # known names that a message lists at most
-CLOSE = 0.5  # similarity from which a known name is proposed
+MIN_SIMILARITY = 0.5  # similarity from which a known name is proposed
 Space = tuple[float, float, Literal["log", "linear"]] | list[Any]
 _UNIONS = (types.UnionType, typing.Union)
 
@@ -84,7 +84,7 @@ def build(
     cls: type[Instance],
     label: str,
     values: Mapping[str, Any],
-    spelled: Callable[[str], str] | None = None,
+    spelling_of: Callable[[str], str] | None = None,
 ) -> Instance:
     """Create ``cls(**values)`` with text parsed by the fields' types.
 
@@ -92,8 +92,8 @@ def build(
         cls: Dataclass to create.
         label: Name of the class in messages, as ``LABEL.FIELD``.
         values: Value of each field, as text or in its type.
-        spelled: Function from a field to the user's spelling of it (``rounds`` -> ``--rounds``) for
-            messages.
+        spelling_of: Function from a field to the user's spelling of it (``rounds`` -> ``--rounds``)
+            for messages.
 
     Raises:
         FczooError: A field is unknown (the message names the nearest one), a value does not fit, or
@@ -105,7 +105,7 @@ def build(
     for key, value in values.items():
         if key not in fields:
             raise FczooError(f"{label} has no option {quote(key)}; {nearest(key, fields)}")
-        name = spelled(key) if spelled else f"{label}.{key}"
+        name = spelling_of(key) if spelling_of else f"{label}.{key}"
         arguments[key] = _parse(value, hints[key], name)
         _check_limits(arguments[key], fields[key], name)
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
@@ -141,7 +141,7 @@ def spell_fields(names: Iterable[str], label: str, values: Mapping[str, Any]) ->
     for spelling, value in values.items():
         key = match(spelling, field_names) or spelling
         if key in values_by_name:
-            problem = f"{label} has {user_spellings[key]!r} and {spelling!r}, which are one option"
+            problem = f"{label} has {user_spellings[key]!r} and {spelling!r}, the same option"
             raise FczooError(f"{problem}; leave one out")
         values_by_name[key], user_spellings[key] = value, spelling
     return values_by_name
@@ -228,7 +228,7 @@ def check_options(instance: Any) -> None:
         if value != setting:  # a word or list that only build() reads
             raise FczooError(
                 f"{label} is {quote(setting)}; it must be "
-                f"{describe_type(hints[field.name], IN_WORDS)}"
+                f"{describe_type(hints[field.name], TYPE_WORDS)}"
             )
         _check_limits(value, field, label)
 
@@ -238,7 +238,7 @@ def _check_limits(value: Any, field: dataclasses.Field[Any], label: str) -> None
     for number in value if isinstance(value, tuple) else (value,):
         if not isinstance(number, int | float):
             continue
-        largest = LARGEST if isinstance(number, float) else WIDEST
+        largest = MAX_FLOAT if isinstance(number, float) else MAX_INTEGER
         if (low is not None and number < low) or (high is not None and number > high):
             raise FczooError(f"{label} is {quote(number)}; it must be {_limits(low, high)}")
         if abs(number) > largest:
@@ -292,19 +292,21 @@ def nearest(word: str, names: Iterable[str]) -> str:
         names: Known names.
     """
     candidates, key = sorted(names), fold(word)
-    likeness = {name: difflib.SequenceMatcher(None, key, fold(name)).ratio() for name in candidates}
-    by_likeness = sorted(candidates, key=lambda name: -likeness[name])
-    parts = [name for name in by_likeness if len(key) > 3 and key in fold(name)]
-    close = [name for name in by_likeness if likeness[name] >= CLOSE]
-    if proposals := list(dict.fromkeys([*parts, *close]))[:3]:
+    similarity = {
+        name: difflib.SequenceMatcher(None, key, fold(name)).ratio() for name in candidates
+    }
+    by_similarity = sorted(candidates, key=lambda name: -similarity[name])
+    parts = [name for name in by_similarity if len(key) > 3 and key in fold(name)]
+    similar_names = [name for name in by_similarity if similarity[name] >= MIN_SIMILARITY]
+    if proposals := list(dict.fromkeys([*parts, *similar_names]))[:3]:
         return f"did you mean {', '.join(proposals)}?"
     if len(candidates) <= MAX_LISTED_NAMES:
         return f"known: {', '.join(candidates) or 'none'}"
-    names = ", ".join(by_likeness[:MAX_LISTED_NAMES])
+    names = ", ".join(by_similarity[:MAX_LISTED_NAMES])
     return f"known: {names}, ... ({len(candidates) - MAX_LISTED_NAMES} more)"
 
 
-IN_WORDS = {int: "a whole number", float: "a finite number"}  # in an error
+TYPE_WORDS = {int: "a whole number", float: "a finite number"}  # in an error
 
 
 def describe_type(hint: Any, words: Mapping[Any, str] = types.MappingProxyType({})) -> str:
@@ -324,10 +326,12 @@ def describe_type(hint: Any, words: Mapping[Any, str] = types.MappingProxyType({
 
 
 def _limits(low: float | None, high: float | None) -> str:
-    least, most = (str(n) if isinstance(n, int) else f"{n:g}" for n in (low or 0, high or 0))
+    low_text, high_text = (
+        str(n) if isinstance(n, int) else f"{n:g}" for n in (low or 0, high or 0)
+    )
     if low is None:
-        return f"at most {most}"
-    return f"at least {least}" if high is None else f"between {least} and {most}"
+        return f"at most {high_text}"
+    return f"at least {low_text}" if high is None else f"between {low_text} and {high_text}"
 
 
 def _parse(given: Any, hint: Any, label: str) -> Any:
@@ -361,7 +365,7 @@ def _parse(given: Any, hint: Any, label: str) -> Any:
             and not (hint is float and not math.isfinite(value))
         ):
             return value
-    raise FczooError(f"{label} is {quote(given)}; it must be {describe_type(hint, IN_WORDS)}")
+    raise FczooError(f"{label} is {quote(given)}; it must be {describe_type(hint, TYPE_WORDS)}")
 
 
 def _parse_word(word: str) -> Any:

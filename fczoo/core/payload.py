@@ -84,7 +84,7 @@ class Group:
                 f"{min(unknown)!r} is not a statistic of a class; take {', '.join(STATISTICS)}"
             )
 
-    def tells(self, name: str) -> Content | None:
+    def content_of(self, name: str) -> Content | None:
         """Return the disclosed content of a tensor in the group.
 
         Args:
@@ -221,7 +221,7 @@ def group_of(name: str, uploads: Uploads) -> tuple[str, Group] | None:
     """
     for prefix, group in uploads.items():
         if name == prefix or (prefix.endswith(".") and name.startswith(prefix)):
-            return (prefix, group) if group.tells(name.removeprefix(prefix)) else None
+            return (prefix, group) if group.content_of(name.removeprefix(prefix)) else None
     return None
 
 
@@ -304,7 +304,7 @@ def content_of(name: str, trained: Sequence[str], uploads: Uploads) -> Content |
     """
     declaration = group_of(name, uploads)
     if declaration:
-        return declaration[1].tells(name.removeprefix(declaration[0]))
+        return declaration[1].content_of(name.removeprefix(declaration[0]))
     return "parameters" if name.startswith(tuple(trained)) else None
 
 

@@ -9,18 +9,17 @@ import importlib
 import itertools
 from collections.abc import Callable
 from functools import cached_property
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fczoo.core.discovery import (
-    PLUGINS,
     Registration,
     declared_options,
     first_paragraph,
     import_error,
-    in_package,
-    in_plugins,
     load_plugins,
+    package_registrations,
+    plugin_entries,
+    plugin_registrations,
 )
 from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.names import fold, match
@@ -80,8 +79,8 @@ class Registry(Generic[Entry]):
             obj: Any = self._entries.get(name)
             origin = (entry.__module__, entry.__qualname__)
             if obj is not None and (obj.__module__, obj.__qualname__) != origin:
-                raise self._twice(name, obj.__module__, entry.__module__)
-            read = self.__dict__.get("_found", {})  # the sources are not read for this check alone
+                raise self._duplicate_error(name, obj.__module__, entry.__module__)
+            read = self.__dict__.get("_registrations", {})  # no sources are read for this check
             modules = {key: read[key].module for key in read}
             modules |= {k: obj.__module__ for k, obj in self._entries.items()}
             self._check_spelling(name, entry.__module__, modules)
@@ -102,7 +101,7 @@ class Registry(Generic[Entry]):
                 be imported.
         """
         if not isinstance(name, str):
-            raise FczooError(f"{quote(name)} is not the name of a {self.kind}; give a word")
+            raise FczooError(f"{quote(name)} is not the name of a {self.kind}; give a string")
         name = self.find(name) or name
         record = self._registrations.get(name)
         if name not in self._entries and record:
@@ -114,7 +113,7 @@ class Registry(Generic[Entry]):
             problem = f"{self.kind} {name} is in {module}, which cannot be imported: {reason}"
             raise FczooError(f"{problem}; fix or uninstall that plug-in")
         if name not in self._entries:
-            raise self._unknown(name)
+            raise self._unknown_error(name)
         return self._entries[name]
 
     def find(self, word: str) -> str | None:
@@ -125,7 +124,7 @@ class Registry(Generic[Entry]):
         """
         if word in self._registrations or word in self._entries:
             return word
-        if self._unread:
+        if self._has_dynamic_plugins:
             load_plugins()
         return match(word, [*self._registrations, *self._entries])
 
@@ -140,7 +139,7 @@ class Registry(Generic[Entry]):
         """
         name = self.find(word)
         if name is None:
-            raise self._unknown(word)
+            raise self._unknown_error(word)
         return name
 
     def names(self, package: str | None = None) -> list[str]:
@@ -188,11 +187,14 @@ class Registry(Generic[Entry]):
             **options: Values of fields, which override those in ``spec``.
 
         Raises:
-            FczooError: A name or field is unknown, or a value does not fit.
+            FczooError: A name or field is unknown, or a value is missing or does not fit.
         """
-        name, _, option_text = spec.partition(":")
+        name, colon, option_text = spec.partition(":")
         cls: Any = self.get(name)
         name = self.find(name) or name
+        if colon and not option_text.strip(", "):
+            problem = f"{self.kind} {spec!r} has no value after the colon"
+            raise FczooError(f"{problem}; write {self.canonical(name)}")
         if not isinstance(cls, type):
             if option_text:
                 problem = f"{self.kind} {name} has no options"
@@ -210,8 +212,7 @@ class Registry(Generic[Entry]):
             else:
                 problem = f"cannot read {part!r} in {self.kind} {spec!r}"
                 raise FczooError(f"{problem}; write NAME:VALUE or NAME:FIELD=VALUE,...")
-        values = {**spell_fields(fields, name, words), **options}
-        return build(cls, name, values)
+        return build(cls, name, {**spell_fields(fields, name, words), **options})
 
     def canonical(self, spec: str) -> str:
         """Return the canonical spelling of a spec: ``dirichlet`` -> ``dirichlet:0.5``.
@@ -222,12 +223,12 @@ class Registry(Generic[Entry]):
         Args:
             spec: Spec of ``create``; one that ``create`` refuses is returned unchanged.
         """
-        name, _, text = spec.partition(":")
+        name, colon, _ = spec.partition(":")
         key = self.find(name)
         if key is None:
             return spec
         try:
-            if not text and not self.options(key):  # nothing is imported for a name only
+            if not colon and not self.options(key):  # nothing is imported for a name only
                 return key
             instance, words = self.create(spec), []
         except FczooError:
@@ -245,25 +246,25 @@ class Registry(Generic[Entry]):
     def _registrations(self) -> dict[str, Registration]:
         """Return the registrations of the packages and plug-ins, read from their source."""
         records: dict[str, Registration] = {}
-        sources = [in_package(package, self.decorator) for package in self.packages]
-        for entry in itertools.chain(*sources, in_plugins(self.decorator)):
+        sources = [package_registrations(package, self.decorator) for package in self.packages]
+        for entry in itertools.chain(*sources, plugin_registrations(self.decorator)):
             first = records.setdefault(entry.name, entry)
             if first.module != entry.module:
-                raise self._twice(entry.name, first.module, entry.module)
+                raise self._duplicate_error(entry.name, first.module, entry.module)
             self._check_spelling(
                 entry.name, entry.module, {k: v.module for k, v in records.items()}
             )
         return records
 
     @cached_property
-    def _unread(self) -> bool:
+    def _has_dynamic_plugins(self) -> bool:
         """Return whether an installed plug-in may register names that its source does not show."""
         modules = {record.module for record in self._registrations.values()}
-        return any(entry.module not in modules for entry in entry_points(group=PLUGINS))
+        return any(entry.module not in modules for entry in plugin_entries())
 
     def _modules(self) -> dict[str, str]:
         """Return name -> module that defines it, without plug-ins that are known to fail."""
-        if self._unread:
+        if self._has_dynamic_plugins:
             load_plugins()
         imports = {name: entry.__module__ for name, entry in self._entries.items()}
         modules = {name: record.module for name, record in self._registrations.items()} | imports
@@ -278,15 +279,14 @@ class Registry(Generic[Entry]):
         """Raise FczooError if ``modules`` has a name that folds to the same key as ``name``."""
         alike = next((key for key in modules if key != name and fold(key) == fold(name)), None)
         if alike is not None:
-            first = (
-                f"{self.kind} {name!r} in {module} and {self.kind} {alike!r} in {modules[alike]}"
-            )
-            raise FczooError(f"{first} differ only in case, - or _; rename one")
+            first = f"{self.kind} {name!r} in {module}"
+            second = f"{self.kind} {alike!r} in {modules[alike]}"
+            raise FczooError(f"{first} and {second} differ only in case, - or _; rename one")
 
-    def _unknown(self, word: str) -> FczooError:
+    def _unknown_error(self, word: str) -> FczooError:
         return FczooError(f"no {self.kind} is called {word!r}; {nearest(word, self.names())}")
 
-    def _twice(self, name: str, first: str, second: str) -> FczooError:
+    def _duplicate_error(self, name: str, first: str, second: str) -> FczooError:
         return FczooError(
             f"{self.kind} {name!r} is defined twice, in {first} and in {second}; rename one"
         )
@@ -372,8 +372,8 @@ def make_aggregator(spec: str) -> "ServerAggregator":
     name = spec.partition(":")[0]
     if MERGES.find(name):
         raise FczooError(
-            f"{name} merges what one method uploads and cannot replace averaging; "
-            f"take one of {', '.join(AGGREGATORS.names())}"
+            f"aggregator {name} belongs to one method and cannot replace averages; "
+            f"use one of {', '.join(AGGREGATORS.names())}"
         )
     aggregator: ServerAggregator = AGGREGATORS.create(spec)
     return aggregator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fczoo.core.errors import FczooError
-from fczoo.core.options import WIDEST, plain, quote
+from fczoo.core.options import MAX_INTEGER, plain, quote
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +38,10 @@ def check_seed(seed: Any) -> int:
         FczooError: It is not a whole number from 0 to 2^63 - 1.
     """
     value = plain(seed)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= WIDEST:
-        raise FczooError(f"seed is {quote(seed)}; it must be a whole number from 0 to {WIDEST}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_INTEGER:
+        raise FczooError(
+            f"seed is {quote(seed)}; it must be a whole number from 0 to {MAX_INTEGER}"
+        )
     return value
 
 

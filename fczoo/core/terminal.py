@@ -1,6 +1,7 @@
 """Terminal output: streams that may close without ending a run, and progress bars."""
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
 
 HANGUP = tuple(s for s in signal.Signals if s.name == "SIGHUP")
 """Signals to a process whose terminal is closed; none on Windows. A run ignores them."""
+
+FULL_DISK = frozenset(
+    getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)
+)
+"""Errors of writing that lose output which someone waits for, unlike those of a closed stream."""
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -27,7 +33,11 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 class LossyStream:
-    """A text stream whose output is dropped once it cannot be written any more."""
+    """A text stream whose output is dropped once it cannot be written any more.
+
+    Attributes:
+        disk_error: Error of a full disk at which output was dropped; None without one.
+    """
 
     def __init__(self, stream: TextIO):
         """Wrap a stream.
@@ -36,6 +46,7 @@ class LossyStream:
             stream: Text stream that takes the output while it can.
         """
         self._stream = stream
+        self.disk_error: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -51,21 +62,23 @@ class LossyStream:
         """
         try:
             return self._stream.write(text)
-        except OSError:
-            self._drop()
+        except OSError as error:
+            self._drop(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except OSError:
-            self._drop()
+        except OSError as error:
+            self._drop(error)
 
     def isatty(self) -> bool:
         return is_terminal(self._stream)
 
-    def _drop(self) -> None:
+    def _drop(self, error: OSError) -> None:
         """Redirect the file descriptor to the null device, so that all later writes succeed."""
+        if error.errno in FULL_DISK:
+            self.disk_error = self.disk_error or error
         null = os.open(os.devnull, os.O_WRONLY)
         try:
             with contextlib.suppress(OSError, ValueError):
@@ -75,13 +88,17 @@ class LossyStream:
 
 
 @contextlib.contextmanager
-def lossy_output() -> Iterator[None]:
-    """Make stdout and stderr lossy; a stream closed at the start becomes the null device."""
+def lossy_output() -> Iterator[LossyStream]:
+    """Make stdout and stderr lossy, and yield stdout.
+
+    A stream closed at the start becomes the null device.
+    """
     originals = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as null:
-        sys.stdout, sys.stderr = (LossyStream(stream or null) for stream in originals)
+        output, errors = (LossyStream(stream or null) for stream in originals)
+        sys.stdout, sys.stderr = output, errors
         try:
-            yield
+            yield output
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,6 +1,5 @@
-"""Declaration of a method: optimizers, learning-rate schedules, data and uploads."""
+"""Declaration of a method: optimizers, data and uploads."""
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -8,69 +7,10 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from fczoo.core.errors import FczooError
+from fczoo.core.lr_schedules import SCHEDULES
 from fczoo.core.payload import Uploads
 from fczoo.core.tasks import Task
 from fczoo.core.types import LocalData
-
-
-def constant(round: int, rounds: int, progress: float) -> float:
-    """Return 1, a constant rate.
-
-    Args:
-        round: Not used.
-        rounds: Not used.
-        progress: Not used.
-    """
-    return 1.0
-
-
-def cosine(round: int, rounds: int, progress: float) -> float:
-    """Return half a cosine over the rounds of a task: (1 + cos(pi r / R)) / 2.
-
-    It is constant inside a round.
-
-    Args:
-        round: Number r of the round in its task, from 0.
-        rounds: Rounds R per task.
-        progress: Not used.
-    """
-    return 0.5 * (1 + math.cos(math.pi * round / rounds))
-
-
-def cosine_late(round: int, rounds: int, progress: float) -> float:
-    """Return ``cosine`` one round late: the first two rounds use the full rate (PILoRA's code).
-
-    Args:
-        round: Number of the round in its task, from 0.
-        rounds: Rounds per task.
-        progress: Not used.
-    """
-    return cosine(max(round - 1, 0), rounds, progress)
-
-
-def cosine_local(round: int, rounds: int, progress: float) -> float:
-    """Return half a cosine over the local steps of each round (early released code of HGP).
-
-    Args:
-        round: Not used.
-        rounds: Not used.
-        progress: Fraction of the client's steps of the round that are done.
-    """
-    return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
-    "constant": constant,
-    "cosine": cosine,
-    "cosine_late": cosine_late,
-    "cosine_local": cosine_local,
-}
-"""Name -> factor of (round, rounds of the task, fraction of the client's steps of the round already
-done).
-"""
-
-LOCAL = {"cosine_local"}
-"""Schedules whose factor changes inside a round."""
 
 TaskPhase = Literal["task_start", "after_training", "before_exemplars", "task_end"]
 """Phases of a task in which clients collect sums over their images, in one pass without training.
@@ -99,7 +39,7 @@ class Optim:
     lr: float = 1e-3
     weight_decay: float = 0.0
     momentum: float = 0.0  # sgd only
-    schedule: str = "constant"  # a key of SCHEDULES
+    schedule: str = "constant"  # of the learning rate; see core/lr_schedules.py
 
     def __post_init__(self) -> None:
         """Check that the optimizer and the schedule are known.
@@ -107,8 +47,8 @@ class Optim:
         Raises:
             FczooError: One of them is unknown.
         """
-        _one_of(self.name, get_args(OptimizerName), "optimizer")
-        _one_of(self.schedule, SCHEDULES, "schedule of a learning rate")
+        _check_name(self.name, get_args(OptimizerName), "optimizer")
+        _check_name(self.schedule, SCHEDULES, "learning-rate schedule")
 
 
 OLD_TRAINING_OPTIONS = {
@@ -197,10 +137,10 @@ class Training:
             FczooError: One of them is unknown.
         """
         for name in self.inputs:
-            _one_of(name, INPUTS, "input of a batch")
+            _check_name(name, INPUTS, "input of a batch")
         for phase in self.collect_at:
-            _one_of(phase, get_args(TaskPhase), "phase of a task")
-        _one_of(self.collect_view, ("test", "whole", "train"), "view of images")
+            _check_name(phase, get_args(TaskPhase), "phase of a task")
+        _check_name(self.collect_view, ("test", "whole", "train"), "view of images")
 
     @property
     def trained_prefixes(self) -> tuple[str, ...]:
@@ -234,6 +174,6 @@ class Training:
         return {prefix: optim for prefix, optim in self.optims.items() if prefix in chosen}
 
 
-def _one_of(name: str, known: Iterable[str], kind: str) -> None:
+def _check_name(name: str, known: Iterable[str], kind: str) -> None:
     if name not in known:
-        raise FczooError(f"training() asks for the {kind} {name!r}; known: {', '.join(known)}")
+        raise FczooError(f"training() has an unknown {kind} {name!r}; known: {', '.join(known)}")

@@ -71,29 +71,29 @@ def backward_transfer(tasks: ClientTasks, b: Rows) -> float:
     return _mean(stages) if stages else 0.0
 
 
-def forward_transfer(tasks: ClientTasks, b: Rows, alone: Rows) -> float:
+def forward_transfer(tasks: ClientTasks, b: Rows, isolated_accuracy: Rows) -> float:
     """Compute the mean over stages s of the mean of b[s][j] - b*[s][j] over tasks with l_j = s.
 
     Args:
         tasks: Client-tasks.
         b: Accuracies [S][j] in percent.
-        alone: Accuracies b* [S][j] of a run whose clients do not communicate.
+        isolated_accuracy: Accuracies b* [S][j] of a run whose clients do not communicate.
 
     Returns:
         Percentage points that clients gain from the others by the end of a task.
     """
-    return _mean(_forward(tasks, b, alone))
+    return _mean(_forward(tasks, b, isolated_accuracy))
 
 
-def total_transfer(tasks: ClientTasks, b: Rows, alone: Rows) -> float:
+def total_transfer(tasks: ClientTasks, b: Rows, isolated_accuracy: Rows) -> float:
     """Compute the sum of forward and backward transfer of all stages, over the number of stages.
 
     Args:
         tasks: Client-tasks.
         b: Accuracies [S][j] in percent.
-        alone: Accuracies b* [S][j] of a run whose clients do not communicate.
+        isolated_accuracy: Accuracies b* [S][j] of a run whose clients do not communicate.
     """
-    forward = _forward(tasks, b, alone)
+    forward = _forward(tasks, b, isolated_accuracy)
     return (sum(forward) + sum(_backward(tasks, b))) / len(forward) if forward else float("nan")
 
 
@@ -107,10 +107,10 @@ def _backward(tasks: ClientTasks, b: Rows) -> list[float]:
     return means
 
 
-def _forward(tasks: ClientTasks, b: Rows, alone: Rows) -> list[float]:
+def _forward(tasks: ClientTasks, b: Rows, isolated_accuracy: Rows) -> list[float]:
     """Return the mean of b[s][j] - b*[s][j] of each stage in which a client-task ends."""
     means = []
-    for s, (row, reference) in enumerate(zip(b, alone, strict=False)):
+    for s, (row, reference) in enumerate(zip(b, isolated_accuracy, strict=False)):
         pairs = [(row[j], reference[j]) for j, (_, _, last) in enumerate(tasks) if last == s]
         gains = [x - y for x, y in pairs if x is not None and y is not None]
         means += [_mean(gains)] if gains else []

@@ -74,9 +74,8 @@ def to_tensor(given: Any, name: str) -> Tensor:
     except ValueError:  # lists of different lengths
         array = np.empty(0, object)
     if array.dtype.kind not in "biuf":
-        raise FczooError(
-            f"{name}: {quote(given)} is not a tensor; give one, or an array of numbers"
-        )
+        problem = f"{name}: {quote(given)} is not a tensor"
+        raise FczooError(f"{problem}; give a tensor or an array of numbers")
     return torch.tensor(given.copy() if isinstance(given, np.ndarray) else given)
 
 
@@ -139,7 +138,7 @@ class ServerContext:
     """Context of the server in addition to its state and the merged uploads."""
 
     task: Task
-    round: int  # within the task; 0 in a survey at its beginning, ``rounds`` in one at its end
+    round: int  # within the task; 0 for statistics at its start, ``rounds`` for those at its end
     rounds: int  # per task
     clients: int  # N, of the whole run
     participants: int  # |S|, those behind the merged uploads
@@ -154,7 +153,7 @@ class Exchange:
     """One exchange between server and clients: a round, or one at the boundary of a task."""
 
     task: Task
-    round: int = -1  # within the task; -1: a survey
+    round: int = -1  # within the task; -1: at its boundary
     boundary: Boundary | None = None
     balanced: bool = False  # the round after the last, on exemplars only
 

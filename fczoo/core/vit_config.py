@@ -112,7 +112,7 @@ class ViTConfig:
         side = math.isqrt(positions[1] - prefix)
         if side**2 != positions[1] - prefix:
             return ""
-        return f"give --image-size {side * self.patch_size}, which these positions are of"
+        return f"give --image-size {side * self.patch_size}, the size of these weights"
 
     def record(self) -> dict[str, Any]:
         """Return the fields for a record, without optional parts that have their default."""

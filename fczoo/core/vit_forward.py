@@ -217,13 +217,13 @@ class ForwardPass:
         )
         adapter_output = self._adapter(hidden, block)
         hidden = hidden + (mlp_output if adapter_output is None else mlp_output + adapter_output)
-        self._note(f"blocks.{block}", hidden)
+        self._record_tap(f"blocks.{block}", hidden)
         return hidden
 
     def _attention(self, hidden: Tensor, block: int, rows: slice, prompts: int) -> Tensor:
         """Compute a block's attention [B, rows, D]: the tokens in ``rows`` attend to all tokens."""
         name = f"blocks.{block}.attn"
-        self._note(f"{name}.qkv", hidden)
+        self._record_tap(f"{name}.qkv", hidden)
         parts = F.linear(hidden, *self._layer(f"{name}.qkv")).chunk(3, -1)
         heads = []
         for part, projection in zip("qkv", parts, strict=True):
@@ -271,7 +271,7 @@ class ForwardPass:
         return ADAPTER_SCALE * F.linear(F.linear(hidden, down, down_bias).relu(), up, up_bias)
 
     def _linear(self, hidden: Tensor, name: str, pair: str) -> Tensor:
-        self._note(name, hidden)
+        self._record_tap(name, hidden)
         out = F.linear(hidden, *self._layer(name))
         extra = self._lora(hidden, pair)
         return out if extra is None else out + extra
@@ -309,9 +309,9 @@ class ForwardPass:
         rows = self.plugs[plug].to(self.dtype)
         if rows.shape[-1] != self.config.dim:
             problem = f"plug {plug!r} has width {rows.shape[-1]}"
-            raise FczooError(f"{problem}, tokens of {self.config.name} have {self.config.dim}")
+            raise FczooError(f"{problem}, but {self.config.name} needs {self.config.dim}")
         return rows.expand(images, -1, -1) if rows.dim() == 2 else rows
 
-    def _note(self, tap: str, value: Tensor) -> None:
+    def _record_tap(self, tap: str, value: Tensor) -> None:
         if tap in self.taps:
             self.taps[tap] = value

@@ -91,7 +91,7 @@ class ClientGrowth:
 
     def __post_init__(self) -> None:
         if self.first < 1:
-            raise FczooError(f"{self.first} clients cannot hold data; choose --clients 1 or more")
+            raise FczooError(f"--clients is {self.first}; it must be at least 1")
 
     def client_count(self, task: int) -> int:
         """Return the number of clients that have joined by a task; they are numbered in this order.

@@ -39,8 +39,10 @@ class Images(NamedTuple):
             FczooError: ``size`` is not the side of the images.
         """
         if size not in (None, self.pixels.shape[1]):
-            pixels = f"these images come at {self.pixels.shape[1]} pixels"
-            raise FczooError(f"{pixels}; --stored-size is for data sets of image files")
+            problem = (
+                f"the images of this data set have a fixed side of {self.pixels.shape[1]} pixels"
+            )
+            raise FczooError(f"{problem}; leave out --stored-size, which is for image files")
         if len(index) == len(self.labels):
             return self
         return Images(self.pixels[index], self.labels[index], rows(self.domains, index))
@@ -170,7 +172,7 @@ class Dataset(ABC):
         Raises:
             FczooError: The download fails.
         """
-        raise NotImplementedError(f"{self.name} is not on a host with a client")
+        raise NotImplementedError(f"{self.name} does not define download()")
 
     def locate(self, root: Path) -> Path:
         """Return the data set's own folder.
@@ -200,7 +202,7 @@ def domains_of(dataset: str) -> tuple[str, ...]:
     """
     names: tuple[str, ...] = DATASETS.get(dataset).domains
     if not names:
-        raise FczooError(f"{dataset} has no domains to be tasks; give --tasks a number")
+        raise FczooError(f"{dataset} has no domains to use as tasks; give a number as --tasks")
     return names
 
 

@@ -25,7 +25,7 @@ from fczoo.core.tree import sha256_of
 log = logging.getLogger("fczoo")
 
 FORMAT = "fczoo-features-2"
-LARGEST = 4 << 30  # bytes of all files together; those unused for longest are removed
+MAX_CACHE_BYTES = 4 << 30  # bytes of all files together; those unused for longest are removed
 HASH_BLOCK = 1 << 26  # bytes of pixels that are hashed at once
 
 
@@ -53,47 +53,47 @@ class FeatureFile:
         """
         try:
             with safe_open(self.path, "pt") as file:
-                about = file.metadata() or {}
+                metadata = file.metadata() or {}
                 features: Tensor = file.get_tensor("features").clone()
-            sound = about == self._about(features)
+            is_valid = metadata == self._metadata(features)
         except FileNotFoundError:
             return None
         except (SafetensorError, OSError, RuntimeError, ValueError):
-            sound = False
-        if not sound:
+            is_valid = False
+        if not is_valid:
             log.warning(
-                "%s is damaged or not a file of fczoo; its features are computed again", self.path
+                "%s is damaged or was not written by fczoo; computing its features again", self.path
             )
             return None
         _touch(self.path)
         return features
 
     def save(self, features: Tensor) -> None:
-        """Store features of at most ``LARGEST`` bytes; warn if the disk does not accept them.
+        """Store features of at most ``MAX_CACHE_BYTES``; warn if the disk does not accept them.
 
         Args:
             features: Features [N, D].
         """
         features = features.detach().cpu().contiguous()
-        if features.nbytes > LARGEST:
+        if features.nbytes > MAX_CACHE_BYTES:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, draft = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
             try:
                 with open(handle, "wb") as file:
-                    file.write(save({"features": features}, self._about(features)))
+                    file.write(save({"features": features}, self._metadata(features)))
                 os.replace(draft, self.path)
             finally:
                 Path(draft).unlink(missing_ok=True)
             _make_room(self.path.parent)
         except OSError as error:
-            advice = "set FCZOO_HOME to a folder that you can write"
+            advice = "set FCZOO_HOME to a writable folder"
             log.warning(
-                "features are not kept in %s: %s; %s", self.path.parent, error.strerror, advice
+                "cannot cache features in %s: %s; %s", self.path.parent, error.strerror, advice
             )
 
-    def _about(self, features: Tensor) -> dict[str, str]:
+    def _metadata(self, features: Tensor) -> dict[str, str]:
         return {"key": self.key, "sha256": sha256_of({"features": features})}
 
 
@@ -111,7 +111,7 @@ def pixels_sha256(pixels: np.ndarray) -> str:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the least recently used files until the others have at most ``LARGEST`` bytes.
+    """Remove the least recently used files until the others have at most ``MAX_CACHE_BYTES``.
 
     Other processes may do so at the same time.
     """
@@ -124,7 +124,7 @@ def _make_room(folder: Path) -> None:
     total_bytes = 0
     for _, size, file in sorted(files, reverse=True):
         total_bytes += size
-        if total_bytes > LARGEST:
+        if total_bytes > MAX_CACHE_BYTES:
             file.unlink(missing_ok=True)
 
 

@@ -35,17 +35,18 @@ from fczoo.core.registry import DATASETS
 from fczoo.core.terminal import progress_bar
 from fczoo.data.dataset import Archive, Dataset
 
-PATIENCE = 60  # seconds without an answer
-SHORT_PATIENCE = 5  # the same for a question before a download
+TIMEOUT = 60  # seconds without an answer
+SHORT_TIMEOUT = 5  # the same for a question before a download
 MIRROR = "give another address: fczoo data fetch --mirror"
-LARGEST_DATA_SET = 100 * 10**9  # bytes to which an archive without a published checksum may unpack
-LARGEST_RATIO = 100  # of unpacked to packed bytes for such an archive; images hardly shrink
-ALWAYS_ALLOWED = 1 << 20  # unpacked bytes that need no ratio
+# bytes to which an archive without a published checksum may unpack
+MAX_UNPACKED_BYTES = 100 * 10**9
+MAX_UNPACK_RATIO = 100  # of unpacked to packed bytes for such an archive; images hardly shrink
+MIN_UNPACK_LIMIT = 1 << 20  # unpacked bytes that need no ratio
 BLOCK = 1 << 20  # bytes that are copied at once
 # least bytes that a member counts, as a block of the disk: empty files add up too
-SMALLEST = 4096
-PLAIN = (".txt", ".mat", ".npz", "")  # suffixes of files that are stored as they come
-BROKEN_ARCHIVE = (
+MIN_MEMBER_BYTES = 4096
+PLAIN_SUFFIXES = (".txt", ".mat", ".npz", "")  # suffixes of files that are stored as they come
+ARCHIVE_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
     EOFError,
@@ -56,7 +57,7 @@ BROKEN_ARCHIVE = (
     RuntimeError,
     OSError,
 )
-MACHINE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS}
+MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str:
@@ -92,7 +93,8 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
     done = f"{name} is in {folder}; licence: {dataset.licence or 'not stated'}"
     if not dataset.archives:
         if mirror:
-            raise FczooError("--mirror is for archives; HF_ENDPOINT names another hub")
+            problem = f"{name} comes from the Hugging Face hub, to which --mirror does not apply"
+            raise FczooError(f"{problem}; set HF_ENDPOINT to the address of another hub")
         folder.parent.mkdir(parents=True, exist_ok=True)
         dataset.download(folder)
         return done
@@ -122,16 +124,17 @@ def _fetch(dataset: Dataset, top: Path, work: Path, mirror: str | None) -> None:
             file = work / file_name(archive.url)
             unpack(file, unpack_folder / archive.into, unpack_limit(file, archive))
         if not (unpack_folder / dataset.folder).is_dir():
-            raise FczooError(
-                f"the download of {dataset.name} does not hold the folder {dataset.folder}"
-            )
+            problem = f"the download of {dataset.name} does not contain the folder {dataset.folder}"
+            raise FczooError(f"{problem}; {MIRROR}")
     except FczooError:
         shutil.rmtree(work)
         raise
     except OSError as error:
         shutil.rmtree(unpack_folder, ignore_errors=True)
         problem = f"cannot unpack in {work}: {error.strerror or type(error).__name__}"
-        raise FczooError(f"{problem}; fix that and run it again, the download is kept") from error
+        raise FczooError(
+            f"{problem}; correct this and run the command again (the download is kept)"
+        ) from error
     note = {"files": record, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     (unpack_folder / top.name / "fetched.json").write_text(encode_json(note, indent=1) + "\n")
     os.replace(unpack_folder / top.name, top)
@@ -156,7 +159,7 @@ def unpack_limit(file: Path, archive: Archive) -> int | None:
     """
     if archive.md5 or archive.sha256:
         return None
-    return min(LARGEST_DATA_SET, max(ALWAYS_ALLOWED, LARGEST_RATIO * file.stat().st_size))
+    return min(MAX_UNPACKED_BYTES, max(MIN_UNPACK_LIMIT, MAX_UNPACK_RATIO * file.stat().st_size))
 
 
 def download_bytes(dataset: Dataset) -> int | None:
@@ -176,8 +179,8 @@ def _served_size(url: str) -> int | None:
     """Fetch the size of a file from a server; None if it does not respond."""
     request = Request(url, headers={"User-Agent": f"fczoo/{__version__}"}, method="HEAD")
     try:
-        with urlopen(request, timeout=SHORT_PATIENCE) as answer:
-            length = answer.headers.get("Content-Length") or ""
+        with urlopen(request, timeout=SHORT_TIMEOUT) as response:
+            length = response.headers.get("Content-Length") or ""
     except (OSError, HTTPException):
         return None
     return int(length) if length.isdecimal() else None
@@ -202,25 +205,24 @@ def download(url: str, file: Path, archive: Archive, advice: str = MIRROR) -> di
             has another size or checksum than ``archive`` (it is removed).
     """
     if file.exists() and not file.is_file():
-        raise FczooError(f"{file} is not an ordinary file; remove it and run it again")
+        raise FczooError(f"{file} is not an ordinary file; remove it and run the command again")
     offset = file.stat().st_size if file.exists() else 0
     if not file.exists() or archive.size is None or offset < archive.size:
         _transfer(url, file, offset, archive.size, advice)
     size, digests = file.stat().st_size, _digests(file)
-    if problem := _difference(archive, size, digests):
+    if problem := _describe_difference(archive, size, digests):
         file.unlink()
-        raise FczooError(
-            f"the file from {url} is {problem}; it was removed, run it again or {advice}"
-        )
+        problem = f"the file from {url} is {problem} and was removed"
+        raise FczooError(f"{problem}; run the command again, or {advice}")
     if not archive.md5 and not archive.sha256:
         print(
-            f"{file.name}: no one publishes a checksum; its sha256 is {digests['sha256']}",
+            f"{file.name}: no checksum is published; its sha256 is {digests['sha256']}",
             file=sys.stderr,
         )
     return {"bytes": size, **digests}
 
 
-def _difference(archive: Archive, size: int, digests: dict[str, str]) -> str:
+def _describe_difference(archive: Archive, size: int, digests: dict[str, str]) -> str:
     """Describe how a file differs from the published one; empty if it does not."""
     if archive.size is not None and size > archive.size:
         return f"longer than the expected {archive.size} bytes"
@@ -240,17 +242,17 @@ def _transfer(url: str, file: Path, offset: int, size: int | None, advice: str) 
     headers = {"User-Agent": f"fczoo/{__version__}", "Accept-Encoding": "identity"}
     request = Request(url, headers={**headers, "Range": f"bytes={offset}-"} if offset else headers)
     try:
-        with urlopen(request, timeout=PATIENCE) as answer:
-            if not (answer.headers.get("Content-Range") or "").startswith(f"bytes {offset}-"):
+        with urlopen(request, timeout=TIMEOUT) as response:
+            if not (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-"):
                 offset = 0  # the server sends the whole file
-            length = answer.headers.get("Content-Length")
+            length = response.headers.get("Content-Length")
             total = None if length is None else offset + int(length)
             with (
                 file.open("ab" if offset else "wb") as out,
                 progress_bar(file.name, total, offset) as bar,
             ):
                 # read1 returns what has arrived, so that a slow connection loses no block
-                while block := answer.read1(
+                while block := response.read1(
                     BLOCK if size is None else min(BLOCK, size + 1 - out.tell())
                 ):
                     out.write(block)
@@ -258,22 +260,22 @@ def _transfer(url: str, file: Path, offset: int, size: int | None, advice: str) 
     except HTTPError as error:
         if error.code == 416 and offset:
             return  # nothing is left to send; the checks that follow tell whether that is right
-        response = f"{url} answers {error.code} {error.reason}"
-        raise FczooError(f"{response}; try later, or {advice}") from error
+        problem = f"{url} answers {error.code} {error.reason}"
+        raise FczooError(f"{problem}; try later, or {advice}") from error
     except (URLError, HTTPException, TimeoutError, ConnectionError, SSLError) as error:
         reason = getattr(error, "reason", None) or error
         problem = f"the download of {url} failed: {reason}"
-        raise FczooError(f"{problem}; run it again, what has arrived is kept") from error
+        raise FczooError(f"{problem}; run the command again to resume") from error
     except OSError as error:  # a full disk, or a line that is gone
         problem = (
             f"the download of {url} to {file} failed: {error.strerror or type(error).__name__}"
         )
-        raise FczooError(f"{problem}; run it again, what has arrived is kept") from error
-    have = file.stat().st_size
-    exceeds_size = size is not None and have > size
-    if total is not None and have < total and not exceeds_size:
-        problem = f"the download of {url} ended after {have} of {total} bytes"
-        raise FczooError(f"{problem}; run it again, it resumes there")
+        raise FczooError(f"{problem}; run the command again to resume") from error
+    size_on_disk = file.stat().st_size
+    exceeds_size = size is not None and size_on_disk > size
+    if total is not None and size_on_disk < total and not exceeds_size:
+        problem = f"the download of {url} ended after {size_on_disk} of {total} bytes"
+        raise FczooError(f"{problem}; run the command again to resume")
 
 
 def _digests(file: Path) -> dict[str, str]:
@@ -286,7 +288,7 @@ def _digests(file: Path) -> dict[str, str]:
 
 
 def unpack(file: Path, into: Path, limit: int | None = None) -> None:
-    """Unpack a tar, zip or gz file into a folder, or copy a file of ``PLAIN`` there.
+    """Unpack a tar, zip or gz file into a folder, or copy a file of ``PLAIN_SUFFIXES`` there.
 
     Args:
         file: Archive, list or array.
@@ -299,21 +301,21 @@ def unpack(file: Path, into: Path, limit: int | None = None) -> None:
         OSError: This machine fails, for example because its disk is full.
     """
     into.mkdir(parents=True, exist_ok=True)
-    spend = _byte_limit(file, limit)
+    count_bytes = _make_byte_counter(file, limit)
     try:
-        if file.suffix in PLAIN:
-            spend(file.stat().st_size)
+        if file.suffix in PLAIN_SUFFIXES:
+            count_bytes(file.stat().st_size)
             shutil.copyfile(file, into / file.name)
         elif tarfile.is_tarfile(file):
-            _untar(file, into, spend)
+            _untar(file, into, count_bytes)
         elif zipfile.is_zipfile(file):
-            _unzip(file, into, spend)
+            _unzip(file, into, count_bytes)
         elif file.suffix == ".gz":
-            _gunzip(file, into, spend)
+            _gunzip(file, into, count_bytes)
         else:
             raise FczooError(f"{file.name} is not a tar, zip, gz or txt file")
-    except BROKEN_ARCHIVE as error:
-        if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
+    except ARCHIVE_ERRORS as error:
+        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
             raise
         reason = first_line(error)
         raise FczooError(
@@ -321,24 +323,24 @@ def unpack(file: Path, into: Path, limit: int | None = None) -> None:
         ) from error
 
 
-def _byte_limit(file: Path, limit: int | None) -> Callable[[int], None]:
+def _make_byte_counter(file: Path, limit: int | None) -> Callable[[int], None]:
     """Return a function that counts a member of an archive, or a part of one, before it is written.
 
     It raises FczooError once the members have more than ``limit`` bytes in all.
     """
-    spent = 0
+    total_bytes = 0
 
-    def spend(size: int) -> None:
-        nonlocal spent
-        spent += size
-        if limit is not None and spent > limit:
+    def count_bytes(size: int) -> None:
+        nonlocal total_bytes
+        total_bytes += size
+        if limit is not None and total_bytes > limit:
             description = f"{file.name}, {file.stat().st_size} bytes"
             raise FczooError(f"{description}, unpacks to more than {limit}; nothing of it was kept")
 
-    return spend
+    return count_bytes
 
 
-def _untar(file: Path, into: Path, spend: Callable[[int], None]) -> None:
+def _untar(file: Path, into: Path, count_bytes: Callable[[int], None]) -> None:
     # Python before 3.11.4 has no data filter; _check_member has already rejected what it would
     # reject
     options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -348,27 +350,27 @@ def _untar(file: Path, into: Path, spend: Callable[[int], None]) -> None:
     ):
         for member in archive:
             _check_member(file, member.name, member.isfile() or member.isdir())
-            spend(max(member.size, SMALLEST))
+            count_bytes(max(member.size, MIN_MEMBER_BYTES))
             archive.extract(member, into, set_attrs=False, **options)
             bar.update()
 
 
-def _unzip(file: Path, into: Path, spend: Callable[[int], None]) -> None:
+def _unzip(file: Path, into: Path, count_bytes: Callable[[int], None]) -> None:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         with progress_bar(f"{file.name}: unpacking", len(members), 0, "file") as bar:
             for member in members:
                 kind = stat.S_IFMT(member.external_attr >> 16)
                 _check_member(file, member.orig_filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
-                spend(max(member.file_size, SMALLEST))
+                count_bytes(max(member.file_size, MIN_MEMBER_BYTES))
                 archive.extract(member, into)
                 bar.update()
 
 
-def _gunzip(file: Path, into: Path, spend: Callable[[int], None]) -> None:
+def _gunzip(file: Path, into: Path, count_bytes: Callable[[int], None]) -> None:
     with GzipFile(file) as archive, (into / file.stem).open("wb") as out:
         while block := archive.read(BLOCK):
-            spend(len(block))
+            count_bytes(len(block))
             out.write(block)
 
 

@@ -18,21 +18,21 @@ from fczoo.data.folder_scan import (
     TRAIN,
     find_named,
     has_images,
-    listed_images,
     normalise_name,
     normalise_path,
     raw_name,
     read_list,
+    read_listed_images,
     subfolders,
 )
 from fczoo.data.image_files import (
     ImageFiles,
+    describe_unread_files,
     display_names,
     list_images,
     make_part,
+    read_train_test_folders,
     scan_classes,
-    two_folders,
-    unread_files,
 )
 
 GROUPS = "groups.csv"
@@ -48,7 +48,7 @@ def read_folders(
     classes: tuple[str, ...] | None = None,
     share: int = 5,
 ) -> ImageData:
-    """Read ``train/CLASS/*`` and ``test/CLASS/*``, or ``CLASS/*``, which ``one_folder`` divides.
+    """Read ``train/CLASS/*`` and ``test/CLASS/*``, or ``CLASS/*`` by ``read_single_folder``.
 
     The parts may have any of the names ``TRAIN`` and ``TEST``; the first test part with the
     training classes is used.
@@ -65,13 +65,13 @@ def read_folders(
     """
     parts = find_parts(root)
     if parts is None:
-        _refuse_inner(root)
-        return one_folder(dataset, root, size, classes, share)
+        _refuse_nested_parts(root)
+        return read_single_folder(dataset, root, size, classes, share)
     train, test, remarks = parts
     if test is None:
-        data = one_folder(dataset, train, size, classes, share)
+        data = read_single_folder(dataset, train, size, classes, share)
     else:
-        data = two_folders(dataset, train, test, size, classes)
+        data = read_train_test_folders(dataset, train, test, size, classes)
     return data._replace(remarks=(*remarks, *data.remarks))
 
 
@@ -100,26 +100,25 @@ def find_parts(root: Path) -> tuple[Path, Path | None, tuple[str, ...]] | None:
         return None  # classes may be called so, too: train, car, bus
     if train and flat and (train[0] in flat or len(flat) == len(tests)):
         folder_names = " and ".join(f"{part.name}/" for part in flat)
-        problem = (
-            f"images are in {folder_names} {'themselves' if flat[1:] else 'itself'}, in {root}"
-        )
+        problem = f"images are directly in {folder_names}, in {root}"
         raise FczooError(f"{problem}; expected {flat[0].name}/CLASS/*, one folder per class")
     if len(train) > 1:
         raise FczooError(f"{train[0]} and {train[1]} are both the training part; keep one")
     if not train:
         raise FczooError(f"{root} has {tests[0].name}/ but no train/; {LAYOUT_HINT}")
     if tests:
-        return _choose(train[0], tests)
+        return _choose_test_part(train[0], tests)
     for path in find_lists(root, []).values():
-        raise FczooError(f"{path} is not used there; move it to {train[0]}, with names below it")
+        problem = f"{path} is not used next to {train[0].name}/"
+        raise FczooError(f"{problem}; move it to {train[0]}, with paths relative to that folder")
     return (
         train[0],
         None,
-        (f"no test part next to {train[0].name}/; it is drawn from {train[0].name}/",),
+        (f"no test part next to {train[0].name}/; test images are chosen from {train[0].name}/",),
     )
 
 
-def _choose(train: Path, tests: list[Path]) -> tuple[Path, Path, tuple[str, ...]]:
+def _choose_test_part(train: Path, tests: list[Path]) -> tuple[Path, Path, tuple[str, ...]]:
     """Return both parts, and remarks on the parts that are not used."""
     class_names = {normalise_name(name) for name in subfolders(train)}
     matching_parts = [
@@ -134,25 +133,25 @@ def _choose(train: Path, tests: list[Path]) -> tuple[Path, Path, tuple[str, ...]
     return train, test, tuple(remarks)
 
 
-def _refuse_inner(root: Path) -> None:
+def _refuse_nested_parts(root: Path) -> None:
     """Raise FczooError if the parts are one level too deep: in one folder or in each class."""
     folders = subfolders(root)
     inner = {name: subfolders(root / name) for name in folders}
     if len(folders) == 1 and inner[folders[0]] and not has_images(root / folders[0]):
         inner_folder = root / folders[0]
-        problem = f"{root} holds one folder, {folders[0]}, and no class folders next to it"
+        problem = f"{root} has only the folder {folders[0]}, and no class folders"
         raise FczooError(f"{problem}; give --data-root {inner_folder}")
     if folders and all(
         find_named(names, TRAIN) and find_named(names, TEST) for names in inner.values()
     ):
-        problem = f"the class folders in {root} hold train/ and test/ themselves"
+        problem = f"each class folder in {root} has its own train/ and test/"
         raise FczooError(f"{problem}; {LAYOUT_HINT}")
 
 
 Key = Callable[[str, str], str]
 
 
-def one_folder(
+def read_single_folder(
     dataset: str,
     root: Path,
     size: int,
@@ -177,7 +176,7 @@ def one_folder(
     """
     scans = scan_classes(root)
     folders = list_images(root, scans)
-    remarks = unread_files(root, scans)
+    remarks = describe_unread_files(root, scans)
     lists = find_lists(root, remarks)
     if not lists:
         return divide(dataset, root, folders, size, classes, share, remarks=tuple(remarks))
@@ -282,7 +281,7 @@ def _read_lists(
     """
     parts: dict[str, set[str]] = {}
     for kind, path in lists.items():
-        parts[kind], repeats = listed_images(path, images)
+        parts[kind], repeats = read_listed_images(path, images)
         if repeats:
             remarks.append(f"{path.name} names {plural(repeats, 'image')} more than once")
     train = parts.get("train", images - parts.get("test", set()))
@@ -290,9 +289,10 @@ def _read_lists(
     if overlap := sorted(train & test):
         list_names = " and ".join(str(path) for path in lists.values())
         problem = f"{list_names} both name {overlap[0]} ({len(overlap)} such images)"
-        raise FczooError(f"{problem}; leave each image in one of them")
+        raise FczooError(f"{problem}; list each image in only one of them")
     if "test" not in parts:
-        remarks.append(f"test images are the {len(test)} that {lists['train'].name} does not name")
+        rest = plural(len(test), "image")
+        remarks.append(f"test part: the {rest} that {lists['train'].name} does not list")
     elif surplus := len(images - train - test):
         verb = "is" if surplus == 1 else "are"
         names = " and ".join(path.name for path in lists.values())
@@ -324,7 +324,8 @@ def _parts(
         problem = f"class {display_names(empty_classes)[0]} in {root} has no training image left"
         raise FczooError(f"{problem}; add images, or correct the lists")
     if not test:
-        raise FczooError(f"no test image in {root}; the lists name every image for training")
+        problem = f"the lists in {root} leave no image for testing"
+        raise FczooError(f"{problem}; move some images from the training list to the test list")
     return ImageData(
         make_part(dataset, root, train_folders, size),
         make_part(dataset, root, test_folders, size),
@@ -380,12 +381,12 @@ def _read_group_list(path: Path) -> dict[str, str]:
     """
     lines = csv.reader(read_list(path))
     if [cell.strip().lower() for cell in next(lines, [])] != ["file", "group"]:
-        raise FczooError(f"{path} must begin with the line file,group; the columns are these two")
+        raise FczooError(f"the first line of {path} must be file,group, the names of its columns")
     group_of: dict[str, str] = {}
     for cells in lines:
         if len(cells) != 2 or not all(map(str.strip, cells)):
             line = ",".join(cells)[:80]
-            raise FczooError(f"{path} has the line {line!r}, not FILE,GROUP; correct it")
+            raise FczooError(f"line {line!r} of {path} is not FILE,GROUP; correct it")
         file = normalise_path(cells[0], path)
         if file in group_of:
             raise FczooError(f"{path} names {file} twice; leave one line")

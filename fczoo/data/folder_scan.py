@@ -90,7 +90,7 @@ def scan(folder: Path) -> Scan:
                 )
             elif suffix in SUFFIXES:
                 images.append((below, entry.name))
-            elif entry.is_file() and _pillow_reads(entry.path, suffix, kinds):
+            elif entry.is_file() and _is_pillow_image(entry.path, suffix, kinds):
                 out.unread[suffix] += 1
     out.images = [
         f"{below.replace(os.sep, '/')}/{name}" if below else name for below, name in sorted(images)
@@ -112,15 +112,15 @@ def subfolders(root: Path) -> list[str]:
     return sorted(entry.name for entry in entries if entry.is_dir())
 
 
-def find_named(names: Iterable[str], wanted: tuple[str, ...]) -> list[str]:
-    """Return the names that are in ``wanted``, regardless of case.
+def find_named(names: Iterable[str], allowed: tuple[str, ...]) -> list[str]:
+    """Return the names that are in ``allowed``, regardless of case.
 
     Args:
         names: Names to search.
-        wanted: Names in lower case, in the order of the result.
+        allowed: Names in lower case, in the order of the result.
     """
-    matches = [name for name in names if name.lower() in wanted]
-    return sorted(matches, key=lambda name: wanted.index(name.lower()))
+    matches = [name for name in names if name.lower() in allowed]
+    return sorted(matches, key=lambda name: allowed.index(name.lower()))
 
 
 def has_images(folder: Path) -> bool:
@@ -155,7 +155,7 @@ def refuse_broken(links: list[Path]) -> None:
         first = min(links)
         count_note = f" ({len(links)} such links)" if len(links) > 1 else ""
         problem = f"broken symbolic link {first} -> {os.readlink(first)}{count_note}"
-        raise FczooError(f"{problem}; bring back what it points to, or remove it")
+        raise FczooError(f"{problem}; restore its target, or remove the link")
 
 
 def raw_name(name: str) -> bytes:
@@ -189,7 +189,7 @@ def _entries(folder: Path) -> tuple[list["os.DirEntry[str]"], tuple[int, int]]:
             )
     except FileNotFoundError:
         raise FczooError(
-            f"no folder {folder}; see `fczoo show` for the layout that is expected"
+            f"no folder {folder}; see `fczoo show DATASET` for the expected layout"
         ) from None
     except OSError as error:
         raise FczooError(f"cannot read folder {folder}: {error.strerror}") from error
@@ -204,7 +204,7 @@ def _is_broken(entry: "os.DirEntry[str]") -> bool:
 
 
 @cache
-def _other_suffixes() -> frozenset[str]:
+def _pillow_suffixes() -> frozenset[str]:
     """Return the suffixes of all image formats that Pillow reads."""
     Image.init()
     readers = Image.OPEN.keys() - STUBS
@@ -213,21 +213,21 @@ def _other_suffixes() -> frozenset[str]:
     )
 
 
-def _pillow_reads(path: str, suffix: str, kinds: dict[str, bool]) -> bool:
+def _is_pillow_image(path: str, suffix: str, kinds: dict[str, bool]) -> bool:
     """Return whether a file is an image, by its suffix or, for an unknown one, by its content.
 
     ``kinds`` stores whether the first file with an unknown suffix is an image.
     """
-    if suffix in _other_suffixes():
+    if suffix in _pillow_suffixes():
         return True
     if not suffix:
-        return _opens(path)
+        return _can_open(path)
     if suffix not in kinds:
-        kinds[suffix] = _opens(path)
+        kinds[suffix] = _can_open(path)
     return kinds[suffix]
 
 
-def _opens(path: str) -> bool:
+def _can_open(path: str) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -268,7 +268,7 @@ def read_list(path: Path) -> list[str]:
     return [line for line in re.split(r"\r\n|\n|\r", text) if line.strip()]
 
 
-def listed_images(path: Path, images: Iterable[str]) -> tuple[set[str], int]:
+def read_listed_images(path: Path, images: Iterable[str]) -> tuple[set[str], int]:
     """Return the images that a list names.
 
     ``\\`` separates folders as ``/`` does, ``./`` is dropped, and so is a number after the name,
@@ -349,7 +349,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
     if lookalike := next(
         (candidate for candidate in known if candidate.casefold() == name.casefold()), None
     ):
-        return f"; {lookalike} is there, check the capitals"
+        return f"; did you mean {lookalike}? (upper and lower case must match)"
     if not name.isascii():
         return "; is the list in another encoding than UTF-8?"
     return "; name images as CLASS/FILE, one per line"

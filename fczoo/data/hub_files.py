@@ -63,7 +63,7 @@ def parse_columns(text: str) -> dict[str, str]:
     return columns
 
 
-def place_dataset(
+def locate_dataset(
     dataset: str, data_root: str | None, columns: str | None = None
 ) -> tuple[str, str | None]:
     """Return name and data root of a data set, with the path of ``hf:FOLDER`` in the data root.
@@ -92,8 +92,10 @@ def place_dataset(
         path = path.resolve()
         location, data_root = path.name, str(path.parent)
     elif path.is_absolute() or (data_root is None and not HUB_NAME.fullmatch(location)):
-        advice = "leave out --data-root, or name a folder below it" if data_root else "correct it"
-        problem = "is a whole path" if data_root else "is neither a folder nor a name on the hub"
+        advice = "leave out --data-root, or name a folder below it" if data_root else "check it"
+        problem = (
+            "is an absolute path" if data_root else "is neither a folder nor a name on the hub"
+        )
         raise FczooError(f"--dataset hf:{location} {problem}; {advice}")
     words = [location, *(f"{role}={column_of[role]}" for role in ROLES if role in column_of)]
     return PREFIX + ",".join(words), data_root
@@ -103,7 +105,8 @@ def import_library() -> Any:
     """Import Hugging Face's ``datasets``, even in a folder that holds another ``datasets``.
 
     Raises:
-        FczooError: It is not installed, or Python finds another package of this name.
+        FczooError: It is not installed, it lacks a package itself, or Python finds another package
+            of this name.
     """
     module = sys.modules.get("datasets")
     if module is not None and not hasattr(module, "load_from_disk"):
@@ -113,7 +116,10 @@ def import_library() -> Any:
     try:
         library = importlib.import_module("datasets")
     except ImportError as error:
-        raise FczooError("data sets hf: need datasets; run pip install 'fczoo[hf]'") from error
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "datasets"
+        reason = "is not installed" if is_missing else f"cannot be imported: {first_line(error)}"
+        problem = f"data sets hf: need Hugging Face's package datasets, which {reason}"
+        raise FczooError(f"{problem}; run pip install 'fczoo[hf]'") from error
     finally:
         sys.path[:] = path
     if not hasattr(library, "load_from_disk"):
@@ -182,7 +188,7 @@ def download(name: str, folder: Path) -> None:
         data.save_to_disk(str(part))
         os.replace(part, folder)
     except Exception as error:  # the library raises errors of several libraries
-        advice = "check the name; one of several configurations is hf:ORG/NAME/CONFIGURATION"
+        advice = "check the name; give a configuration as hf:ORG/NAME/CONFIGURATION"
         raise FczooError(
             f"cannot get {name} from the hub: {first_line(error)}; {advice}"
         ) from error

@@ -21,15 +21,15 @@ from fczoo.data.folder_layout import FRACTIONS, choose_test_images
 from fczoo.data.folder_scan import FORMATS, TEST, TRAIN, find_named
 from fczoo.data.hub_files import open_tables
 from fczoo.data.image_cache import cached_pixels, file_fingerprints
-from fczoo.data.image_files import PREPARATIONS, UPRIGHT, UnreadableImage, to_square
+from fczoo.data.image_files import PREPARATIONS, UPRIGHT_NOTE, UnreadableImage, to_square
 
 SIZE = 256  # side in pixels at which images are stored
-SHARE = 5  # images of a class per test image, without a test split
-FILES = (".arrow", ".parquet", ".json")  # whose change is one of the images
+TEST_SHARE = 5  # images of a class per test image, without a test split
+TABLE_SUFFIXES = (".arrow", ".parquet", ".json")  # whose change is one of the images
 IMAGE_STRUCT = {"bytes": "binary", "path": "string"}  # an image in parquet files of other software
 
 
-def read_tables(dataset: str, folder: Path, named: Mapping[str, str]) -> ImageData:
+def read_tables(dataset: str, folder: Path, given_columns: Mapping[str, str]) -> ImageData:
     """Read the training and the test part of a folder.
 
     The first split with a name of ``TEST`` and known labels is the test part. Without such a split,
@@ -38,7 +38,7 @@ def read_tables(dataset: str, folder: Path, named: Mapping[str, str]) -> ImageDa
     Args:
         dataset: Name of the data set.
         folder: Folder of ``save_to_disk`` or of parquet files.
-        named: Columns by role; others are found by the types of their features.
+        given_columns: Columns by role; others are found by the types of their features.
 
     Raises:
         FczooError: A split, column or label is missing, of another type, or ambiguous.
@@ -46,8 +46,9 @@ def read_tables(dataset: str, folder: Path, named: Mapping[str, str]) -> ImageDa
     tables, remarks = open_tables(folder), []
     train_name = (find_named(tables, TRAIN) or (list(tables) if len(tables) == 1 else [""]))[0]
     if not train_name:
-        raise FczooError(f"{folder} has the splits {', '.join(tables)} and none is called train")
-    columns = _find_columns(tables[train_name], named, folder)
+        problem = f"{folder} has the splits {', '.join(tables)}, but none is called train"
+        raise FczooError(f"{problem}; rename the training split")
+    columns = _find_columns(tables[train_name], given_columns, folder)
     labels = {train_name: _labels(tables[train_name], columns["label"], f"split {train_name}")}
     test_name = ""
     for name in find_named(tables, TEST):
@@ -75,8 +76,8 @@ def read_tables(dataset: str, folder: Path, named: Mapping[str, str]) -> ImageDa
     if test_name:
         test = part(test_name)
     else:
-        train, test = _divide(part, train_name, train.labels)
-        split = f"{FRACTIONS[SHARE]} of every class by sha256 of its row, seed 0"
+        train, test = _hold_out_test_rows(part, train_name, train.labels)
+        split = f"{FRACTIONS[TEST_SHARE]} of every class by sha256 of its row, seed 0"
     groups = None
     if "group" in columns:
         values = _column(tables[train_name], columns["group"], f"split {train_name}")
@@ -84,31 +85,33 @@ def read_tables(dataset: str, folder: Path, named: Mapping[str, str]) -> ImageDa
     return ImageData(train, test, classes, split, tuple(remarks), groups)
 
 
-def _divide(part: Any, name: str, labels: np.ndarray) -> tuple["TableImages", "TableImages"]:
+def _hold_out_test_rows(
+    part: Any, name: str, labels: np.ndarray
+) -> tuple["TableImages", "TableImages"]:
     """Return a training and a test part of the only split."""
     by_class = {
         str(k): list(map(str, np.flatnonzero(labels == k).tolist())) for k in np.unique(labels)
     }
     is_test = np.zeros(len(labels), bool)
-    is_test[[int(row) for row in choose_test_images(by_class, 0, SHARE)]] = True
+    is_test[[int(row) for row in choose_test_images(by_class, 0, TEST_SHARE)]] = True
     if not is_test.any():
         raise FczooError(f"split {name} is too small to hold out test images; add a split test")
     return part(name, np.flatnonzero(~is_test)), part(name, np.flatnonzero(is_test))
 
 
-def _find_columns(table: Any, named: Mapping[str, str], folder: Path) -> dict[str, str]:
+def _find_columns(table: Any, given_columns: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the columns by role.
 
     Raises FczooError if one is missing, of another type, or ambiguous.
     """
     features = table.features
-    for column in named.values():
+    for column in given_columns.values():
         if column not in features:
             raise FczooError(f"{folder} has no column {column!r}; {nearest(column, features)}")
     images = [name for name, feature in features.items() if _is_image(feature)]
     classes = [name for name, feature in features.items() if hasattr(feature, "names")]
-    numbers = [name for name, feature in features.items() if _is_whole(feature)]
-    columns = dict(named)
+    numbers = [name for name, feature in features.items() if _is_integer(feature)]
+    columns = dict(given_columns)
     for role, candidates in (("image", images), ("label", classes or numbers)):
         if role in columns:
             continue
@@ -120,10 +123,10 @@ def _find_columns(table: Any, named: Mapping[str, str], folder: Path) -> dict[st
             raise FczooError(f"{problem}; name one with --hf-columns {role}=NAME")
         columns[role] = candidates[0]
     label, image = features[columns["label"]], features[columns["image"]]
-    if not (hasattr(label, "names") or _is_whole(label)):
-        advice = "number the classes, such as by class_encode_column of datasets"
-        kind = _type_name(label)
-        raise FczooError(f"labels in {columns['label']!r} of {folder} are {kind}; {advice}")
+    if not (hasattr(label, "names") or _is_integer(label)):
+        problem = f"labels in {columns['label']!r} of {folder} have type {_type_name(label)}"
+        advice = "convert them to whole numbers, such as with class_encode_column of datasets"
+        raise FczooError(f"{problem}; {advice}")
     if not (_is_image(image) or _type_name(image) == "binary"):
         problem = f"column {columns['image']!r} of {folder} holds {_type_name(image)}, not images"
         raise FczooError(f"{problem}; name another with --hf-columns image=NAME")
@@ -136,7 +139,7 @@ def _is_image(feature: Any) -> bool:
     return type(feature).__name__ == "Image"
 
 
-def _is_whole(feature: Any) -> bool:
+def _is_integer(feature: Any) -> bool:
     return re.fullmatch(r"u?int\d+", _type_name(feature)) is not None
 
 
@@ -176,9 +179,11 @@ def _labels(table: Any, column: str, where: str, remarks: list[str] | None = Non
     if negative and negative == len(labels) and remarks is not None:
         remarks.append(f"{where} hides its labels (-1) and is not used")
         return labels[:0]
-    if negative or not len(labels):
-        problem = f"{where} has {plural(negative, 'negative label')}" if negative else "is empty"
-        raise FczooError(f"{problem} in column {column!r}; remove these rows")
+    if not len(labels):
+        raise FczooError(f"{where} is empty; save the data set with images in it")
+    if negative:
+        problem = f"{where} has {plural(negative, 'negative label')} in column {column!r}"
+        raise FczooError(f"{problem}; remove these rows")
     return labels
 
 
@@ -194,17 +199,15 @@ def _classes(feature: Any, labels: np.ndarray) -> tuple[tuple[str, ...], np.ndar
     missing = sorted({*range(len(names := list(names)))} ^ {*numbers.tolist()})
     if missing:
         name = names[missing[0]] if missing[0] < len(names) else missing[0]
-        raise FczooError(
-            f"class {name} has no training image or no name ({len(missing)} such classes); save "
-            "the data set with the classes that it has"
-        )
+        problem = f"class {name} has no training image or no name ({len(missing)} such classes)"
+        raise FczooError(f"{problem}; save the data set with exactly the classes of its images")
     return tuple(names), numbers
 
 
 def _fingerprints(folder: Path) -> list[Any]:
     """Return the identity of the files of the tables in a folder."""
     return file_fingerprints(
-        folder, sorted(file for file in folder.rglob("*") if file.suffix in FILES)
+        folder, sorted(file for file in folder.rglob("*") if file.suffix in TABLE_SUFFIXES)
     )
 
 
@@ -237,7 +240,7 @@ class TableImages:
             [self.source, self.index[index].tolist()],
             self.index[index].tolist(),
             size or SIZE,
-            PREPARATIONS[self.resize] + UPRIGHT,
+            PREPARATIONS[self.resize] + UPRIGHT_NOTE,
             self._prepare,
         )
         return Images(pixels, self.labels[index], rows(self.domains, index))

@@ -26,15 +26,16 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from fczoo.core.errors import FczooError
-from fczoo.core.files import encode_json, home, naming, write_json
+from fczoo.core.files import encode_json, home, name_file_in_errors, write_json
 from fczoo.core.terminal import is_terminal
 
 FORMAT = "fczoo-images-2"
-ENDS = 4096  # bytes at either end of a file that are hashed
-READERS = 8  # threads that read the ends: on a network file system each file takes a round trip
-SLICE = 256  # files that one thread reads one after another
+END_BYTES = 4096  # bytes at either end of a file that are hashed
+# threads that read the ends: on a network file system each file takes a round trip
+READER_THREADS = 8
+FILES_PER_READ = 256  # files that one thread reads one after another
 # images that are decoded ahead of the disk at most, so that fast cores cannot outrun it
-WINDOW = 1024
+DECODE_WINDOW = 1024
 BLOCK = 1 << 24  # bytes of pixels, about, that share a checksum
 VERIFY_LIMIT = 1 << 28  # bytes of pixels, about, that are verified when a cache is opened
 
@@ -86,7 +87,7 @@ def cached_pixels(
     }
     checksums = _read_checksums(stem, about)
     if checksums is None:
-        with _writable(folder), FileLock(f"{stem}.lock"):
+        with _report_write_errors(folder), FileLock(f"{stem}.lock"):
             # another run may have built it while this one waited
             checksums = _read_checksums(stem, about)
             if checksums is None:
@@ -103,7 +104,7 @@ def cached_pixels(
 
 
 @contextmanager
-def _writable(folder: Path) -> Iterator[None]:
+def _report_write_errors(folder: Path) -> Iterator[None]:
     """Create a folder, and report errors of writing inside the context.
 
     Raises:
@@ -114,7 +115,7 @@ def _writable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         problem = f"cannot write decoded images to {folder}: {error.strerror or error}"
-        advice = "free space there, or set FCZOO_HOME to a folder that you can write"
+        advice = "free space there, or set FCZOO_HOME to a writable folder"
         raise FczooError(f"{problem}; {advice}") from error
 
 
@@ -127,16 +128,16 @@ def file_fingerprints(root: Path, files: Sequence[Path]) -> list[tuple[str, Fing
     """
 
     def read(start: int) -> list[tuple[str, Fingerprint]]:
-        part = files[start : start + SLICE]
+        part = files[start : start + FILES_PER_READ]
         return [(file.relative_to(root).as_posix(), fingerprint(file)) for file in part]
 
-    with ThreadPoolExecutor(READERS) as pool:
-        slices = pool.map(read, range(0, len(files), SLICE))
+    with ThreadPoolExecutor(READER_THREADS) as pool:
+        slices = pool.map(read, range(0, len(files), FILES_PER_READ))
         return [entry for part in slices for entry in part]
 
 
 def fingerprint(file: Path) -> Fingerprint:
-    """Return size, times of change, inode and a hash of the first and last ``ENDS`` bytes.
+    """Return size, times of change, inode and a hash of the first and last ``END_BYTES`` bytes.
 
     Two data sets may have equal names, sizes and times. A copied file has another inode and is
     decoded again.
@@ -146,12 +147,12 @@ def fingerprint(file: Path) -> Fingerprint:
     """
     handle = os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     try:
-        with naming(file):
+        with name_file_in_errors(file):
             about = os.fstat(handle)
-            ends = os.read(handle, ENDS)
-            if about.st_size > ENDS:
-                os.lseek(handle, max(ENDS, about.st_size - ENDS), os.SEEK_SET)
-                ends += os.read(handle, ENDS)
+            ends = os.read(handle, END_BYTES)
+            if about.st_size > END_BYTES:
+                os.lseek(handle, max(END_BYTES, about.st_size - END_BYTES), os.SEEK_SET)
+                ends += os.read(handle, END_BYTES)
     finally:
         os.close(handle)
     digest = hashlib.sha256(ends).hexdigest()[:32]
@@ -194,19 +195,18 @@ def _verify(stem: Path, pixels: np.ndarray, checksums: list[str]) -> None:
         FczooError: A block differs.
     """
     per_block = _images_per_block(pixels.shape[1])
-    affordable = max(1, VERIFY_LIMIT // (per_block * _image_bytes(pixels.shape[1])))
+    max_blocks = max(1, VERIFY_LIMIT // (per_block * _image_bytes(pixels.shape[1])))
     blocks: Sequence[int] = range(len(checksums))
-    if len(checksums) > affordable:
+    if len(checksums) > max_blocks:
         # a generator that no result depends on
-        blocks = random.SystemRandom().sample(blocks, affordable)
+        blocks = random.SystemRandom().sample(blocks, max_blocks)
     for block in blocks:
         digest = hashlib.sha256(
             pixels[block * per_block : (block + 1) * per_block].data
         ).hexdigest()
         if digest != checksums[block]:
-            raise FczooError(
-                f"the pixels in {stem}.u8 have changed since they were decoded; delete that file"
-            )
+            problem = f"the pixels in {stem}.u8 have changed since they were decoded"
+            raise FczooError(f"{problem}; delete that file to decode the images again")
 
 
 def _build(
@@ -221,11 +221,12 @@ def _build(
     All cores decode, in threads: Pillow works outside Python's lock, and processes would import the
     user's script.
     """
-    need, free = len(images) * _image_bytes(size), shutil.disk_usage(stem.parent).free
-    if need > free:
-        problem = f"{len(images)} images at {size} pixels need {need / 1e9:.1f} GB in {stem.parent}"
-        advice = "free some, set FCZOO_HOME, or take --stored-size or --train-per-class smaller"
-        raise FczooError(f"{problem}, which has {free / 1e9:.1f}; {advice}")
+    byte_count, free_bytes = len(images) * _image_bytes(size), shutil.disk_usage(stem.parent).free
+    if byte_count > free_bytes:
+        gigabytes = byte_count / 1e9
+        problem = f"{len(images)} images at {size} pixels need {gigabytes:.1f} GB in {stem.parent}"
+        advice = "free space, set FCZOO_HOME, or lower --stored-size or --train-per-class"
+        raise FczooError(f"{problem}, which has {free_bytes / 1e9:.1f} GB free; {advice}")
     draft, cores, per_block = (
         stem.with_name(f"{stem.name}.u8.tmp"),
         os.cpu_count() or 1,
@@ -242,13 +243,15 @@ def _build(
     if bar.disable:
         work = f"decoding {len(images)} images to {size}x{size}, once"
         print(
-            f"{dataset}: {work}, {need / 1e6:.0f} MB in {stem.parent}", file=sys.stderr, flush=True
+            f"{dataset}: {work}, {byte_count / 1e6:.0f} MB in {stem.parent}",
+            file=sys.stderr,
+            flush=True,
         )
     try:
         with bar, ThreadPoolExecutor(cores) as pool, draft.open("wb") as file:
-            for start in range(0, len(images), WINDOW):
+            for start in range(0, len(images), DECODE_WINDOW):
                 for pixels in pool.map(
-                    lambda image: prepare(image, size), images[start : start + WINDOW]
+                    lambda image: prepare(image, size), images[start : start + DECODE_WINDOW]
                 ):
                     content = pixels.tobytes()
                     if written % per_block == 0:

@@ -27,14 +27,14 @@ from fczoo.data.folder_scan import (
 )
 from fczoo.data.image_cache import cached_pixels, file_fingerprints
 
-DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of more than 8 bits, which Pillow would clip to white silently."""
 PREPARATIONS = {
     "crop": "RGB as Pillow converts it; the largest centred square, bicubic",
     "squash": "RGB as Pillow converts it; the whole image, bicubic",
 }
 """Part of the cache key. Change the words when ``prepare`` changes what it returns."""
-UPRIGHT = "; turned by its orientation tag"
+UPRIGHT_NOTE = "; turned by its orientation tag"
 """The rest of it, for images of users."""
 
 
@@ -63,7 +63,7 @@ class ImageFiles:
             FczooError: A file cannot be read; the message names it.
         """
         files = [self.root / self.names[i] for i in index]
-        preparation = PREPARATIONS[self.resize] + (UPRIGHT if self.upright else "")
+        preparation = PREPARATIONS[self.resize] + (UPRIGHT_NOTE if self.upright else "")
         view = partial(prepare, upright=self.upright, resize=self.resize)
         source = self.dataset, file_fingerprints(self.root, files), files, size or self.size
         try:
@@ -72,7 +72,7 @@ class ImageFiles:
             broken = (
                 error
                 if isinstance(error, UnreadableImage)
-                else unreadable(Path(error.filename), error)
+                else unreadable_image_error(Path(error.filename), error)
             )
             advice = f"or see `fczoo data check {self.dataset}` for all such files"
             raise FczooError(f"{broken}, {advice}") from error
@@ -122,7 +122,7 @@ def prepare(path: Path, size: int, upright: bool = False, resize: Resize = "crop
         *(OSError, ValueError, SyntaxError, EOFError),
         *(Image.DecompressionBombError, UnreadableImage),
     ) as error:
-        raise unreadable(path, error) from error
+        raise unreadable_image_error(path, error) from error
 
 
 def to_square(
@@ -139,9 +139,9 @@ def to_square(
     Raises:
         UnreadableImage: The image has more than 8 bits per channel.
     """
-    if image.mode in DEEP:
+    if image.mode in DEEP_MODES:
         raise UnreadableImage(
-            f"mode {image.mode} has more than 8 bits a channel", "convert it to 8 bits"
+            f"mode {image.mode} has more than 8 bits per channel", "convert it to 8 bits"
         )
     if upright:
         image = ImageOps.exif_transpose(image)
@@ -185,27 +185,27 @@ def scan_classes(root: Path, keep: list[str] | None = None) -> dict[str, Scan]:
     return scans
 
 
-def list_images(root: Path, found: dict[str, Scan]) -> dict[str, list[str]]:
+def list_images(root: Path, scans: dict[str, Scan]) -> dict[str, list[str]]:
     """Return class -> names of its images below a folder.
 
     Args:
         root: Folder of the class folders.
-        found: Result of ``scan_classes``.
+        scans: Result of ``scan_classes``.
 
     Raises:
         FczooError: A class has no image, two classes have one name, or class folders are missing.
     """
-    if empty := [name for name, files in found.items() if not files.images]:
+    if empty := [name for name, files in scans.items() if not files.images]:
         problem = f"no image in {root / empty[0]} ({len(empty)} such classes)"
-        unread = unread_files(root, found)[:1]
+        unread = describe_unread_files(root, scans)[:1]
         advice = "".join(unread) or "the copy is incomplete or has another layout"
         raise FczooError(f"{problem}; {advice}")
-    if not found:
+    if not scans:
         raise FczooError(
             f"no class folders in {root}; one folder with images for each class is expected"
         )
-    folders_by_name(root, found)
-    return {name: [f"{name}/{image}" for image in files.images] for name, files in found.items()}
+    folders_by_name(root, scans)
+    return {name: [f"{name}/{image}" for image in files.images] for name, files in scans.items()}
 
 
 def folders_by_name(root: Path, folders: Iterable[str]) -> dict[str, str]:
@@ -229,15 +229,15 @@ def folders_by_name(root: Path, folders: Iterable[str]) -> dict[str, str]:
     return out
 
 
-def unread_files(root: Path, found: dict[str, Scan]) -> list[str]:
+def describe_unread_files(root: Path, scans: dict[str, Scan]) -> list[str]:
     """Return a line for each kind of files that are not read.
 
     Args:
         root: Folder of the class folders.
-        found: Result of ``scan_classes``.
+        scans: Result of ``scan_classes``.
     """
     lines = []
-    unread = sum((files.unread for files in found.values()), Counter[str]())
+    unread = sum((files.unread for files in scans.values()), Counter[str]())
     if total := unread.total():
         kinds = ", ".join(
             f"{count} {suffix or 'without suffix'}" for suffix, count in unread.most_common(3)
@@ -247,9 +247,9 @@ def unread_files(root: Path, found: dict[str, Scan]) -> list[str]:
     if loose := count_images(root):
         verb = "image is" if loose == 1 else "images are"
         lines.append(f"{loose} {verb} in {root} itself, outside of class folders: not read")
-    if loops := [link for files in found.values() for link in files.loops]:
+    if loops := [link for files in scans.values() for link in files.loops]:
         links = "1 link is" if len(loops) == 1 else f"{len(loops)} links are"
-        lines.append(f"{links} not followed, to a folder that holds the link: {min(loops)}")
+        lines.append(f"{links} not followed, because the target contains the link: {min(loops)}")
     return lines
 
 
@@ -309,7 +309,7 @@ def turned_upright(data: ImageData) -> ImageData:
     return data._replace(train=train, test=test)
 
 
-def two_folders(
+def read_train_test_folders(
     dataset: str,
     train: Path,
     test: Path,
@@ -350,8 +350,8 @@ def two_folders(
         classes or display_names(train_folders),
         f"folders {train.name} and {test.name}",
         (
-            *(f"{train.name}/: {line}" for line in unread_files(train, train_scan)),
-            *(f"{test.name}/: {line}" for line in unread_files(test, test_scan)),
+            *(f"{train.name}/: {line}" for line in describe_unread_files(train, train_scan)),
+            *(f"{test.name}/: {line}" for line in describe_unread_files(test, test_scan)),
         ),
     )
 
@@ -359,15 +359,15 @@ def two_folders(
 def _describe_difference(train: Path, test: Path, missing: list[str], extra: list[str]) -> str:
     """Return which class is in only one part."""
     name = printable((missing or extra)[0])
-    problem = f"{train} and {test} have different classes: {name} is in one of them only"
-    part_name = train.name if missing else test.name
+    part = train.name if missing else test.name
+    problem = f"{train} and {test} have different classes: {name} is only in {part}/"
     capitals = {normalise_name(folder).casefold() for folder in extra}
     if missing and normalise_name(missing[0]).casefold() in capitals:
-        return f"{problem} ({part_name}/), in these capitals; give the folder one name"
-    return f"{problem} ({part_name}/); both parts must hold every class"
+        return f"{problem}; use the same upper and lower case in both"
+    return f"{problem}; both parts must have all classes"
 
 
-def unreadable(path: Path, error: Exception) -> UnreadableImage:
+def unreadable_image_error(path: Path, error: Exception) -> UnreadableImage:
     """Return the error of a file, with its path and the reason on one line.
 
     Args:

@@ -24,6 +24,7 @@ from fczoo.data.partition_file import (
     FORMAT,
     PartitionFile,
     check_class_order,
+    partition_path,
     read_partition_file,
 )
 from fczoo.data.stream import Stream
@@ -31,7 +32,6 @@ from fczoo.data.stream import Stream
 log = logging.getLogger("fczoo")
 
 INDICES = "indices"  # spec of a partition of other software
-PARTITION = "partition.json"  # in a run folder
 HASHED_AS = {"dirichlet:1": "dirichlet:1.0"}
 """Canonical specs that are hashed in an earlier spelling, so that known hashes stay valid."""
 
@@ -93,11 +93,11 @@ class Partition:
             spec: Spelling of the spec.
         """
         digest = hashlib.sha256()
-        for text in self._json(dict(sorted({**self._about(), "spec": spec}.items()))):
+        for text in self._json(dict(sorted({**self._metadata(), "spec": spec}.items()))):
             digest.update(text.encode())
         return digest.hexdigest()
 
-    def present(self, task: int) -> int:
+    def client_count(self, task: int) -> int:
         """Return the number of clients that have joined by a task.
 
         Args:
@@ -115,10 +115,10 @@ class Partition:
         Args:
             path: File to write.
         """
-        head = {"format": FORMAT, "sha256": self.sha256, **self._about()}
+        head = {"format": FORMAT, "sha256": self.sha256, **self._metadata()}
         write_safely(path, (text.encode() for text in chain(self._json(head), "\n")))
 
-    def _about(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         """Return the settings of the partition as plain values, without positions."""
         about = {
             "dataset": self.dataset,
@@ -169,7 +169,7 @@ def make_partition(
     population, tasks = ClientGrowth(clients, joining, transition), range(len(stream.tasks))
     client_counts = tuple(map(population.client_count, tasks)) if joining else ()
     if spec.startswith("file:"):
-        path = Path(spec[5:])
+        path = partition_path(spec)
         file = read_partition_file(path)
         if isinstance(file, list):
             partition = _partition_of_indices(file, path, stream)
@@ -183,8 +183,8 @@ def make_partition(
     if getattr(partitioner, "needs_groups", False) and stream.groups is None:
         raise FczooError(
             f"--partition {spec} needs the domain, hospital, writer or user of each image, which "
-            f"{stream.name} does not have; take another partition, --hf-columns group=NAME of a "
-            "data set hf:, or an image folder with groups.csv"
+            f"{stream.name} does not have; use another partition, or add groups with --hf-columns "
+            "group=NAME (data sets hf:) or groups.csv (image folders)"
         )
     if getattr(partitioner, "scope", "task") == "dataset":
         if joining or transition < 1:
@@ -193,9 +193,9 @@ def make_partition(
                 f"{problem}, which needs the same clients in every task; leave out --joining and "
                 "--transition, or take scope=task where it has that option"
             )
-        parts = _split_whole(stream, partitioner, clients, seed)
+        parts = _partition_whole(stream, partitioner, clients, seed)
     else:
-        parts = _split_tasks(stream, partitioner, population, seed)
+        parts = _partition_tasks(stream, partitioner, population, seed)
     spec, order = PARTITIONERS.canonical(spec), stream.class_order
     return Partition(stream.name, spec, seed, order, parts, client_counts, stream.variants)
 
@@ -220,10 +220,8 @@ def _check_parts(
         positions = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
         disjoint_positions = positions if getattr(partitioner, "disjoint", True) else None
         if positions.size and (positions.min() < 0 or positions.max() >= images):
-            fault = (
-                f"position {positions.max() if positions.max() >= images else positions.min()} of "
-                f"{images} images"
-            )
+            position = positions.max() if positions.max() >= images else positions.min()
+            fault = f"position {position} for {images} images"
         elif any(
             len(np.unique(part)) < len(part)
             for part in ([disjoint_positions] if disjoint_positions is not None else parts)
@@ -233,10 +231,10 @@ def _check_parts(
         raise FczooError(f"partitioner {name} returned {fault}; fix its code, see fczoo.testing")
 
 
-def _split_tasks(
+def _partition_tasks(
     stream: Stream, partitioner: Partitioner, population: ClientGrowth, seed: int
 ) -> tuple[ClientIndex, ...]:
-    tasks, everyone = [], population.client_count(len(stream.tasks) - 1)
+    tasks, total_clients = [], population.client_count(len(stream.tasks) - 1)
     for task in stream.tasks:
         images, receivers = (
             stream.positions(stream.train, task),
@@ -256,7 +254,7 @@ def _split_tasks(
         with log_place(f"task {task.index + 1}"):
             parts = split_images(partitioner, labels, len(receivers), rng, groups)
         _check_parts(partitioner, parts, len(labels), len(receivers))
-        client_images = [images[:0]] * everyone
+        client_images = [images[:0]] * total_clients
         for client, part in zip(receivers, parts, strict=True):
             client_images[client] = images[part]
         tasks.append(
@@ -265,7 +263,7 @@ def _split_tasks(
     return tuple(tasks)
 
 
-def _split_whole(
+def _partition_whole(
     stream: Stream, partitioner: Partitioner, clients: int, seed: int
 ) -> tuple[ClientIndex, ...]:
     if len(stream.train_index) < clients:
@@ -276,10 +274,10 @@ def _split_whole(
     labels, rng = stream.train.labels, numpy_stream("partition", seed)
     parts = split_images(partitioner, labels, clients, rng, stream.groups)
     _check_parts(partitioner, parts, len(labels), clients)
-    return _by_task(stream, parts)
+    return _divide_into_tasks(stream, parts)
 
 
-def _by_task(stream: Stream, parts: list[np.ndarray]) -> tuple[ClientIndex, ...]:
+def _divide_into_tasks(stream: Stream, parts: list[np.ndarray]) -> tuple[ClientIndex, ...]:
     """Divide each client's positions in the stream into tasks."""
     tasks = []
     for task in stream.tasks:
@@ -301,7 +299,8 @@ def load_partition(path: Path) -> Partition:
     """
     file = read_partition_file(path)
     if isinstance(file, list):
-        raise FczooError(f"{path} is not a valid partition file: it has no tasks; run it first")
+        problem = "it has indices but no tasks; use it in a run and load the file of that run"
+        raise FczooError(f"{path} is not a valid partition file: {problem}")
     return _partition(file, path)
 
 
@@ -337,7 +336,7 @@ def _partition_of_indices(indices: list[np.ndarray], path: Path, stream: Stream)
                 "--train-per-class"
             )
     parts = [np.searchsorted(stream.train_index, positions) for positions in indices]
-    parts_by_task, order = _by_task(stream, parts), stream.class_order
+    parts_by_task, order = _divide_into_tasks(stream, parts), stream.class_order
     return Partition(stream.name, INDICES, 0, order, parts_by_task, variants=stream.variants)
 
 
@@ -364,8 +363,8 @@ def _check_saved_partition(
     )
     for aspect, file_value, run_value in differences:
         if file_value != run_value:
-            problem = f"the saved partition has another {aspect} than this run"
-            raise FczooError(f"{problem}: {file_value} against {run_value}")
+            problem = f"another {aspect} ({file_value}) than this run ({run_value})"
+            raise FczooError(f"the saved partition has {problem}; use the options of its run")
     check_class_order(partition.class_order, stream.class_order)
     orphan_count = shared_count = 0
     for task, parts in zip(stream.tasks, partition.tasks, strict=True):

@@ -10,6 +10,7 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, convert_json, read_json_value
 
 FORMAT = "fczoo-partition-1"
+PARTITION = "partition.json"  # in a run folder
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".npy", ".npz")
 
 
@@ -27,6 +28,21 @@ class PartitionFile(msgspec.Struct):
     variants: dict[str, int | float] = {}
 
 
+def partition_path(spec: str) -> Path:
+    """Return PATH of a spec ``file:PATH``.
+
+    Args:
+        spec: Value of ``--partition``.
+
+    Raises:
+        FczooError: The spec has no path.
+    """
+    path = spec.removeprefix("file:").strip()
+    if not path:
+        raise FczooError(f"--partition {spec} names no file; write file:RUN/{PARTITION}")
+    return Path(path)
+
+
 def read_partition_file(path: Path) -> PartitionFile | list[np.ndarray]:
     """Read a partition file of fczoo, or each client's indices as a list or an object of lists.
 
@@ -38,13 +54,17 @@ def read_partition_file(path: Path) -> PartitionFile | list[np.ndarray]:
         Content of fczoo's file, or the indices of each client.
 
     Raises:
-        FczooError: The file is missing, malformed or not JSON.
+        FczooError: The file is missing, a folder, malformed or not JSON.
     """
     if path.suffix.lower() in PICKLES:
         problem = f"{path} may run code when it is read, so fczoo does not read such files"
         raise FczooError(
             f"{problem}; write each client's indices as JSON, see --partition in the handbook"
         )
+    if path.is_dir():
+        own = path / PARTITION
+        advice = own if own.is_file() else f"a JSON file, such as {PARTITION} in a run folder"
+        raise FczooError(f"{path} is a folder, not a partition file; give {advice}")
     content = read_json_value(path, "partition file")
     try:
         if isinstance(content, list) or (
@@ -87,10 +107,10 @@ def _check(file: PartitionFile) -> None:
     if not file.tasks or len({len(clients) for clients in file.tasks}) != 1 or not file.tasks[0]:
         raise ValueError("tasks: all must list the same clients")
     if file.joined and len(file.joined) != len(file.tasks):
-        raise ValueError("joined: it must count clients at each task")
+        raise ValueError("joined: expected the number of clients at each task")
     for clients, number in zip(file.tasks, file.joined, strict=False):
         if not 0 < number <= len(clients):
-            raise ValueError("joined: it must count clients at each task")
+            raise ValueError(f"joined: expected numbers from 1 to {len(clients)}, got {number}")
         if any(clients[number:]):
             raise ValueError("joined: a client owns images before it has joined")
 
@@ -112,10 +132,11 @@ def check_class_order(file_order: tuple[int, ...], run_order: tuple[int, ...]) -
     else:
         advice = "use the --class-order or --class-order-seed with which it was saved"
     if len(file_order) != len(run_order):
-        difference = f"{len(file_order)} classes against {len(run_order)}"
+        difference = f"{len(file_order)} classes in the file, {len(run_order)} in the run"
     else:
         i = next(i for i, (a, b) in enumerate(zip(file_order, run_order, strict=True)) if a != b)
-        difference = f"class {i + 1} is {file_order[i]} against {run_order[i]}"
+        places = f"{file_order[i]} in the file, {run_order[i]} in the run"
+        difference = f"class {i + 1} is {places}"
     raise FczooError(
         f"the saved partition has another class order than this run: {difference}; {advice}"
     )

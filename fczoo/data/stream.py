@@ -15,12 +15,12 @@ from fczoo.core.registry import DATASETS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Task
 from fczoo.data.dataset import Dataset, ImageData, Images, Resize, Split, domains_of, rows
-from fczoo.data.verify import say_shared, shared_images
+from fczoo.data.verify import describe_shared_images, shared_images
 
 log = logging.getLogger("fczoo")
 
 DOMAINS = "domains"
-Cut = int | Sequence[int] | Literal["domains"]
+TaskDivision = int | Sequence[int] | Literal["domains"]
 """How a data set is cut into tasks: into this many, into these numbers of classes, or by its
 domains.
 """
@@ -45,7 +45,8 @@ class Stream:
     tasks: tuple[Task, ...]
     split: str = "official"  # how the test part was chosen
     remarks: tuple[str, ...] = ()  # warnings on the images
-    learned: int = 0  # number of its first tasks that the model knows from which the run starts
+    # number of its first tasks that the model knows from which the run starts
+    learned_count: int = 0
     # int64 [N] group (domain, hospital, writer) of each training image, if the data set has groups
     groups: np.ndarray | None = None
     # few shots, long tail and so on, with their seed; see ``stream_variants``
@@ -67,7 +68,7 @@ class Stream:
 def make_stream(
     dataset: str,
     root: Path | None = None,
-    tasks: Cut = 5,
+    tasks: TaskDivision = 5,
     class_order_seed: int | None = None,
     train_per_class: int | None = None,
     test_per_class: int | None = None,
@@ -108,7 +109,7 @@ def make_stream(
 
     def take(part: Split, index: np.ndarray) -> Images:
         image_pixels = (
-            resized(part, resize).take(index, stored_size).pixels if pixels else NO_PIXELS
+            with_resize(part, resize).take(index, stored_size).pixels if pixels else NO_PIXELS
         )
         return Images(image_pixels, arrival[part.labels[index]], rows(domains(part), index))
 
@@ -118,7 +119,7 @@ def make_stream(
         for part, per_class in ((data.train, train_per_class), (data.test, test_per_class))
     )
     train, test = take(data.train, train_index), take(data.test, test_index)
-    overlap_remarks = say_shared(shared_images(train.pixels, test.pixels))
+    overlap_remarks = describe_shared_images(shared_images(train.pixels, test.pixels))
     remarks = tuple(f"{dataset}: {remark}" for remark in (*data.remarks, *overlap_remarks))
     for remark in remarks:
         log.warning(remark)
@@ -136,7 +137,7 @@ def make_stream(
     )
 
 
-def resized(part: Split, resize: Resize) -> Split:
+def with_resize(part: Split, resize: Resize) -> Split:
     """Return a part whose image files become square by ``resize``; others are square already.
 
     Args:
@@ -147,7 +148,7 @@ def resized(part: Split, resize: Resize) -> Split:
     return replace(stored, resize=resize) if hasattr(part, "resize") else part
 
 
-def make_tasks(dataset: str, classes: int, tasks: Cut) -> tuple[Task, ...]:
+def make_tasks(dataset: str, classes: int, tasks: TaskDivision) -> tuple[Task, ...]:
     """Divide classes into tasks (see ``task_sizes``), or create one task per domain.
 
     A task of a domain has all classes.
@@ -185,9 +186,12 @@ def task_sizes(dataset: str, classes: int, tasks: int | Sequence[int]) -> list[i
             problem = f"{dataset} has {classes} classes and cannot be cut into {tasks} tasks"
             raise FczooError(f"{problem}; choose --tasks between 1 and {classes}")
         return [len(part) for part in np.array_split(np.arange(classes), tasks)]
-    if min(tasks, default=0) < 1 or sum(tasks) != classes:
-        request = f"--tasks {','.join(map(str, tasks))} adds up to {sum(tasks)} classes"
-        raise FczooError(f"{request}, but {dataset} has {classes}; each task needs one or more")
+    request = f"--tasks {','.join(map(str, tasks))}"
+    if min(tasks, default=1) < 1:
+        raise FczooError(f"{request} has a task without classes; give at least 1 class per task")
+    if sum(tasks) != classes:
+        problem = f"{request} adds up to {sum(tasks)} classes, but {dataset} has {classes}"
+        raise FczooError(f"{problem}; give numbers with the sum {classes}")
     return list(tasks)
 
 

@@ -25,7 +25,7 @@ VARIANTS = {
 """Settings of variants, and what tables say of them; a value of 0 or None is off."""
 
 
-def variant_words(values: Mapping[str, Any]) -> list[str]:
+def describe_variants(values: Mapping[str, Any]) -> list[str]:
     """Describe the variants that are on, one text each.
 
     Args:
@@ -125,7 +125,7 @@ def _blur(stream: Stream, order: list[np.ndarray], part: float, seed: int) -> St
     """
     count = len(stream.tasks)
     if count == 1:
-        raise FczooError("--blurry moves images between tasks, and there is one; raise --tasks")
+        raise FczooError("--blurry needs at least two tasks, but this run has one; raise --tasks")
     task_of_class = np.repeat(np.arange(count), [task.size for task in stream.tasks])
     domains = task_of_class[stream.train.labels]
     for label, positions in enumerate(order):
@@ -178,15 +178,15 @@ def add_label_noise(stream: Stream, partition: Partition) -> Stream:
     labels = stream.train.labels.copy()
     for task, clients in zip(stream.tasks, partition.tasks, strict=True):
         if task.size == 1:
-            raise FczooError(
-                "--label-noise takes another class of the task, and task "
-                f"{task.index + 1} has one; lower --tasks"
+            problem = (
+                f"--label-noise needs tasks of several classes, but task {task.index + 1} has one"
             )
+            raise FczooError(f"{problem}; lower --tasks")
         if len(np.unique(clients.positions)) < len(clients.positions):
-            raise FczooError(
-                f"--label-noise is drawn by client, and {partition.spec} gives an image to "
-                "several; take another --partition"
+            problem = (
+                f"--label-noise needs disjoint clients, but those of {partition.spec} share images"
             )
+            raise FczooError(f"{problem}; use another --partition")
         for client, images in enumerate(clients.within(stream.train_index)):
             rng = numpy_stream("label noise", partition.seed, task.index, client)
             wrong = rng.permutation(images)[: noisy_count(len(images), rate)]

@@ -41,7 +41,7 @@ def shared_images(train: np.ndarray, test: np.ndarray) -> int:
     return sum(digest in train_digests for digest in second)
 
 
-def say_shared(count: int) -> list[str]:
+def describe_shared_images(count: int) -> list[str]:
     """Return one line with the number of shared images; an empty list for zero.
 
     Args:
@@ -101,11 +101,11 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
     ):
         counts = np.bincount(split.labels, minlength=len(data.classes))
         rows.append((label, str(len(split.labels)), str(total or "-")))
-        rows.append(("  per class", _range(counts), str(each or "-")))
+        rows.append(("  per class", _format_range(counts), str(each or "-")))
         if total and total != len(split.labels):
             differences.append(f"{len(split.labels)} {label}, not {total}")
         elif each and (counts != each).any():
-            differences.append(f"{_range(counts)} {label} per class, not {each}")
+            differences.append(f"{_format_range(counts)} {label} per class, not {each}")
     rows.append(("unreadable files", str(len(broken)), "0"))
     if broken:
         differences.append(plural(len(broken), "unreadable file"))
@@ -121,7 +121,11 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
         lines.append(f"... and {len(broken) - MAX_LISTED_FILES} more")
     train_digests = set(parts[0])
     shared_count = sum(isinstance(read, bytes) and read in train_digests for read in parts[1])
-    lines += [*data.remarks, *say_shared(shared_count), *_in_two_classes(data, parts)]
+    lines += [
+        *data.remarks,
+        *describe_shared_images(shared_count),
+        *_describe_ambiguous_images(data, parts),
+    ]
     return "\n".join(lines), differences
 
 
@@ -152,7 +156,7 @@ def read_images(split: Split) -> list[bytes | str]:
         return list(bar)
 
 
-def _in_two_classes(data: ImageData, parts: list[list[bytes | str]]) -> list[str]:
+def _describe_ambiguous_images(data: ImageData, parts: list[list[bytes | str]]) -> list[str]:
     """Return one line on images whose pixels occur in several classes; else an empty list."""
     labels = np.concatenate([data.train.labels, data.test.labels]).tolist()
     classes: dict[bytes, set[int]] = {}
@@ -169,6 +173,6 @@ def _in_two_classes(data: ImageData, parts: list[list[bytes | str]]) -> list[str
     return [f"{count} in more than one class, such as {first} and {second}"]
 
 
-def _range(counts: np.ndarray) -> str:
+def _format_range(counts: np.ndarray) -> str:
     low, high = counts.min(), counts.max()
     return str(low) if low == high else f"{low} to {high}"

@@ -97,7 +97,7 @@ class SmallCrop(Augment):
 
 
 @register_augmentation("hgp")
-class UsualCrop(Augment):
+class DefaultCrop(Augment):
     """Crop of 8 to 100 % of the area, and flip: RandomResizedCrop of fed-mammoth."""
 
     scale = (0.08, 1.0)
@@ -105,7 +105,7 @@ class UsualCrop(Augment):
 
 
 @register_augmentation("randomcrop")
-class CropOfOneSize(Augment):
+class FixedSizeCrop(Augment):
     """Crop of 224 of 256 pixels, and flip: Resize, RandomCrop of fed-mammoth on CUB-200."""
 
     scale = ((224 / 256) ** 2,) * 2
@@ -126,7 +126,7 @@ def get_augment(spec: str) -> Augment:
     augment = AUGMENTATIONS.create(spec)
     if not isinstance(augment, Augment):
         problem = f"augmentation {spec} is not a subclass of fczoo.data.views.Augment"
-        raise FczooError(f"{problem}; derive it and write @dataclass(frozen=True) above")
+        raise FczooError(f"{problem}; derive it, with @dataclass(frozen=True) above the class")
     return augment
 
 
@@ -138,7 +138,7 @@ class ImageStore:
         images: Images,
         backbone: Backbone,
         test_crop: float = 1.0,
-        kept: Callable[[], FeatureFile] | None = None,
+        make_feature_file: Callable[[], FeatureFile] | None = None,
     ):
         """Create a store.
 
@@ -146,15 +146,17 @@ class ImageStore:
             images: Images of one split.
             backbone: Frozen backbone, which gives input size, normalisation and device.
             test_crop: Part of each side that the test view shows.
-            kept: Function that returns the file of the frozen features when they are first needed.
+            make_feature_file: Function that returns the file of the frozen features when they are
+                first needed.
         """
-        self.backbone, self.test_crop, self._kept = backbone, test_crop, kept
+        self.backbone, self.test_crop = backbone, test_crop
+        self._make_feature_file = make_feature_file
         pixels = torch.from_numpy(images.pixels).permute(0, 3, 1, 2)
         self.pixels = pixels.to(backbone.device) if pixels.numel() < ON_DEVICE else pixels
         self.labels = torch.from_numpy(images.labels).to(backbone.device)
         self._mean = torch.tensor(backbone.config.mean, device=backbone.device).view(1, 3, 1, 1)
         self._std = torch.tensor(backbone.config.std, device=backbone.device).view(1, 3, 1, 1)
-        self._forget_queries()
+        self._reset_queries()
 
     def with_labels(self, labels: np.ndarray) -> "ImageStore":
         """Return the same images with other labels; they share their pixels.
@@ -164,17 +166,17 @@ class ImageStore:
         """
         store = copy.copy(self)
         store.labels = torch.from_numpy(labels).to(self.labels.device)
-        store._forget_queries()
+        store._reset_queries()
         return store
 
     def without_test_crop(self) -> "ImageStore":
         """Return the same images whose test view shows them whole; they share their pixels."""
         store = copy.copy(self)
         store.test_crop = 1.0
-        store._forget_queries()
+        store._reset_queries()
         return store
 
-    def _forget_queries(self) -> None:
+    def _reset_queries(self) -> None:
         self._features = torch.empty(0)
         self._computed = torch.zeros(math.ceil(len(self.labels) / QUERY_BLOCK), dtype=torch.bool)
         self._file: FeatureFile | None = None
@@ -212,8 +214,10 @@ class ImageStore:
             x.mul_(1 + augment.brightness * (2 * draws[:, 5].view(-1, 1, 1, 1) - 1)).clamp_(0, 1)
         changed = augment.change(x, draws[:, DRAWS:])
         if changed.shape != x.shape:
-            problem = f"{type(augment).__name__}.change returns {list(changed.shape)}"
-            raise FczooError(f"{problem} for images {list(x.shape)}; return the shape of images")
+            problem = f"{type(augment).__name__}.change returned shape {list(changed.shape)}"
+            raise FczooError(
+                f"{problem} for images {list(x.shape)}; return images of the same shape"
+            )
         return self._normalise(changed)
 
     @torch.no_grad()
@@ -227,7 +231,7 @@ class ImageStore:
             Features [B, D].
         """
         if not self._computed.all():  # else the host need not know which images these are
-            self._recall()
+            self._load_cached_features()
             for block in torch.unique(index.cpu() // QUERY_BLOCK).tolist():
                 if not self._computed[block]:
                     self._compute(block)
@@ -236,11 +240,11 @@ class ImageStore:
                 self._file = None
         return self._features[index.to(self._features.device)].clone()
 
-    def _recall(self) -> None:
+    def _load_cached_features(self) -> None:
         """Load the cached features of an earlier run once."""
-        if self._kept is None or self._file:
+        if self._make_feature_file is None or self._file:
             return
-        self._file = self._kept()
+        self._file = self._make_feature_file()
         features = self._file.load()
         if features is not None and len(features) == len(self.labels):
             self._features, self._file = features.to(self.backbone.device), None
@@ -262,11 +266,11 @@ class ImageStore:
         return x.sub_(self._mean).div_(self._std).to(self.backbone.dtype)
 
 
-class KnownFeatures(ImageStore):
+class ConstantFeatures(ImageStore):
     """A store with constant query features, to count or time the other operations of a step."""
 
     @classmethod
-    def like(cls, store: ImageStore) -> "KnownFeatures":
+    def like(cls, store: ImageStore) -> "ConstantFeatures":
         """Return a store of the same images.
 
         Args:

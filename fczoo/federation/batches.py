@@ -17,11 +17,11 @@ from fczoo.core.tree import Tree
 from fczoo.core.types import Batch
 from fczoo.data.views import Augment, ImageStore
 
-NOWHERE = torch.empty(0, dtype=torch.int64)  # positions of no image
+NO_POSITIONS = torch.empty(0, dtype=torch.int64)  # positions of no image
 
 
-def _none() -> Tensor:
-    return NOWHERE
+def _no_positions() -> Tensor:
+    return NO_POSITIONS
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Client:
     number: int
     index: Tensor  # [n] positions
     # computes ``earlier`` on demand, since few methods read it
-    before: Callable[[], Tensor] = _none
+    find_earlier: Callable[[], Tensor] = _no_positions
 
     @property
     def earlier(self) -> Tensor:
         """Return positions [m] of the client's images of earlier tasks; scope "task" only."""
-        return self.before()
+        return self.find_earlier()
 
 
 class Rows(NamedTuple):
@@ -69,7 +69,7 @@ class LocalTrainState:
     start: Tree  # the same as the round began
     queue: list[Rows]  # its batches of the round
     counts: Tensor  # [C] images of each class among them
-    taught: dict[int, Tensor] = field(
+    teacher_outputs: dict[int, Tensor] = field(
         default_factory=dict
     )  # position -> teacher's output of a fixed view
     sums: Tree = field(default_factory=dict)  # what ``loss`` and ``collect`` have summed up so far
@@ -89,7 +89,7 @@ class LocalTrainState:
         return all(bool(leaf.isfinite().all()) for leaf in self.leaves.values())
 
 
-def stacked_batch(
+def stack_batch(
     method: Method,
     store: ImageStore,
     rows: Sequence[Rows],
@@ -128,7 +128,7 @@ def stacked_batch(
 def view_batches(method: Method, store: ImageStore, index: Tensor, size: int) -> Iterator[Batch]:
     """Yield the test view of some images [n], in order, in batches of ``size``."""
     for part in index.split(size) if len(index) else ():
-        yield Batch(*(v[0] for v in stacked_batch(method, store, [Rows(part)], Augment())))
+        yield Batch(*(v[0] for v in stack_batch(method, store, [Rows(part)], Augment())))
 
 
 def image_draws(training: Training, images: int, index: Tensor, *key: int | str) -> Tensor | None:
@@ -178,7 +178,7 @@ class LocalImages:
     method: Method
     store: ImageStore
     index: Tensor  # [n] positions of the images of the current task
-    earlier: Tensor = NOWHERE  # [m] of earlier tasks
+    earlier: Tensor = NO_POSITIONS  # [m] of earlier tasks
     pass_size: int = 64  # images of a batch
 
     def labels(self, index: Tensor) -> Tensor:

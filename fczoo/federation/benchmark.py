@@ -13,7 +13,7 @@ import torch
 from fczoo import __version__
 from fczoo.aggregators.merge import check_stateless
 from fczoo.backbones.load import load_backbone
-from fczoo.backbones.weights import weights_needed
+from fczoo.backbones.weights import describe_missing_weights
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError, use_python_names
 from fczoo.core.files import home
@@ -31,30 +31,30 @@ from fczoo.data.views import QUERY_BLOCK, ImageStore
 from fczoo.federation.batches import view_batches
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.data_setup import open_stream
 from fczoo.federation.device import (
     DTYPES,
+    deterministic_operations,
     pick_device,
-    reproducible,
     resolve_precision,
     warn_of_slow_bf16,
 )
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.environment import digest_of, hardware
-from fczoo.federation.local_rules import frozen_features
+from fczoo.federation.local_rules import frozen_features_message
 from fczoo.federation.remote import Transport
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
-from fczoo.federation.server import broadcast, on_device
+from fczoo.federation.scenario import Scenario
+from fczoo.federation.server import broadcast, to_device
 from fczoo.federation.settings import Settings
 from fczoo.federation.settings_checks import normalisation_of
-from fczoo.federation.start import load_start, start_options
-from fczoo.federation.stream import open_stream
-from fczoo.federation.world import World
+from fczoo.federation.warm_start import load_start, start_options
 
 log = logging.getLogger("fczoo")
 
 
-def need_data(dataset: str, root: Path | None, backbone: str) -> None:
+def require_data(dataset: str, root: Path | None, backbone: str) -> None:
     """Raise FczooError if a data set is missing.
 
     The message explains how to get it, and missing weights as well.
@@ -64,13 +64,13 @@ def need_data(dataset: str, root: Path | None, backbone: str) -> None:
         try:
             loader.locate(root or home() / "data")
         except FczooError as error:
-            weights = weights_needed(backbone)
+            weights = describe_missing_weights(backbone)
             raise FczooError(f"{error}; {weights}" if weights else str(error)) from error
 
 
-def need_weights(settings: Settings) -> None:
+def require_weights(settings: Settings) -> None:
     """Raise FczooError if a protocol replaces the backbone by weights that need a download."""
-    missing = weights_needed(settings.backbone)
+    missing = describe_missing_weights(settings.backbone)
     if missing and (note := replaced_backbone(settings)):
         raise FczooError(f"{note}; {missing}")
 
@@ -87,7 +87,7 @@ def replaced_backbone(settings: Settings) -> str:
             else None
         )
         if choice and choice.value == settings.backbone:
-            return f"{name} takes {settings.backbone} on {settings.dataset} ({choice.source})"
+            return f"{name} uses {settings.backbone} on {settings.dataset} ({choice.source})"
     return ""
 
 
@@ -130,14 +130,14 @@ def open_stores(
         yield ImageStore(images, backbone, test_crop, partial(feature_file, images))
 
 
-def _new_name(callback: Callback | None, observer: Callback | None) -> Callback:
+def _choose_callback(callback: Callback | None, observer: Callback | None) -> Callback:
     """Return the callback of a run; warn if it is passed by its former name."""
     if observer is not None:
         warnings.warn("the argument observer is now callback", DeprecationWarning, stacklevel=4)
     return callback or observer or Callback()
 
 
-def as_method(given: object, dataset: str) -> Method:
+def to_method(given: object, dataset: str) -> Method:
     """Return a method from an instance, a class or a name; the last two use ``dataset``'s values.
 
     Raises FczooError for anything else.
@@ -154,7 +154,7 @@ def as_method(given: object, dataset: str) -> Method:
 
 
 @dataclass(frozen=True, repr=False)
-class Benchmark(World):
+class Benchmark(Scenario):
     """A benchmark: the settings, data, partition and backbone that its runs share."""
 
     def __repr__(self) -> str:
@@ -181,15 +181,15 @@ class Benchmark(World):
             settings = Settings.for_dataset(settings)
         if not isinstance(settings, Settings):
             raise FczooError(
-                f"{quote(settings)} is not Settings; give the name of a data set, or Settings"
+                f"{quote(settings)} is not a fczoo.Settings; give one, or the name of a data set"
             )
         settings = resolve_precision(settings)
         warn_of_slow_bf16(settings)
         device, dtype = pick_device(settings.device), DTYPES[settings.precision]
         settings.check()
         s = settings
-        need_data(s.dataset, s.root, s.backbone)
-        need_weights(s)
+        require_data(s.dataset, s.root, s.backbone)
+        require_weights(s)
         mean, std = normalisation_of(s)
         try:  # first the backbone: decoding images takes longer
             backbone = load_backbone(
@@ -214,7 +214,7 @@ class Benchmark(World):
             raise FczooError(f"{problem}; return a fczoo.Training")
         check_stateless(self.settings.aggregator or training.averaging)
         self.check_labels(method)
-        self.check_least(method)
+        self.check_min_clients(method)
         if self.devices:
             self.devices.check(self.partition.clients)
         uplink = self.uplink(method, 0)
@@ -230,11 +230,11 @@ class Benchmark(World):
         """Raise FczooError if the features of an image do not depend on the trained tensors."""
         (batch,) = view_batches(method, self.train, torch.zeros(1, dtype=torch.int64), 1)
         optims = method.training().active_optims(self.stream.tasks[0], 0)
-        state = on_device(state, self.backbone)
+        state = to_device(state, self.backbone)
         leaves = {k: v.clone().requires_grad_() for k, v in select(state, *optims).items()}
         tree = {**broadcast(method, state), **leaves}
         if not method.features(self.backbone, tree, batch).requires_grad:
-            raise FczooError(frozen_features(self.settings.local or "", method.name))
+            raise FczooError(frozen_features_message(self.settings.local or "", method.name))
 
     @use_python_names
     def run(
@@ -244,7 +244,7 @@ class Benchmark(World):
         callback: Callback | None = None,
         checkpoint: Checkpoint | None = None,
         probe: Probe | None = None,
-        elsewhere: Transport | None = None,
+        transport: Transport | None = None,
         *,
         observer: Callback | None = None,
     ) -> Result:
@@ -254,14 +254,14 @@ class Benchmark(World):
 
         With ``checkpoint`` the run is saved after every round, and resumes from the saved state. A
         ``probe`` records diagnostics and changes nothing. Clients run in this process, one group
-        after another, or through the transport ``elsewhere``; the results are equal. ``observer``
+        after another, or through the transport ``transport``; the results are equal. ``observer``
         is the former name of ``callback``.
         """
-        callback = _new_name(callback, observer)
-        instance, number = as_method(method, self.settings.dataset), check_seed(seed)
-        with reproducible(self.settings.deterministic):
+        callback = _choose_callback(callback, observer)
+        instance, number = to_method(method, self.settings.dataset), check_seed(seed)
+        with deterministic_operations(self.settings.deterministic):
             return FederatedRun(
-                self, instance, number, callback, checkpoint, probe, elsewhere
+                self, instance, number, callback, checkpoint, probe, transport
             ).run()
 
     @use_python_names
@@ -278,8 +278,8 @@ class Benchmark(World):
         After each step ``run.state`` is the server's state and ``run.result`` the result so far.
         ``callback`` follows the rounds; ``observer`` is its former name.
         """
-        callback = _new_name(callback, observer)
-        instance, number = as_method(method, self.settings.dataset), check_seed(seed)
+        callback = _choose_callback(callback, observer)
+        instance, number = to_method(method, self.settings.dataset), check_seed(seed)
         return FederatedRun(self, instance, number, callback, None, None)
 
 
@@ -302,12 +302,12 @@ def run(
     warning names those that differ. With ``start_from``, settings, data set and the options of a
     method given by name come from the model. ``observer`` is the former name of ``callback``.
     """
-    callback = _new_name(callback, observer)
+    callback = _choose_callback(callback, observer)
     chosen = Settings.for_dataset(dataset, **settings).with_seed(check_seed(seed))
     if chosen.start_from and isinstance(method, str):
         name = METHODS.get(method).name
         method = create_method(name, **start_options(chosen.start_from, name))
-    method = as_method(method, chosen.dataset)
+    method = to_method(method, chosen.dataset)
     fields = type(method).__dataclass_fields__
     dataset_values = type(method).dataset_options.get(chosen.dataset, {})
     differences = {
@@ -316,11 +316,10 @@ def run(
     if differences and not chosen.start_from:
         listing = ", ".join(f"{k}={v}" for k, v in differences.items())
         log.warning(
-            "%s has %s on %s; fczoo.create_method(%r, %r) takes the data set's values",
+            "%s has default options, but its values for %s are %s; create it with %s to use them",
             method.name,
+            chosen.dataset,
             listing,
-            chosen.dataset,
-            method.name,
-            chosen.dataset,
+            f"fczoo.create_method({method.name!r}, {chosen.dataset!r})",
         )
     return Benchmark.open(chosen).run(method, seed, callback)

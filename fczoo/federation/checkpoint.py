@@ -67,7 +67,7 @@ def unpack(
         raise ValueError(str(error)) from error
 
 
-def form_of(content: bytes) -> str | None:
+def format_of(content: bytes) -> str | None:
     """Return the declared format of bytes.
 
     Raises ValueError for damaged bytes.
@@ -78,7 +78,7 @@ def form_of(content: bytes) -> str | None:
         raise ValueError(str(error)) from error
 
 
-def seal_of(content: bytes) -> str:
+def content_hash(content: bytes) -> str:
     """Return the SHA-256 of packed content, which identifies a message; ``unpack`` checks it.
 
     It is not a hash of the bytes: safetensors may write the same content in another order.
@@ -103,7 +103,7 @@ def _metadata(content: bytes) -> dict[str, str]:
         raise ValueError("its header is cut off")
     about = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     if not isinstance(about, dict):
-        raise ValueError("its header is none")
+        raise ValueError("its header has no metadata")
     return about
 
 
@@ -126,9 +126,9 @@ class Checkpoint:
     ``pack`` writes its content.
     """
 
-    def __init__(self, path: Path, saved: Callable[[], None] = lambda: None):
+    def __init__(self, path: Path, on_save: Callable[[], None] = lambda: None):
         self.path = path
-        self.saved = saved  # called after each snapshot, where a run may be stopped
+        self.on_save = on_save  # called after each snapshot, where a run may be stopped
 
     def save(self, snapshot: Snapshot) -> None:
         """Replace the last snapshot, which stays until the new one is on disk.
@@ -137,7 +137,7 @@ class Checkpoint:
         """
         notes = {"task": snapshot.task, "round": snapshot.round, "notes": snapshot.notes}
         write_safely(self.path, pack(FORMAT, snapshot.trees, notes))
-        self.saved()
+        self.on_save()
 
     def load(self, device: torch.device | str = "cpu") -> Snapshot | None:
         """Load the last snapshot, with accelerator tensors on ``device``; None without a snapshot.
@@ -150,10 +150,8 @@ class Checkpoint:
             trees, about = unpack(FORMAT, self.path.read_bytes(), device)
             return Snapshot(int(about["task"]), int(about["round"]), trees, dict(about["notes"]))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-            raise FczooError(
-                f"{self.path} is not a valid checkpoint: {first_line(error)}; remove it to begin "
-                "this run again"
-            ) from error
+            problem = f"{self.path} is not a valid checkpoint: {first_line(error)}"
+            raise FczooError(f"{problem}; remove it to restart this run") from error
 
     def remove(self) -> None:
         """Remove the file, since the run is finished."""
@@ -177,62 +175,59 @@ class ClientState(NamedTuple):
     """State of all or some clients between exchanges."""
 
     memories: dict[int, Tree]  # client -> what it remembers, see core.method.HasClientMemory
-    taught: dict[
-        int, dict[int, Tensor]
-    ]  # client -> position of an image -> output [C] of the task's teacher
+    # client -> position of an image -> output [C] of the task's teacher
+    teacher_outputs: dict[int, dict[int, Tensor]]
     controls: dict[int, Tree]  # client -> its tree of the local rule, see ControlVariates
     residuals: dict[int, Tree]  # client -> what its codes of the task have lost, see compression
 
-    def of(self, clients: Iterable[int]) -> "ClientState":
+    def select(self, clients: Iterable[int]) -> "ClientState":
         """Select the state of some clients."""
         numbers = list(clients)
         return ClientState(
             {k: self.memories[k] for k in numbers if k in self.memories},
-            {k: self.taught[k] for k in numbers if k in self.taught},
+            {k: self.teacher_outputs[k] for k in numbers if k in self.teacher_outputs},
             {k: self.controls[k] for k in numbers if k in self.controls},
             {k: self.residuals[k] for k in numbers if k in self.residuals},
         )
 
-    def take(self, later: "ClientState") -> None:
+    def update(self, other: "ClientState") -> None:
         """Replace the state of some clients."""
-        self.memories.update(later.memories)
-        self.taught.update(later.taught)
-        self.controls.update(later.controls)
-        self.residuals.update(later.residuals)
+        self.memories.update(other.memories)
+        self.teacher_outputs.update(other.teacher_outputs)
+        self.controls.update(other.controls)
+        self.residuals.update(other.residuals)
+
+    def to_trees(self) -> dict[str, Tree]:
+        """Convert the state to trees, which ``from_trees`` reads."""
+        trees = {f"memory.{client}": memory for client, memory in self.memories.items()}
+        trees |= {f"control.{client}": variates for client, variates in self.controls.items()}
+        trees |= {f"residuals.{client}": tree for client, tree in self.residuals.items()}
+        for client, outputs in self.teacher_outputs.items():
+            trees[f"taught.{client}"] = {
+                "position": torch.tensor(list(outputs)),
+                "output": torch.stack(list(outputs.values())),
+            }
+        return trees
+
+    @classmethod
+    def from_trees(cls, trees: Mapping[str, Tree]) -> "ClientState":
+        """Read the state from the trees of ``to_trees``, which may be among others."""
+        teacher_outputs = {
+            client: dict(zip(tree["position"].tolist(), tree["output"], strict=True))
+            for client, tree in _by_client(trees, "taught.").items()
+        }
+        return cls(
+            _by_client(trees, "memory."),
+            teacher_outputs,
+            _by_client(trees, "control."),
+            _by_client(trees, "residuals."),
+        )
 
 
 def memory_bytes(memory: Tree, exemplars: str, image: int) -> int:
     """Return the bytes of a client's memory; each exemplar position counts as ``image`` bytes."""
     tensors = {name: value for name, value in memory.items() if name != exemplars}
     return nbytes(tensors) + image * len(memory.get(exemplars, ()))
-
-
-def kept_trees(kept: ClientState) -> dict[str, Tree]:
-    """Convert client state to trees, which ``kept_in`` reads."""
-    trees = {f"memory.{client}": memory for client, memory in kept.memories.items()}
-    trees |= {f"control.{client}": variates for client, variates in kept.controls.items()}
-    trees |= {f"residuals.{client}": residuals for client, residuals in kept.residuals.items()}
-    for client, teacher_outputs in kept.taught.items():
-        positions, outputs = list(teacher_outputs), list(teacher_outputs.values())
-        trees[f"taught.{client}"] = {
-            "position": torch.tensor(positions),
-            "output": torch.stack(outputs),
-        }
-    return trees
-
-
-def kept_in(trees: Mapping[str, Tree]) -> ClientState:
-    """Return the client state that ``kept_trees`` converted, from among other trees."""
-    teacher_outputs = {
-        client: dict(zip(tree["position"].tolist(), tree["output"], strict=True))
-        for client, tree in _by_client(trees, "taught.").items()
-    }
-    return ClientState(
-        _by_client(trees, "memory."),
-        teacher_outputs,
-        _by_client(trees, "control."),
-        _by_client(trees, "residuals."),
-    )
 
 
 def _by_client(trees: Mapping[str, Tree], prefix: str) -> dict[int, Tree]:

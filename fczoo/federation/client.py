@@ -40,7 +40,7 @@ class ClientResponse(NamedTuple):
     """Response of some clients in an exchange."""
 
     payloads: list[Payload]  # in their order; empty where one has nothing to send
-    kept: ClientState  # what they keep from now on
+    client_state: ClientState  # what they keep from now on
     losses: dict[
         int, tuple[float, Tensor]
     ]  # client -> mean loss of its training, and of each step [n]
@@ -56,32 +56,36 @@ class ClientRuntime(LocalTrainer):
     uplink: Uplink | None = None  # None: uploads are sent as the method computes them
 
     def answer(
-        self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
+        self, request: ClientRequest, clients: Sequence[Client], client_state: ClientState
     ) -> ClientResponse:
         """Return the response of ``clients``, whose state is ``kept``; it does not change.
 
         Clients that train share one forward; those with the most images come first. A client sends
         nothing if its loss or weights become infinite or NaN.
         """
-        response = self._respond(request, clients, kept)
+        response = self._respond(request, clients, client_state)
         if self.uplink is None:
             return response
-        residuals = dict(response.kept.residuals)
+        residuals = dict(response.client_state.residuals)
         sent = self.uplink.send(response.payloads, request.state, request.exchange, residuals)
-        return response._replace(payloads=sent, kept=response.kept._replace(residuals=residuals))
+        return response._replace(
+            payloads=sent, client_state=response.client_state._replace(residuals=residuals)
+        )
 
     def _respond(
-        self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
+        self, request: ClientRequest, clients: Sequence[Client], client_state: ClientState
     ) -> ClientResponse:
         """Return the response with uploads that are not yet protected, forged or encoded."""
         if request.boundary is None:
-            return self._train(request, clients, kept)
+            return self._train(request, clients, client_state)
         if request.boundary == "after_rounds":
-            return self._conclude(request, clients, kept)
-        return ClientResponse([self._survey(request, client) for client in clients], kept, {})
+            return self._end_task(request, clients, client_state)
+        return ClientResponse(
+            [self._statistics(request, client) for client in clients], client_state, {}
+        )
 
     @torch.no_grad()
-    def survey_form(self, request: ClientRequest, client: Client) -> Payload:
+    def statistics_form(self, request: ClientRequest, client: Client) -> Payload:
         """Return the shape of a statistics upload, computed from one image of weight 0."""
         method = self.method
         assert request.boundary and request.boundary != "after_rounds"
@@ -91,7 +95,7 @@ class ClientRuntime(LocalTrainer):
         sums = method.collect(request.boundary, self.backbone, request.state, batch, request.ctx)
         return Payload(pack_symmetric(sums, method.training().uploads), client.number)
 
-    def _survey(self, request: ClientRequest, client: Client) -> Payload:
+    def _statistics(self, request: ClientRequest, client: Client) -> Payload:
         """Return the upload with a client's statistics from one pass over its data."""
         method, phase = self.method, request.boundary
         assert phase and phase != "after_rounds"
@@ -109,40 +113,40 @@ class ClientRuntime(LocalTrainer):
             views = views[:, index.cpu()].flatten(0, 1)
             index = index.repeat(passes)
         draws = image_draws(training, len(self.store.labels), index, *key)
-        trainer = self if phase == "task_start" else self.for_statistics()
+        trainer = self if phase == "task_start" else self.statistics_trainer()
         totals = trainer.one_pass(sums, [{}], [Rows(index, views, draws, client.number)])[0]
         totals = pack_symmetric(totals, method.training().uploads)
         return Payload(_contiguous_tree(totals), client.number, len(client.index))
 
-    def _conclude(
-        self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
+    def _end_task(
+        self, request: ClientRequest, clients: Sequence[Client], client_state: ClientState
     ) -> ClientResponse:
         """Return the uploads of clients that update their memory at the end of a task.
 
         ``num_samples`` of an upload counts the images of the task and the exemplars.
         """
-        method, memories, payloads = self.method, dict(kept.memories), []
+        method, memories, payloads = self.method, dict(client_state.memories), []
         assert isinstance(method, EndsTasks)
         for client in clients:
             client_ctx = replace(request.ctx, memory=memories.get(client.number, {}))
             with torch.no_grad(), log_place(_location(client, client_ctx)):
-                settling = method.end_task_client(self.backbone, self.images_of(client), client_ctx)
+                result = method.end_task_client(self.backbone, self.images_of(client), client_ctx)
             memory, upload = map(
-                _contiguous_tree, _pair(settling, f"{method.name}.end_task_client()")
+                _contiguous_tree, _pair(result, f"{method.name}.end_task_client()")
             )
             memories[client.number] = memory
             images = len(self.with_exemplars(client, memory).index)
             payloads.append(Payload(upload, client.number, images))
-        return ClientResponse(payloads, kept._replace(memories=memories), {})
+        return ClientResponse(payloads, client_state._replace(memories=memories), {})
 
     def _train(
-        self, request: ClientRequest, clients: Sequence[Client], kept: ClientState
+        self, request: ClientRequest, clients: Sequence[Client], client_state: ClientState
     ) -> ClientResponse:
-        ctx, memories = request.ctx, dict(kept.memories)
-        controls = ControlVariates(self.rule, request.control, dict(kept.controls))
+        ctx, memories = request.ctx, dict(client_state.memories)
+        controls = ControlVariates(self.rule, request.control, dict(client_state.controls))
         data = self.images_of(clients[0])
         if isinstance(self.method, HasClientMemory):  # one client
-            ctx = self._recall(
+            ctx = self._before_training(
                 self.method, clients[0], data, ctx, memories.get(clients[0].number, {})
             )
             memories[clients[0].number] = ctx.memory
@@ -150,34 +154,40 @@ class ClientRuntime(LocalTrainer):
         for client in clients:
             memory = memories.get(client.number, {})
             index = self.training_indices(client, memory, ctx)
-            teacher_outputs = dict(kept.taught.get(client.number, {}))
+            teacher_outputs = dict(client_state.teacher_outputs.get(client.number, {}))
             start = self.start_of(request.state, memory)
             learners.append(self.learner(start, client, index, teacher_outputs, ctx))
         self.steps(learners, controls, ctx)
         losses = {learner.client.number: self.mean_loss(learner) for learner in learners}
-        sound = [o for o in learners if o.finite and math.isfinite(losses[o.client.number][0])]
-        self.collect_after_training(sound, ctx)
+        finite_learners = [
+            o for o in learners if o.finite and math.isfinite(losses[o.client.number][0])
+        ]
+        self.collect_after_training(finite_learners, ctx)
         payloads = {
             client.number: Payload({}, client.number, len(client.index)) for client in clients
         }
-        for learner in sound:
+        for learner in finite_learners:
             number = learner.client.number
             upload = {**self.method.make_upload(learner.trained_tensors, learner.sums, ctx)}
             if isinstance(self.method, HasClientMemory):
-                memories[number], extra = self._finish(self.method, learner, data, ctx)
+                memories[number], extra = self._after_training(self.method, learner, data, ctx)
                 upload |= extra
-            upload |= controls.renew(learner)
+            upload |= controls.update_client_tree(learner)
             payloads[number] = payloads[number].holding(_contiguous_tree(upload))
         outputs_by_client = {
-            learner.client.number: learner.taught for learner in learners if learner.taught
+            learner.client.number: learner.teacher_outputs
+            for learner in learners
+            if learner.teacher_outputs
         }
         return ClientResponse(
             list(payloads.values()),
-            ClientState(memories, outputs_by_client, controls.clients, dict(kept.residuals)),
+            ClientState(
+                memories, outputs_by_client, controls.clients, dict(client_state.residuals)
+            ),
             losses,
         )
 
-    def _recall(
+    def _before_training(
         self, method: HasClientMemory, client: Client, data: LocalImages, ctx: Context, memory: Tree
     ) -> Context:
         """Return the context with the client's memory after ``before_training``."""
@@ -189,7 +199,7 @@ class ClientRuntime(LocalTrainer):
                 ),
             )
 
-    def _finish(
+    def _after_training(
         self, method: HasClientMemory, learner: LocalTrainState, data: LocalImages, ctx: Context
     ) -> tuple[Tree, Tree]:
         """Return the client's memory after training, and its additional upload."""
@@ -217,7 +227,7 @@ def _pair(returned: Any, function: str) -> tuple[Tree, Tree]:
     """
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
-            f"{function} must return two trees: what the client remembers, and what it uploads"
+            f"{function} must return two trees: the client's memory and its additional upload"
         )
     memory, upload = returned
     return memory, upload

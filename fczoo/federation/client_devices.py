@@ -60,7 +60,7 @@ class ClientDevices:
     by_client: bool
     seed: int
 
-    def of(self, client: int) -> Device:
+    def device_of(self, client: int) -> Device:
         """Return the device of a client.
 
         Args:
@@ -71,10 +71,8 @@ class ClientDevices:
         """
         if self.by_client:
             if client not in self.keys:
-                raise FczooError(
-                    f"{self.table} has no device of client {client}; add a row, or give a column "
-                    "share in place of client"
-                )
+                problem = f"{self.table} has no row for client {client}"
+                raise FczooError(f"{problem}; add one, or replace the column client by share")
             return self.devices[self.keys.index(client)]
         limits = np.cumsum(self.keys) / sum(self.keys)
         draw = numpy_stream("device", self.seed, client).random()
@@ -87,9 +85,9 @@ class ClientDevices:
             clients: Number of clients.
         """
         for client in range(clients) if self.by_client else ():
-            self.of(client)
+            self.device_of(client)
 
-    def available(self, clients: Sequence[Client], *key: int) -> list[Client]:
+    def available_clients(self, clients: Sequence[Client], *key: int) -> list[Client]:
         """Return the clients that are available in a round; if none is, the one closest to it.
 
         Args:
@@ -97,7 +95,8 @@ class ClientDevices:
             *key: Seed of the run, task and round, on which the draws depend.
         """
         margins = [
-            self.of(c.number).availability - numpy_stream("available", *key, c.number).random()
+            self.device_of(c.number).availability
+            - numpy_stream("available", *key, c.number).random()
             for c in clients
         ]
         best = max(margins, default=0.0)
@@ -139,7 +138,7 @@ def read_devices(spec: str, seed: int) -> ClientDevices:
         except (TypeError, ValueError) as error:
             raise FczooError(f"{spec}, line {line}: {error}; give numbers") from error
         if not all(0 < rate < math.inf for rate in rates) or not 0 < availability <= 1:
-            problem = "a speed must be above 0, and an availability at most 1"
+            problem = "speeds must be above 0 and finite, availability above 0 and at most 1"
             raise FczooError(f"{spec}, line {line}: {problem}")
         if not 0 <= keys[-1] < math.inf or (by_client and keys[-1] % 1):
             raise FczooError(f"{spec}, line {line}: {row[key]} is not a valid {key}")

@@ -20,7 +20,7 @@ from fczoo.core.seeds import torch_stream
 from fczoo.core.tree import Tree, nbytes
 
 PART = "@"  # between the name of a tensor and that of a part of its code
-LARGEST_HALF = 65504.0  # of float16
+MAX_FLOAT16 = 65504.0  # of float16
 LARGEST_INT32 = 2**31 - 1
 
 
@@ -83,7 +83,7 @@ class Fp16(Compression):
         return {"values": _part(like.shape, torch.float16)}
 
     def encode(self, value: Tensor) -> Tree:
-        return {"values": value.clamp(-LARGEST_HALF, LARGEST_HALF).half()}
+        return {"values": value.clamp(-MAX_FLOAT16, MAX_FLOAT16).half()}
 
     def decode(self, code: Tree, like: Tensor) -> Tensor:
         return code["values"].to(like)
@@ -117,7 +117,7 @@ class TopK(Compression):
         positions = code["positions"].long()
         in_order = bool((positions[1:] > positions[:-1]).all())
         if not in_order or positions[0] < 0 or positions[-1] >= like.numel():
-            raise ValueError("positions are not in order or not of the tensor")
+            raise ValueError("positions are not ascending, or outside the tensor")
         flat = torch.zeros_like(like).flatten()
         flat[positions] = code["values"]
         return flat.view_as(like)

@@ -14,6 +14,7 @@ import torch
 from fczoo.core.errors import FczooError
 from fczoo.data.views import Augment, get_augment
 from fczoo.federation.settings import AUTO, Settings
+from fczoo.federation.waiting_uploads import MEMORY_LIMIT, WaitingPlace
 
 log = logging.getLogger("fczoo")
 
@@ -22,12 +23,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
 @contextmanager
-def reproducible(wanted: bool) -> Iterator[None]:
-    """Restrict torch to deterministic operations if ``wanted``.
+def deterministic_operations(enabled: bool) -> Iterator[None]:
+    """Restrict torch to deterministic operations if ``enabled``.
 
     Raises RuntimeError at an operation without a deterministic version.
     """
-    if not wanted:  # then nothing is set: that alone takes two seconds
+    if not enabled:  # then nothing is set: that alone takes two seconds
         yield
         return
     was_enabled, warn_only = (
@@ -82,14 +83,14 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-SIDE = 256  # of the square matrices of a measured product
+MATRIX_SIZE = 256  # of the square matrices of a measured product
 REPEATS = 3  # products, of which the fastest counts
-SLOW = 1.2  # factor above which a run is warned
+SLOW_FACTOR = 1.2  # factor above which a run is warned
 
 
 def product_seconds(dtype: torch.dtype) -> float:
     """Return the seconds of one matrix product on the CPU, the fastest of a few."""
-    matrix = torch.ones(SIDE, SIDE, dtype=dtype)
+    matrix = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=dtype)
     matrix @ matrix  # the first product of a type prepares its kernel
     seconds = []
     for _ in range(REPEATS):
@@ -129,7 +130,7 @@ def warn_of_slow_bf16(settings: Settings) -> None:
     """Warn if bf16 is slower than fp32 on the processor of a run, with the factor."""
     if settings.precision != "bf16" or pick_device(settings.device).type != "cpu":
         return
-    if (factor := bf16_slowdown()) > SLOW:
+    if (factor := bf16_slowdown()) > SLOW_FACTOR:
         log.warning(
             "on this processor a matrix product in bf16 takes %.1f times as long as in fp32; "
             "give --precision fp32, or auto for the faster one",
@@ -139,10 +140,6 @@ def warn_of_slow_bf16(settings: Settings) -> None:
 
 TOGETHER_LIMIT = 4_000_000
 """Trained scalars a client, above which clients train one at a time by default."""
-MEMORY_LIMIT = 250_000_000
-"""Trained scalars of all clients of a round, above which their uploads wait on a disk: 1 GB in
-float32.
-"""
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class Plan:
     pass_size: int = 64  # batch of passes without training
     # where uploads wait for the merge; with host and disk, the device holds those of one group of
     # clients at a time
-    waiting: Literal["device", "host", "disk"] = "device"
+    waiting: WaitingPlace = "device"
 
 
 def plan_of(
@@ -167,8 +164,8 @@ def plan_of(
 ) -> Plan:
     """Create the plan of a run of ``clients`` clients that train ``trained_scalars`` each."""
     s, on_gpu = settings, device.type == "cuda"
-    waiting: Literal["device", "host", "disk"] = "device"
-    if s.asked_count(clients) * trained_scalars > MEMORY_LIMIT:
+    waiting: WaitingPlace = "device"
+    if s.sampled_count(clients) * trained_scalars > MEMORY_LIMIT:
         waiting = "disk"
     elif on_gpu and trained_scalars > TOGETHER_LIMIT:
         waiting = "host"

@@ -20,7 +20,7 @@ import torch
 
 from fczoo import __version__
 from fczoo.backbones.names import registered_backbone
-from fczoo.backbones.weights import split_spec
+from fczoo.backbones.weights import split_stored_spec
 from fczoo.core.files import home, shorten, write_safely
 from fczoo.core.method import Method
 from fczoo.core.registry import DATASETS, SPECS, make_aggregator
@@ -103,7 +103,8 @@ def commit() -> str:
     return f"{head}+" if changes else head
 
 
-PARSED, MOST_PARSED = "fczoo-parsed-1", 3000  # file of parsed modules, and its most entries
+PARSED_FORMAT = "fczoo-parsed-1"  # name of the file of parsed modules
+MAX_PARSED_MODULES = 3000  # entries of that file
 # module whose imports cover the engine, core, data, security and backbones
 ENGINE = "fczoo.federation.benchmark"
 
@@ -125,7 +126,7 @@ def code_of(settings: Settings, method: Method) -> dict[str, str]:
         name = (getattr(settings, setting) or "").partition(":")[0]
         if name and name != "file":
             used.append(registry.get(name))
-    if backbone := registered_backbone(split_spec(settings.backbone)[0]):
+    if backbone := registered_backbone(split_stored_spec(settings.backbone)[0]):
         used.append(backbone)
     hashes: dict[str, str] = {}
     for module in (ENGINE, *(entry.__module__ for entry in used)):
@@ -157,13 +158,13 @@ def file_of(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _collect(module: str, packages: set[str], found: dict[str, str]) -> None:
+def _collect(module: str, packages: set[str], hashes: dict[str, str]) -> None:
     """Add the hashes of a module and of its imports from some packages."""
-    if module not in found and (source := _source(module)):
-        found[module] = source[0]
+    if module not in hashes and (source := _source(module)):
+        hashes[module] = source[0]
         for name in source[1]:
             if name.partition(".")[0] in packages:
-                _collect(name, packages, found)
+                _collect(name, packages, hashes)
 
 
 @cache
@@ -175,36 +176,41 @@ def _source(module: str) -> tuple[str, tuple[str, ...]] | None:
     content = file.read_bytes()
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     key = f"{package} {hashlib.sha256(content).hexdigest()}"
-    known = _parsed_before()
-    if key not in known:
+    parsed_modules = _load_parsed_modules()
+    if key not in parsed_modules:
         tree = ast.parse(content)
         modules = tuple(dict.fromkeys(_imports(tree, package)))
         text = statements(content.decode("utf-8"), tree)
-        known[key] = hashlib.sha256(text.encode()).hexdigest(), modules
-    return known[key]
+        parsed_modules[key] = hashlib.sha256(text.encode()).hexdigest(), modules
+    return parsed_modules[key]
 
 
 @cache
-def _parsed_before() -> dict[str, tuple[str, tuple[str, ...]]]:
+def _load_parsed_modules() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return hashes and imports of modules that earlier processes parsed, by package and content.
 
     Parsing the whole engine takes nearly a second. A process adds what it parsed when it exits.
     """
-    path = home() / "cache" / f"{PARSED}.json"
+    path = home() / "cache" / f"{PARSED_FORMAT}.json"
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[str, tuple[str, ...]]])
+        parsed_modules = msgspec.json.decode(
+            path.read_bytes(), type=dict[str, tuple[str, tuple[str, ...]]]
+        )
     except (OSError, msgspec.DecodeError):  # none, or damaged: each module is parsed again
-        known = {}
-    count = len(known)
+        parsed_modules = {}
+    count = len(parsed_modules)
 
     def save() -> None:
-        if len(known) > count:
+        if len(parsed_modules) > count:
             with contextlib.suppress(OSError):  # a folder that cannot be written costs only time
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_safely(path, msgspec.json.encode(dict(list(known.items())[-MOST_PARSED:])))
+                write_safely(
+                    path,
+                    msgspec.json.encode(dict(list(parsed_modules.items())[-MAX_PARSED_MODULES:])),
+                )
 
     atexit.register(save)
-    return known
+    return parsed_modules
 
 
 def statements(source: str, tree: ast.Module) -> str:
@@ -224,12 +230,12 @@ def statements(source: str, tree: ast.Module) -> str:
             removed |= _docstring_lines(node, lines)
         if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno:
             inner |= set(range(node.lineno, node.end_lineno + 1))
-    kept = []
+    code_lines = []
     for number, line in enumerate(lines, 1):
-        bare = line.strip()
-        if number not in removed and (number in inner or (bare and bare[0] != "#")):
-            kept.append(line.rstrip())
-    return "\n".join(kept)
+        stripped = line.strip()
+        if number not in removed and (number in inner or (stripped and stripped[0] != "#")):
+            code_lines.append(line.rstrip())
+    return "\n".join(code_lines)
 
 
 def _docstring_lines(

@@ -26,17 +26,17 @@ from fczoo.core.types import Context, HasClientMemory, Task
 from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.checkpoint import ClientState
 from fczoo.federation.client import ClientRuntime
-from fczoo.federation.client_tasks import client_task_accuracies
+from fczoo.federation.client_task_accuracy import client_task_accuracies
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.result import Evaluation
-from fczoo.federation.world import World
+from fczoo.federation.scenario import Scenario
 
-TOP = 5  # answers per image that count for top-5
+TOP = 5  # predictions per image that count for top-5
 BINS = 15  # of the calibration error (Guo et al., 2017)
 NAN = float("nan")
 
 
-def task_answers(logits: Tensor, classes: Tensor) -> Tensor:
+def task_predictions(logits: Tensor, classes: Tensor) -> Tensor:
     """Compute argmax_{c in task} z_c: the predictions if the task of each image is known.
 
     Args:
@@ -52,7 +52,7 @@ def task_answers(logits: Tensor, classes: Tensor) -> Tensor:
     return torch.where(best.values > torch.finfo(logits.dtype).min, best.indices, -1)
 
 
-def in_top(logits: Tensor, labels: Tensor, k: int = TOP) -> Tensor:
+def is_in_top(logits: Tensor, labels: Tensor, k: int = TOP) -> Tensor:
     """Compute whether the label is among the k classes with the highest logits.
 
     Among equal logits the lower class comes first, as in argmax, so that k = 1 gives the accuracy.
@@ -110,7 +110,7 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> 
 @torch.inference_mode()
 def masked_logits(
     method: Method,
-    world: World,
+    scenario: Scenario,
     state: Tree,
     index: Tensor,
     task: Task,
@@ -124,21 +124,20 @@ def masked_logits(
     Raises TypeError if the method's logits do not cover exactly the classes seen so far, and
     FczooError if a logit of a class with images at a client is NaN.
     """
-    store = world.test
+    store = scenario.test
     has_images = (
-        world.classes_with_images(task) if client is None else world.classes_of(client, task)
+        scenario.classes_with_images(task) if client is None else scenario.classes_of(client, task)
     )
     for batch in view_batches(method, store, index, batch_size):
         logits = method.predict(store.backbone, state, batch, task)
         if logits.shape != (len(batch.y), task.stop):
             raise TypeError(
-                f"{method.name}.predict gave {tuple(logits.shape)}, expected "
-                f"{(len(batch.y), task.stop)}: "
-                f"one logit for each class seen"
+                f"{method.name}.predict returned shape {tuple(logits.shape)}, expected "
+                f"{(len(batch.y), task.stop)}: one logit for each class seen"
             )
         logits = logits.masked_fill(~has_images.to(logits.device), -torch.inf)
         if logits.isnan().any():  # which argmax would count as an answer
-            problem = f"{method.name}.predict gives NaN after task {task.index + 1}"
+            problem = f"{method.name}.predict returned NaN after task {task.index + 1}"
             raise FczooError(
                 f"{problem}; lower its learning rates with --set, or look for a division by zero"
             )
@@ -147,7 +146,7 @@ def masked_logits(
 
 def predictions(
     method: Method,
-    world: World,
+    scenario: Scenario,
     state: Tree,
     index: Tensor,
     task: Task,
@@ -155,15 +154,19 @@ def predictions(
     client: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return predictions over all classes seen by ``task``, and labels [n], on the CPU."""
-    answers, labels = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
-    for logits, y in masked_logits(method, world, state, index, task, batch_size, client):
-        answers.append(logits.argmax(1).cpu())
+    predicted, labels = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    for logits, y in masked_logits(method, scenario, state, index, task, batch_size, client):
+        predicted.append(logits.argmax(1).cpu())
         labels.append(y.cpu())
-    return torch.cat(answers), torch.cat(labels)
+    return torch.cat(predicted), torch.cat(labels)
 
 
 def evaluate(
-    method: Method, world: World, models: Mapping[int | None, Tree], task: Task, batch_size: int
+    method: Method,
+    scenario: Scenario,
+    models: Mapping[int | None, Tree],
+    task: Task,
+    batch_size: int,
 ) -> Evaluation:
     """Evaluate models after ``task``, in one forward per test image of the tasks up to it.
 
@@ -171,23 +174,23 @@ def evaluate(
     each is tested on all images, with predictions among the client's classes. Accuracies are the
     means over these models.
     """
-    gives_logits, tasks = method.training().gives_logits, world.stream.tasks[: task.index + 1]
-    index, counts = _test_index(world, tasks)
+    gives_logits, tasks = method.training().gives_logits, scenario.stream.tasks[: task.index + 1]
+    index, counts = _test_index(scenario, tasks)
     classes = torch.tensor([[test_task.start, test_task.stop] for test_task in tasks])
     # all tasks share the batches, so that many small tasks cost no more than few large ones
     batch_classes = classes.repeat_interleave(torch.tensor(counts), 0).split(batch_size)
-    top, confident, of_model = [], [], dict[int | None, Tensor]()
+    top, confidence, of_model = [], [], dict[int | None, Tensor]()
     for client, model in models.items():
         rows = [torch.empty(3, 0, dtype=torch.int64)]
-        batches = masked_logits(method, world, model, index, task, batch_size, client)
+        batches = masked_logits(method, scenario, model, index, task, batch_size, client)
         for (logits, y), bounds in zip(batches, batch_classes, strict=False):  # may have no image
-            aware = task_answers(logits, bounds.to(logits.device))
+            aware = task_predictions(logits, bounds.to(logits.device))
             rows.append(torch.stack([y, logits.argmax(1), aware]).cpu())
-            top.append(in_top(logits, y).cpu())
+            top.append(is_in_top(logits, y).cpu())
             if gives_logits:
-                confident.append(confidences(logits).cpu())
+                confidence.append(confidences(logits).cpu())
         of_model[client] = torch.cat(rows, 1)
-    labels, answers, aware = torch.stack([*of_model.values()], 1)  # [models, images] each
+    labels, predicted, aware = torch.stack([*of_model.values()], 1)  # [models, images] each
     triples = _confusion(torch.cat([*of_model.values()], 1), task)
     class_accuracy = class_accuracies(confusion_matrix(triples, task.stop))
     by_model = {
@@ -195,39 +198,43 @@ def evaluate(
         for client, rows in of_model.items()
     }
     return Evaluation(
-        accuracy=_task_accuracies(answers == labels, counts),
+        accuracy=_task_accuracies(predicted == labels, counts),
         task_aware=_task_accuracies(aware == labels, counts),
         top5=percent_correct(torch.cat(top)) if top else NAN,
-        calibration=_calibration(confident, answers == labels) if gives_logits else None,
+        calibration=_calibration(confidence, predicted == labels) if gives_logits else None,
         confusion=triples,
         class_accuracy=class_accuracy,
-        client_accuracy=_client_accuracies(world, task, by_model),
-        client_task_accuracy=client_task_accuracies(world, task, by_model),
-        next_accuracy=_next_accuracy(method, world, models, task, batch_size),
+        client_accuracy=_client_accuracies(scenario, task, by_model),
+        client_task_accuracy=client_task_accuracies(scenario, task, by_model),
+        next_accuracy=_next_accuracy(method, scenario, models, task, batch_size),
     )
 
 
 def _confusion(rows: Tensor, task: Task) -> list[list[int]]:
     """Return the confusion of labels and predictions, the first two rows of [3, n]."""
-    labels, answers, _ = rows
-    return confusion_triples(labels.numpy(), answers.numpy(), task.stop)
+    labels, predicted, _ = rows
+    return confusion_triples(labels.numpy(), predicted.numpy(), task.stop)
 
 
 def accuracy_row(
-    method: Method, world: World, models: Mapping[int | None, Tree], task: Task, batch_size: int
+    method: Method,
+    scenario: Scenario,
+    models: Mapping[int | None, Tree],
+    task: Task,
+    batch_size: int,
 ) -> list[float]:
     """Return the accuracy of models in percent on each task up to ``task``; NaN without images.
 
     ``models`` are those of ``evaluate``.
     """
-    index, counts = _test_index(world, world.stream.tasks[: task.index + 1])
-    correct = _correct_answers(method, world, models, index, task, batch_size)
+    index, counts = _test_index(scenario, scenario.stream.tasks[: task.index + 1])
+    correct = _correct_predictions(method, scenario, models, index, task, batch_size)
     return _task_accuracies(correct, counts)
 
 
-def _correct_answers(
+def _correct_predictions(
     method: Method,
-    world: World,
+    scenario: Scenario,
     models: Mapping[int | None, Tree],
     index: Tensor,
     task: Task,
@@ -236,8 +243,8 @@ def _correct_answers(
     """Return whether each model predicts the class of each image correctly [models, n]."""
     correct = []
     for client, model in models.items():
-        answers, labels = predictions(method, world, model, index, task, batch_size, client)
-        correct.append(answers == labels)
+        predicted, labels = predictions(method, scenario, model, index, task, batch_size, client)
+        correct.append(predicted == labels)
     return torch.stack(correct)
 
 
@@ -252,15 +259,15 @@ def percent_correct(correct: Tensor) -> float:
 
 
 def _client_accuracies(
-    world: World, task: Task, class_accuracy: Mapping[int | None, list[float]]
+    scenario: Scenario, task: Task, class_accuracy: Mapping[int | None, list[float]]
 ) -> list[float | None]:
     """Return the accuracy per client, of the global model (None) or its own model.
 
     It is empty if the server does not know the clients' classes.
     """
-    if not world.sees_clients:
+    if not scenario.sees_clients:
         return []
-    (owners, labels), clients = world.images_by_client(task), world.partition.clients
+    (owners, labels), clients = scenario.images_by_client(task), scenario.partition.clients
     of_model = {
         client: client_accuracies(accuracy, owners, labels, clients)
         for client, accuracy in class_accuracy.items()
@@ -270,32 +277,34 @@ def _client_accuracies(
     return [of_model[client][client] if client in of_model else None for client in range(clients)]
 
 
-def _calibration(confident: list[Tensor], correct: Tensor) -> float:
-    return calibration_error(torch.cat(confident), correct.flatten()) if confident else NAN
+def _calibration(confidence: list[Tensor], correct: Tensor) -> float:
+    return calibration_error(torch.cat(confidence), correct.flatten()) if confidence else NAN
 
 
 def _next_accuracy(
     method: Method,
-    world: World,
+    scenario: Scenario,
     models: Mapping[int | None, Tree],
     task: Task,
     batch_size: int,
 ) -> float | None:
     """Return the accuracy on the task after ``task``; None if one of its classes is new."""
-    following = world.stream.tasks[task.index + 1 : task.index + 2]
+    following = scenario.stream.tasks[task.index + 1 : task.index + 2]
     if not following or following[0].stop > task.stop:
         return None
-    index, _ = _test_index(world, following)
-    classes_seen = world.classes_with_images(task)
-    if not classes_seen[world.test.labels[index.to(world.test.labels.device)].cpu()].all():
+    index, _ = _test_index(scenario, following)
+    classes_seen = scenario.classes_with_images(task)
+    if not classes_seen[scenario.test.labels[index.to(scenario.test.labels.device)].cpu()].all():
         return None
-    accuracy = percent_correct(_correct_answers(method, world, models, index, task, batch_size))
+    accuracy = percent_correct(
+        _correct_predictions(method, scenario, models, index, task, batch_size)
+    )
     return None if math.isnan(accuracy) else accuracy
 
 
-def _test_index(world: World, tasks: Sequence[Task]) -> tuple[Tensor, list[int]]:
+def _test_index(scenario: Scenario, tasks: Sequence[Task]) -> tuple[Tensor, list[int]]:
     """Return the positions of the tasks' test images, and their number per task."""
-    positions = [world.stream.positions(world.stream.test, task) for task in tasks]
+    positions = [scenario.stream.positions(scenario.stream.test, task) for task in tasks]
     return torch.from_numpy(np.concatenate(positions)), [len(part) for part in positions]
 
 
@@ -319,7 +328,7 @@ def trained_copy(runtime: ClientRuntime, client: Client, state: ClientState, ctx
             memory = dict(method.before_training(runtime.backbone, images, ctx))
         ctx = replace(ctx, memory=memory)
     index = runtime.training_indices(client, memory, ctx)
-    teacher_outputs = dict(state.taught.get(client.number, {}))
+    teacher_outputs = dict(state.teacher_outputs.get(client.number, {}))
     start = runtime.start_of(ctx.shared, memory)
     learner = runtime.learner(start, client, index, teacher_outputs, ctx)
     if learner.leaves and learner.queue:
@@ -328,7 +337,7 @@ def trained_copy(runtime: ClientRuntime, client: Client, state: ClientState, ctx
 
 
 def personal_accuracies(
-    world: World,
+    scenario: Scenario,
     runtime: ClientRuntime,
     server_state: Tree,
     client_state: ClientState,
@@ -339,7 +348,7 @@ def personal_accuracies(
     """Measure each client's fine-tuned copy on test images with the client's class mix.
 
     Args:
-        world: Data, partition and backbone.
+        scenario: Data, partition and backbone.
         runtime: Runtime of the clients, with the epochs of fine-tuning in its plan.
         server_state: The server's state, in which the trained tensors are replaced.
         client_state: Client state after the last exchange.
@@ -351,24 +360,24 @@ def personal_accuracies(
         One accuracy per client in percent; None if ``before`` has none.
     """
     accuracies = list(before)
-    for number, labels in _labels_by_client(world, ctx):
+    for number, labels in _labels_by_client(scenario, ctx):
         if number in clients and before[number] is not None:
             copy = trained_copy(runtime, clients[number], client_state, ctx)
             model = {**server_state, **copy}
             own = number if runtime.method.training().own_models else None
-            accuracies[number] = _accuracy(world, runtime, model, labels, ctx, own)
+            accuracies[number] = _accuracy(scenario, runtime, model, labels, ctx, own)
     return accuracies
 
 
-def _labels_by_client(world: World, ctx: Context) -> Iterator[tuple[int, np.ndarray]]:
+def _labels_by_client(scenario: Scenario, ctx: Context) -> Iterator[tuple[int, np.ndarray]]:
     """Yield each client with the labels of its training images of all tasks."""
-    owners, labels = world.images_by_client(ctx.task)
+    owners, labels = scenario.images_by_client(ctx.task)
     numbers, starts = np.unique(owners, return_index=True)  # owners are in order
     yield from zip(numbers.tolist(), np.split(labels, starts[1:]), strict=True)
 
 
 def _accuracy(
-    world: World,
+    scenario: Scenario,
     runtime: ClientRuntime,
     state: Tree,
     labels: np.ndarray,
@@ -380,8 +389,8 @@ def _accuracy(
     Only images of these classes are tested. With ``client`` the predictions are among its classes.
     """
     task, pass_size = ctx.task, runtime.plan.pass_size
-    index = torch.from_numpy(np.flatnonzero(np.isin(world.stream.test.labels, labels)))
-    answers, truth = predictions(runtime.method, world, state, index, task, pass_size, client)
-    triples = confusion_triples(truth.numpy(), answers.numpy(), task.stop)
+    index = torch.from_numpy(np.flatnonzero(np.isin(scenario.stream.test.labels, labels)))
+    predicted, truth = predictions(runtime.method, scenario, state, index, task, pass_size, client)
+    triples = confusion_triples(truth.numpy(), predicted.numpy(), task.stop)
     accuracy = class_accuracies(confusion_matrix(triples, task.stop))
     return client_accuracies(accuracy, np.zeros_like(labels), labels, 1)[0]

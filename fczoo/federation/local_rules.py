@@ -24,42 +24,46 @@ STEPS = "local_steps"
 """Name of the number of a client's local steps in its upload."""
 RULE_UPLOADS = CONTROL, STEPS
 """Prefixes of what rules add to uploads; no method sees them."""
+OLD_RULE_NAMES = {
+    "new_control_variates": "new_client_tree, with uploads_tree = True",
+    "keeps": "has_client_tree",
+    "shares": "uploads_tree",
+}
 
 
 @dataclass(frozen=True)
 class LocalRule:
     """Rule of local training: a term of the gradients or the loss, and a state of each client.
 
-    With ``keeps`` each client and the server store a tree with the names of the trained tensors,
-    empty at the start of a task. With ``shares`` these trees are control variates c_i and c: a
-    client uploads the change of its variate in every round, and the server sends c, their mean over
-    all clients.
+    With ``has_client_tree`` each client and the server store a tree with the names of the trained
+    tensors, empty at the start of a task. With ``uploads_tree`` these trees are control variates
+    c_i and c: a client uploads the change of its variate in every round, and the server sends c,
+    their mean over all clients.
     """
 
     name: ClassVar[str] = ""
-    keeps: ClassVar[bool] = False
-    shares: ClassVar[bool] = False
+    has_client_tree: ClassVar[bool] = False
+    uploads_tree: ClassVar[bool] = False
     reads_features: ClassVar[bool] = False  # true: ``loss_term`` compares features
     corrects_model: ClassVar[bool] = False  # true: the server moves the averaged model further
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for the old name of a function."""
+        """Raise TypeError for an old name of a function or attribute."""
         super().__init_subclass__()
-        if "new_control_variates" in vars(cls):
-            raise TypeError(
-                f"{cls.__name__}.new_control_variates is now new_client_tree, with shares = True"
-            )
+        for old, new in OLD_RULE_NAMES.items():
+            if old in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} is now {new}")
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    def gradient_term(self, now: Tree, start: Tree, own: Tree, server: Tree) -> Tree:
-        """Return the term added to the gradients of the tensors ``now``.
+    def gradient_term(self, current: Tree, start: Tree, client_tree: Tree, server: Tree) -> Tree:
+        """Return the term added to the gradients of the tensors ``current``.
 
         They were ``start`` at the beginning of the round.
 
-        ``own`` and ``server`` are the trees of client and server. Missing tensors are zero; both
-        trees are empty for a rule without ``keeps``.
+        ``client_tree`` and ``server`` are the trees of client and server. Missing tensors are zero;
+        both trees are empty for a rule without ``has_client_tree``.
         """
         return {}
 
@@ -74,13 +78,13 @@ class LocalRule:
         raise TypeError(f"{self.name} reads features but does not define loss_term()")
 
     def new_client_tree(
-        self, now: Tree, start: Tree, gradient: Tree, own: Tree, server: Tree
+        self, current: Tree, start: Tree, gradient: Tree, client_tree: Tree, server: Tree
     ) -> Tree:
-        """Return a client's tree after a round that took its tensors from ``start`` to ``now``.
+        """Return a client's tree after a round that took its tensors from ``start`` to ``current``.
 
-        ``gradient`` is the mean over its steps; empty unless the rule ``shares``.
+        ``gradient`` is the mean over its steps; empty without ``uploads_tree``.
         """
-        return own
+        return client_tree
 
     def change_of(self, upload: Payload, start: Tree) -> Tree:
         """Return the change of a client's tree, as the server reads it from the upload."""
@@ -103,7 +107,7 @@ class LocalRule:
     @property
     def uploads(self) -> Uploads:
         """Return the uploads of clients that the rule adds to those of the method."""
-        return {CONTROL: whole_tensors("parameters")} if self.shares else {}
+        return {CONTROL: whole_tensors("parameters")} if self.uploads_tree else {}
 
 
 @register_local_training("fedprox")
@@ -117,8 +121,8 @@ class FedProx(LocalRule):
 
     mu: float = option(0.01, "mu, weight of the squared distance; 0 changes nothing", low=0)
 
-    def gradient_term(self, now: Tree, start: Tree, own: Tree, server: Tree) -> Tree:
-        return {name: self.mu * (value - start[name]) for name, value in now.items()}
+    def gradient_term(self, current: Tree, start: Tree, client_tree: Tree, server: Tree) -> Tree:
+        return {name: self.mu * (value - start[name]) for name, value in current.items()}
 
 
 @register_local_training("scaffold")
@@ -134,14 +138,14 @@ class Scaffold(LocalRule):
     and broadcasts have twice the bytes.
     """
 
-    keeps = True
-    shares = True
+    has_client_tree = True
+    uploads_tree = True
 
-    def gradient_term(self, now: Tree, start: Tree, own: Tree, server: Tree) -> Tree:
-        return {name: server[name] - own[name] for name in now}
+    def gradient_term(self, current: Tree, start: Tree, client_tree: Tree, server: Tree) -> Tree:
+        return {name: server[name] - client_tree[name] for name in current}
 
     def new_client_tree(
-        self, now: Tree, start: Tree, gradient: Tree, own: Tree, server: Tree
+        self, current: Tree, start: Tree, gradient: Tree, client_tree: Tree, server: Tree
     ) -> Tree:
         return gradient
 
@@ -150,7 +154,7 @@ class Scaffold(LocalRule):
 
     def table_note(self, training: Training) -> str:
         others = _other_optimizers(training)
-        return f"control variates with {others}, made for plain descent" if others else ""
+        return f"control variates for plain gradient descent, used with {others}" if others else ""
 
 
 @register_local_training("fednova")
@@ -181,7 +185,7 @@ class FedNova(LocalRule):
 
     def table_note(self, training: Training) -> str:
         others = _other_optimizers(training)
-        return f"normalised by steps, with {others} as with plain descent" if others else ""
+        return f"normalised by steps as in plain gradient descent, with {others}" if others else ""
 
     @property
     def uploads(self) -> Uploads:
@@ -199,18 +203,18 @@ class FedDyn(LocalRule):
     start at zero in each task. No additional bytes are sent.
     """
 
-    keeps = True
+    has_client_tree = True
     corrects_model = True
 
     alpha: float = option(0.01, "alpha, weight of the squared distance", low=1e-12)
 
-    def gradient_term(self, now: Tree, start: Tree, own: Tree, server: Tree) -> Tree:
-        return {k: self.alpha * (value - start[k]) - own[k] for k, value in now.items()}
+    def gradient_term(self, current: Tree, start: Tree, client_tree: Tree, server: Tree) -> Tree:
+        return {k: self.alpha * (value - start[k]) - client_tree[k] for k, value in current.items()}
 
     def new_client_tree(
-        self, now: Tree, start: Tree, gradient: Tree, own: Tree, server: Tree
+        self, current: Tree, start: Tree, gradient: Tree, client_tree: Tree, server: Tree
     ) -> Tree:
-        return {k: own[k] - self.alpha * (value - start[k]) for k, value in now.items()}
+        return {k: client_tree[k] - self.alpha * (value - start[k]) for k, value in current.items()}
 
     def change_of(self, upload: Payload, start: Tree) -> Tree:
         return {
@@ -234,7 +238,7 @@ class Moon(LocalRule):
     the paper's projection head. The reported loss is without this term.
     """
 
-    keeps = True
+    has_client_tree = True
     reads_features = True
 
     mu: float = option(1.0, "mu, weight of the contrastive loss; 0 changes nothing", low=0)
@@ -250,27 +254,27 @@ class Moon(LocalRule):
         return self.mu * batch.mean(F.softplus(gap / self.temperature))
 
     def new_client_tree(
-        self, now: Tree, start: Tree, gradient: Tree, own: Tree, server: Tree
+        self, current: Tree, start: Tree, gradient: Tree, client_tree: Tree, server: Tree
     ) -> Tree:
-        return dict(now)
+        return dict(current)
 
 
 def _other_optimizers(training: Training) -> str:
     """Return the names of a method's optimizers that are not plain gradient descent."""
     optims = (*training.optims.values(), *training.balanced.values())
-    return ", ".join(sorted({optim.name for optim in optims if not plain(optim)}))
+    return ", ".join(sorted({optim.name for optim in optims if not is_plain_sgd(optim)}))
 
 
-def plain(optim: Optim) -> bool:
+def is_plain_sgd(optim: Optim) -> bool:
     """Return whether an optimizer is gradient descent without momentum."""
     return optim.name == "sgd" and not optim.momentum
 
 
-def frozen_features(rule: str, method: str) -> str:
+def frozen_features_message(rule: str, method: str) -> str:
     """Return the message that a rule which reads features does not work with a method."""
     return (
-        f"--local {rule} compares features that clients train, and those of {method} are frozen; "
-        "leave it out"
+        f"--local {rule} compares features that clients train, "
+        f"but those of {method} are frozen; leave out --local"
     )
 
 
@@ -301,7 +305,7 @@ class ControlVariates:
     @property
     def shared(self) -> Tree:
         """Return the server's tree where clients receive it, by names of trained tensors."""
-        return self.server if self.rule.shares else {}
+        return self.server if self.rule.uploads_tree else {}
 
     @property
     def broadcast(self) -> Tree:
@@ -323,7 +327,7 @@ class ControlVariates:
         gradients = {
             name: leaf.grad for name, leaf in learner.leaves.items() if leaf.grad is not None
         }
-        if self.rule.shares:
+        if self.rule.uploads_tree:
             for name, gradient in gradients.items():
                 total = learner.gradients.get(name)
                 learner.gradients[name] = gradient.clone() if total is None else total + gradient
@@ -334,32 +338,33 @@ class ControlVariates:
             gradients[name].add_(value)
 
     @torch.no_grad()
-    def renew(self, learner: LocalTrainState) -> Tree:
+    def update_client_tree(self, learner: LocalTrainState) -> Tree:
         """Update the tree of a trained client and return the rule's part of its upload."""
         steps, number = len(learner.queue), learner.client.number
         upload: Tree = {}
         if STEPS in self.rule.uploads:
             upload[STEPS] = torch.tensor(float(steps), device=_device(learner.start))
-        if not self.rule.keeps:
+        if not self.rule.has_client_tree:
             return upload
-        now, gradient = learner.trained_tensors, Tree()
-        if self.rule.shares:
+        current, gradient = learner.trained_tensors, Tree()
+        if self.rule.uploads_tree:
             gradient = {
                 name: learner.gradients[name] / steps
                 if name in learner.gradients
                 else torch.zeros_like(value)
-                for name, value in now.items()
+                for name, value in current.items()
             }
-        own, server = self._trees(learner, now)
-        new = self.rule.new_client_tree(now, learner.start, gradient, own, server)
-        if self.rule.shares:
-            changes = {name: value - own[name] for name, value in new.items()}
+        client_tree, server = self._trees(learner, current)
+        new = self.rule.new_client_tree(current, learner.start, gradient, client_tree, server)
+        if self.rule.uploads_tree:
+            changes = {name: value - client_tree[name] for name, value in new.items()}
             upload |= {f"{CONTROL}{name}": change for name, change in changes.items()}
-            new = {k: own[k] + change for k, change in changes.items()}  # as the server adds them
+            # as the server adds them
+            new = {k: client_tree[k] + change for k, change in changes.items()}
         self.clients[number] = {**self.clients.get(number, {}), **new}
         return upload
 
-    def absorb(
+    def update_server_tree(
         self, payloads: Sequence[Payload], start: Tree, clients: int, average: ServerAggregator
     ) -> None:
         """Add the clients' changes at the server: |S|/N of their mean over the |S| uploads.
@@ -377,7 +382,7 @@ class ControlVariates:
 
     def _trees(self, learner: LocalTrainState, like: Tree) -> tuple[Tree, Tree]:
         """Return the client's and the server's tree for some tensors."""
-        if not self.rule.keeps:
+        if not self.rule.has_client_tree:
             return {}, {}
         pair = [
             {k: _or_zero(tree.get(k), v) for k, v in like.items()}

@@ -16,24 +16,25 @@ from torch import Tensor
 
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
+from fczoo.core.lr_schedules import LOCAL, SCHEDULES
 from fczoo.core.method import Method
 from fczoo.core.seeds import torch_stream
-from fczoo.core.training import LOCAL, SCHEDULES, Optim
+from fczoo.core.training import Optim
 from fczoo.core.tree import Tree, drop, select
 from fczoo.core.types import Batch, Context, HasTeacher
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import (
-    NOWHERE,
+    NO_POSITIONS,
     Client,
     LocalImages,
     LocalTrainState,
     Rows,
     image_draws,
     pad,
-    stacked_batch,
+    stack_batch,
 )
 from fczoo.federation.device import Plan, flushed_denormals
-from fczoo.federation.local_rules import ControlVariates, LocalRule, frozen_features
+from fczoo.federation.local_rules import ControlVariates, LocalRule, frozen_features_message
 
 OptimizerStep = Callable[[list[float], float | None], None]
 """One step of the clients that still train.
@@ -86,7 +87,7 @@ def _parameter_groups(
     groups: dict[str, list[dict[str, Any]]] = {"adam": [], "adamw": [], "sgd": []}
     for prefix, optim in optims.items():
         client_tensors = [
-            [v for k, v in tree.items() if owner(k, optims) == prefix] for tree in leaves
+            [v for k, v in tree.items() if owning_prefix(k, optims) == prefix] for tree in leaves
         ]
         if not client_tensors[0]:
             raise TypeError(f"training() trains {prefix!r}, but the state has no such tensor")
@@ -108,12 +109,12 @@ def _parameter_groups(
     return groups
 
 
-def owner(name: str, optims: Mapping[str, Optim]) -> str:
+def owning_prefix(name: str, optims: Mapping[str, Optim]) -> str:
     """Return the longest prefix of a tensor's name; its optimizer trains the tensor."""
     return max((p for p in optims if name.startswith(p)), key=len)
 
 
-def over_clients(fn: Callable[[Tree, Batch], Tree], trees: list[Tree], batch: Batch) -> Tree:
+def map_over_clients(fn: Callable[[Tree, Batch], Tree], trees: list[Tree], batch: Batch) -> Tree:
     """Map ``fn`` over every client's tree and batch; results are stacked [k, ...]."""
     if len(trees) == 1:
         return {k: v[None] for k, v in fn(trees[0], Batch(*(v[0] for v in batch))).items()}
@@ -154,7 +155,7 @@ class LocalTrainer:
 
     def exemplars(self, memory: Tree) -> Tensor:
         """Return positions of the exemplars of finished tasks in a client's memory."""
-        return memory.get(self.method.training().exemplars, NOWHERE)
+        return memory.get(self.method.training().exemplars, NO_POSITIONS)
 
     def with_exemplars(self, client: Client, memory: Tree) -> Client:
         """Return the client with its images of the task and its exemplars, each once."""
@@ -175,12 +176,17 @@ class LocalTrainer:
 
     def batch(self, rows: Sequence[Rows]) -> Batch:
         """Load the images of some clients, stacked [k, B, ...]."""
-        return stacked_batch(
+        return stack_batch(
             self.method, self.store, rows, self.plan.augment, self.plan.cache_queries
         )
 
     def learner(
-        self, state: Tree, client: Client, index: Tensor, taught: dict[int, Tensor], ctx: Context
+        self,
+        state: Tree,
+        client: Client,
+        index: Tensor,
+        teacher_outputs: dict[int, Tensor],
+        ctx: Context,
     ) -> LocalTrainState:
         """Create the state of a client at the start of a round on the images at ``index``."""
         start = select(state, *self._optims(ctx))
@@ -188,7 +194,12 @@ class LocalTrainer:
         labels = self.store.labels[index.to(self.store.labels.device)]
         counts = torch.bincount(labels, minlength=ctx.task.classes)
         return LocalTrainState(
-            client, leaves, start, list(self._epochs(client.number, index, ctx)), counts, taught
+            client,
+            leaves,
+            start,
+            list(self._epochs(client.number, index, ctx)),
+            counts,
+            teacher_outputs,
         )
 
     def _optims(self, ctx: Context) -> Mapping[str, Optim]:
@@ -211,7 +222,7 @@ class LocalTrainer:
 
         def loss(tree: Tree, batch: Batch) -> Tree:
             train = drop(tree, PREVIOUS)
-            value, extra = loss_and_sums(
+            value, extra = check_loss_result(
                 self.method.loss(self.backbone, train, batch, ctx), self.method.name
             )
             if not controls.rule.reads_features:
@@ -230,24 +241,24 @@ class LocalTrainer:
             batch = self._with_teacher(self.batch(rows), active, rows, ctx)
             batch = batch._replace(class_count=counts[: len(rows)])
             trees = [o.leaves | past for o, past in zip(active, previous, strict=False)]
-            out = over_clients(loss, trees, batch)
+            out = map_over_clients(loss, trees, batch)
             term = out.pop(TERM, None)
             if not out[LOSS].requires_grad:
                 name = self.method.name
                 raise TypeError(
-                    f"{name}.loss does not depend on what it trains; look for a detach()"
+                    f"{name}.loss does not depend on the trained tensors; look for a detach()"
                 )
             if term is not None and not term.requires_grad:
-                raise FczooError(frozen_features(controls.rule.name, self.method.name))
+                raise FczooError(frozen_features_message(controls.rule.name, self.method.name))
             (out[LOSS] if term is None else out[LOSS] + term).sum().backward()
-            for learner, of_step in zip(active, out[LOSS].detach(), strict=True):
-                learner.losses.append(of_step)
+            for learner, step_loss in zip(active, out[LOSS].detach(), strict=True):
+                learner.losses.append(step_loss)
             for learner in active:
                 controls.correct(learner)
             take_step([step / len(learner.queue) for learner in active], training.clip_norm)
             accumulate([learner.sums for learner in learners], out)
 
-    def for_statistics(self) -> "LocalTrainer":
+    def statistics_trainer(self) -> "LocalTrainer":
         """Return the trainer with the test view that the method's statistics use."""
         whole = self.method.training().collect_view == "whole"
         return replace(self, store=self.store.without_test_crop()) if whole else self
@@ -274,7 +285,7 @@ class LocalTrainer:
         def sums(train: Tree, batch: Batch) -> Tree:
             return self.method.collect("after_training", self.backbone, train, batch, ctx)
 
-        all_sums = self.for_statistics().one_pass(
+        all_sums = self.statistics_trainer().one_pass(
             sums, [learner.trained_tensors for learner in learners], rows
         )
         for learner, client_sums in zip(learners, all_sums, strict=True):
@@ -294,7 +305,7 @@ class LocalTrainer:
         if self.plan.augment.is_fixed:
             index = torch.stack([pad(r.positions, batch.w.shape[1]) for r in rows]).tolist()
             lookups = [
-                (learner.taught, i)
+                (learner.teacher_outputs, i)
                 for learner, positions in zip(active, index, strict=True)
                 for i in positions
             ]
@@ -308,7 +319,7 @@ class LocalTrainer:
         for learner, positions, client_outputs in zip(
             active, index, outputs, strict=False
         ):  # where the view is fixed
-            learner.taught.update(zip(positions, client_outputs, strict=True))
+            learner.teacher_outputs.update(zip(positions, client_outputs, strict=True))
         return batch._replace(teacher=outputs)
 
     @torch.no_grad()
@@ -320,7 +331,7 @@ class LocalTrainer:
         size = self.plan.pass_size
         for start in range(0, len(rows[0].positions), size):
             active = [r.part(start, start + size) for r in rows if start < len(r.positions)]
-            accumulate(sums, over_clients(fn, trees[: len(active)], self.batch(active)))
+            accumulate(sums, map_over_clients(fn, trees[: len(active)], self.batch(active)))
         return sums
 
     def _epochs(self, client: int, index: Tensor, ctx: Context) -> Iterator[Rows]:
@@ -329,15 +340,15 @@ class LocalTrainer:
         They are on the device from the start: a copy in each step would make the host wait for the
         device.
         """
-        size, own_draws = self.plan.batch_size, self.method.training().draws
+        size, draw_count = self.plan.batch_size, self.method.training().draws
         for epoch in range(self.plan.epochs):
             rng = torch_stream("client", self.plan.seed, ctx.task.index, ctx.round, client, epoch)
             order = torch.randperm(len(index), generator=rng)
             draws = torch.rand(len(order), self.plan.augment.draws, generator=rng)
             draws = draws.to(self.backbone.device)
             method_draws = (
-                torch.rand(len(order), own_draws, generator=rng).to(draws.device)
-                if own_draws
+                torch.rand(len(order), draw_count, generator=rng).to(draws.device)
+                if draw_count
                 else None
             )
             positions = index[order].to(self.store.pixels.device)
@@ -350,7 +361,7 @@ class LocalTrainer:
         return float(learner.sums.pop(LOSS)) / len(learner.queue), torch.stack(learner.losses)
 
 
-def loss_and_sums(returned: Any, method: str) -> tuple[Tensor, Tree]:
+def check_loss_result(returned: Any, method: str) -> tuple[Tensor, Tree]:
     """Check the result of a method's ``loss``.
 
     Raises TypeError unless it is one number and sums by name.
@@ -370,12 +381,10 @@ def loss_and_sums(returned: Any, method: str) -> tuple[Tensor, Tree]:
             if isinstance(loss, Tensor)
             else f"a {type(loss).__name__}"
         )
-        raise TypeError(
-            f"{method}.loss gives a loss {description}, expected a tensor that is one number"
-        )
+        raise TypeError(f"{method}.loss returns a loss {description}, expected a scalar tensor")
     if invalid_names := [name for name, value in sums.items() if not isinstance(value, Tensor)]:
         raise TypeError(
-            f"{method}.loss gives the sum {invalid_names[0]!r} as "
+            f"{method}.loss returns the sum {invalid_names[0]!r} as "
             f"{type(sums[invalid_names[0]]).__name__}, expected a tensor"
         )
     return loss, dict(sums)

@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
-from fczoo.backbones.weights import split_spec
+from fczoo.backbones.weights import split_stored_spec
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, home, read_json, read_record, write_record
+from fczoo.core.names import join_first_names
 from fczoo.core.registry import DATASETS
 from fczoo.core.tasks import NUMBERS, Task
 from fczoo.data.dataset import Resize
-from fczoo.data.partition import PARTITION
+from fczoo.data.partition_file import PARTITION
 from fczoo.data.stream import DOMAINS
 
 FORMAT = "fczoo-model-1"
@@ -65,12 +66,12 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"tasks must be one or more objects with {', '.join(sorted(NUMBERS))}")
         if not len(self.classes) == len(self.has_images) == self.task.stop:
             raise ValueError(
-                f"{len(self.classes)} classes do not go with {len(self.has_images)} in has_images "
-                f"and {self.task.stop} in the last task"
+                f"the numbers of classes differ: {len(self.classes)} in classes, "
+                f"{len(self.has_images)} in has_images, {self.task.stop} in the last task"
             )
 
 
-MEASURED = "accuracy", "metrics"
+NAN_FIELDS = "accuracy", "metrics"
 """Fields whose numbers may be NaN, which JSON has as null."""
 
 
@@ -93,15 +94,12 @@ def find_model(folder: str | Path) -> Path:
     models = [path for path in folders if not (path.parent / RECORD).is_file()]
     if not models:
         raise FczooError(
-            f"no model in {folder}; a finished run has one, but not with --no-keep-model or of a "
-            "method whose clients keep their own models, such as local"
+            f"no model in {folder}; finished runs store one, except with --no-keep-model and for "
+            "methods with own models, such as local"
         )
     if len(models) > 1:
-        names = ", ".join(str(path.relative_to(folder)) for path in models[:4])
-        more = f" and {len(models) - 4} more" if len(models) > 4 else ""
-        raise FczooError(
-            f"{folder} has {len(models)} models: {names}{more}; give one of these folders"
-        )
+        names = join_first_names([str(path.relative_to(folder)) for path in models], 4)
+        raise FczooError(f"{folder} has {len(models)} models: {names}; give one of these folders")
     return models[0]
 
 
@@ -120,11 +118,11 @@ def read_model_record(folder: Path) -> ModelRecord:
         versions = content.get("versions")
         writer = versions.get("fczoo") if isinstance(versions, dict) else None
         raise FczooError(
-            f"{path} has format {content.get('format')!r}, and this fczoo reads "
+            f"{path} has format {content.get('format')!r}, but this fczoo reads "
             f"{FORMAT!r}; install the fczoo that wrote it"
             + (f", version {writer}" if isinstance(writer, str) else "")
         )
-    return read_record(path, "model description", ModelRecord, FORMAT, MEASURED)
+    return read_record(path, "model description", ModelRecord, FORMAT, NAN_FIELDS)
 
 
 def write_model_record(folder: Path, record: ModelRecord) -> None:
@@ -137,7 +135,7 @@ def write_model_record(folder: Path, record: ModelRecord) -> None:
     write_record(folder / RECORD, FORMAT, msgspec.to_builtins(record))
 
 
-def read_checked(folder: Path, name: str, record: ModelRecord) -> bytes:
+def read_verified(folder: Path, name: str, record: ModelRecord) -> bytes:
     """Read a file of a model and compare its SHA-256 with the description.
 
     Args:
@@ -241,7 +239,7 @@ def backbone_spec(record: ModelRecord) -> str:
         record: Description of the model.
     """
     spec = str(record.settings.get("backbone"))
-    name, path = split_spec(spec)
+    name, path = split_stored_spec(spec)
     note = weights_note(str(record.backbone.get("sha256")))
     if path is None or path.is_file() or not note.is_file():
         return spec
@@ -249,7 +247,7 @@ def backbone_spec(record: ModelRecord) -> str:
     return f"{name}:{stored}" if name else stored
 
 
-def settings_at_hand(place: Path, record: ModelRecord) -> dict[str, Any]:
+def settings_with_local_paths(place: Path, record: ModelRecord) -> dict[str, Any]:
     """Return the settings of a model's run, with its files and folders on this machine.
 
     Args:
@@ -267,9 +265,8 @@ def settings_at_hand(place: Path, record: ModelRecord) -> dict[str, Any]:
     if values.get("start_from"):
         if "start_from" not in paths:
             raise FczooError(
-                f"the run of {place} started from the model {values['start_from']}, whose folder "
-                "is not known here; run the command where that run was made, with its run folder "
-                "in its place"
+                f"the run of {place} started from the model {values['start_from']}, but its path "
+                "is not stored on this machine; use that run's machine and original run folder"
             )
         values["start_from"] = paths["start_from"]
     return values
@@ -279,16 +276,16 @@ def has_same_data(values: Mapping[str, Any], dataset: str, data_root: str | None
     """Return whether a run's data are those of a data set and data root.
 
     Args:
-        values: Settings of the run, from ``settings_at_hand``.
+        values: Settings of the run, from ``settings_with_local_paths``.
         dataset: Name of a data set.
         data_root: Its data root; None: that of ``FCZOO_HOME``.
     """
-    mine, other = (
+    run_root, other_root = (
         Path(root).expanduser().resolve() if root else home() / "data"
         for root in (values["data_root"], data_root)
     )
     is_same_set = DATASETS.get(dataset) is DATASETS.get(str(values["dataset"]))
-    return is_same_set and mine == other
+    return is_same_set and run_root == other_root
 
 
 def start_values(folder: str, dataset: str | None, data_root: str | None) -> dict[str, Any]:
@@ -310,7 +307,7 @@ def start_values(folder: str, dataset: str | None, data_root: str | None) -> dic
     """
     place = models_of(folder)[0]
     record = read_model_record(place)
-    values = settings_at_hand(place, record)
+    values = settings_with_local_paths(place, record)
     task, tasks = record.task, values["tasks"]
     remaining = task.count - task.index - 1
     values["tasks"] = (

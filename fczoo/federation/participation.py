@@ -7,8 +7,8 @@ from fczoo.core.seeds import numpy_stream
 from fczoo.core.training import Scope
 from fczoo.core.types import Exchange, Task
 from fczoo.federation.batches import Client
+from fczoo.federation.scenario import Scenario
 from fczoo.federation.settings import Settings
-from fczoo.federation.world import World
 from fczoo.security.privacy import Draw
 
 
@@ -17,19 +17,19 @@ class Participation:
     """Sampling of clients in one run; every draw depends only on the seed and its position.
 
     Attributes:
-        world: Data and their partition over clients.
+        scenario: Data and their partition over clients.
         seed: Seed of the run.
         scope: The images on which the method trains, see ``Training.data_scope``.
     """
 
-    world: World
+    scenario: Scenario
     seed: int
     scope: Scope
 
     @property
     def settings(self) -> Settings:
         """Return the settings of the run."""
-        return self.world.settings
+        return self.scenario.settings
 
     def candidates(self, joined: Sequence[Client]) -> list[Client]:
         """Return the joined clients among which the participants of a round are sampled."""
@@ -44,9 +44,11 @@ class Participation:
         """
         drawing = number if self.settings.client_draw == "round" else 0
         rng = numpy_stream("participation", self.seed, task.index, drawing)
-        size = self.settings.asked_count(len(candidates))
-        if self.world.devices:
-            candidates = self.world.devices.available(candidates, self.seed, task.index, drawing)
+        size = self.settings.sampled_count(len(candidates))
+        if self.scenario.devices:
+            candidates = self.scenario.devices.available_clients(
+                candidates, self.seed, task.index, drawing
+            )
             size = min(size, len(candidates))
         chosen = rng.choice(len(candidates), size, replace=False)
         return [candidates[i] for i in sorted(chosen)]
@@ -65,7 +67,7 @@ class Participation:
     def training_clients(self, task: Task, rounds: int) -> set[int]:
         """Return the numbers of the clients that train in any of the rounds of a task."""
         numbers: set[int] = set()
-        candidates = self.candidates(self.world.clients(task, self.scope, idle=True))
+        candidates = self.candidates(self.scenario.clients(task, self.scope, idle=True))
         for number in range(rounds):
             holders = [c for c in self.sample(candidates, task, number) if len(c.index)]
             numbers |= {c.number for c in self.responding(holders, Exchange(task, number))}
@@ -80,12 +82,12 @@ class Participation:
         Args:
             exchanges: The exchanges of each task, see ``task_exchanges``.
         """
-        stream = self.world.stream
-        new_tasks = list(zip(stream.tasks, exchanges, strict=True))[stream.learned :]
+        stream = self.scenario.stream
+        new_tasks = list(zip(stream.tasks, exchanges, strict=True))[stream.learned_count :]
         for task, of_task in new_tasks:
-            clients = len(self.candidates(self.world.clients(task, self.scope, idle=True)))
+            clients = len(self.candidates(self.scenario.clients(task, self.scope, idle=True)))
             rounds = sum(exchange.is_training_round for exchange in of_task)
             once = self.settings.client_draw == "task"
             times, uploads = (1, rounds) if once else (rounds, 1)
-            yield Draw(clients, self.settings.asked_count(clients), uploads, times)
+            yield Draw(clients, self.settings.sampled_count(clients), uploads, times)
             yield Draw(clients, clients, 1, sum(exchange.balanced for exchange in of_task))

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from fczoo.core.files import null_as_nan
+from fczoo.core.files import null_to_nan
 from fczoo.core.method import Method
 from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
 from fczoo.core.types import Context, Task
 from fczoo.federation.batches import Client
-from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees, pack, unpack
+from fczoo.federation.checkpoint import ClientState, pack, unpack
 from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
-from fczoo.federation.device import plan_of, reproducible
-from fczoo.federation.engine import ClientEngine
+from fczoo.federation.client_engine import ClientEngine
+from fczoo.federation.device import deterministic_operations, plan_of
 from fczoo.federation.local_trainer import make_optimizers
-from fczoo.federation.world import World
+from fczoo.federation.scenario import Scenario
 
 QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-2", "fczoo-answer-1"
 
@@ -40,65 +40,69 @@ class RemoteEngine(ClientEngine):
 
     transport: Transport
 
-    def _answers(
+    def _responses(
         self, request: ClientRequest, groups: Sequence[Sequence[Client]]
     ) -> Iterator[ClientResponse]:
-        messages = (_group(clients, self._kept_by(request, clients)) for clients in groups)
-        for answer in self.transport(question_of(request), messages, len(groups)):
-            yield self._read(answer)
+        messages = (_group(clients, self._client_state_of(request, clients)) for clients in groups)
+        for response in self.transport(pack_request(request), messages, len(groups)):
+            yield self._read(response)
 
     def _read(self, content: bytes) -> ClientResponse:
         trees, notes = unpack(ANSWER, content, self.backbone.device)
         payloads = [Payload(trees[f"payload.{c}"], c, images) for c, images in notes["payloads"]]
-        means = {client: null_as_nan(mean) for client, mean in notes["losses"]}
+        means = {client: null_to_nan(mean) for client, mean in notes["losses"]}
         losses = {client: (mean, trees["losses"][str(client)]) for client, mean in means.items()}
-        return ClientResponse(payloads, kept_in(trees), losses)
+        return ClientResponse(payloads, ClientState.from_trees(trees), losses)
 
 
 class RemoteWorker:
     """Worker that responds for the clients of one run."""
 
-    def __init__(self, world: World, method: Method, seed: int):
-        self.world, self.settings = world, world.settings
-        uplink = world.uplink(method, seed)
-        store = uplink.attackers.store(world.stream, world.partition, world.train)
-        plan = plan_of(world.settings, seed, world.backbone.device, world.partition.clients, 0)
-        parts = method, world.backbone, store, plan
-        self.side = ClientRuntime(*parts, uplink.rule, make_optimizers, uplink)
+    def __init__(self, scenario: Scenario, method: Method, seed: int):
+        self.scenario, self.settings = scenario, scenario.settings
+        uplink = scenario.uplink(method, seed)
+        store = uplink.attackers.store(scenario.stream, scenario.partition, scenario.train)
+        plan = plan_of(
+            scenario.settings, seed, scenario.backbone.device, scenario.partition.clients, 0
+        )
+        parts = method, scenario.backbone, store, plan
+        self.runtime = ClientRuntime(*parts, uplink.rule, make_optimizers, uplink)
 
-    def read_request(self, question: bytes) -> ClientRequest:
+    def unpack_request(self, question: bytes) -> ClientRequest:
         """Deserialize a request.
 
         Raises ValueError for invalid bytes.
         """
-        return asked_in(question, self.side.backbone.device)[0]
+        return unpack_request(question, self.runtime.backbone.device)[0]
 
     def answer(self, request: ClientRequest, group: bytes) -> bytes:
         """Return the response of a group of clients to a request.
 
         Raises ValueError for invalid bytes.
         """
-        trees, notes = unpack(GROUP, group, self.side.backbone.device)
+        trees, notes = unpack(GROUP, group, self.runtime.backbone.device)
         index, task_and_scope = (
             trees["index"],
-            (request.ctx.task, self.side.method.training().data_scope),
+            (request.ctx.task, self.runtime.method.training().data_scope),
         )
         clients = [
-            Client(k, index[str(k)], partial(self.world.earlier, k, *task_and_scope))
+            Client(k, index[str(k)], partial(self.scenario.earlier, k, *task_and_scope))
             for k in notes["clients"]
         ]
-        with reproducible(self.settings.deterministic):
-            answer = self.side.answer(request, clients, kept_in(trees))
-        payloads = {f"payload.{p.client}": p.tensors for p in answer.payloads}
-        steps = {str(client): losses for client, (_, losses) in answer.losses.items()}
+        with deterministic_operations(self.settings.deterministic):
+            response = self.runtime.answer(request, clients, ClientState.from_trees(trees))
+        payloads = {f"payload.{p.client}": p.tensors for p in response.payloads}
+        steps = {str(client): losses for client, (_, losses) in response.losses.items()}
         about = {
-            "payloads": [(p.client, p.num_samples) for p in answer.payloads],
-            "losses": [(client, mean) for client, (mean, _) in answer.losses.items()],
+            "payloads": [(p.client, p.num_samples) for p in response.payloads],
+            "losses": [(client, mean) for client, (mean, _) in response.losses.items()],
         }
-        return pack(ANSWER, {**payloads, **kept_trees(answer.kept), "losses": steps}, about)
+        return pack(
+            ANSWER, {**payloads, **response.client_state.to_trees(), "losses": steps}, about
+        )
 
 
-def question_of(request: ClientRequest, **more: Any) -> bytes:
+def pack_request(request: ClientRequest, **more: Any) -> bytes:
     """Serialize a request with the state that the clients receive; ``more`` are plain values."""
     ctx = request.ctx
     position = {"task": ctx.task.record, "round": ctx.round, "rounds": ctx.rounds}
@@ -106,7 +110,7 @@ def question_of(request: ClientRequest, **more: Any) -> bytes:
     return pack(QUESTION, {"state": request.state, "control": request.control}, notes)
 
 
-def asked_in(question: bytes, device: torch.device) -> tuple[ClientRequest, dict[str, Any]]:
+def unpack_request(question: bytes, device: torch.device) -> tuple[ClientRequest, dict[str, Any]]:
     """Deserialize a request and its plain values.
 
     Raises ValueError for invalid bytes.
@@ -116,7 +120,7 @@ def asked_in(question: bytes, device: torch.device) -> tuple[ClientRequest, dict
     return ClientRequest(notes["boundary"], trees["state"], trees["control"], ctx), notes
 
 
-def _group(clients: Sequence[Client], kept: ClientState) -> bytes:
+def _group(clients: Sequence[Client], client_state: ClientState) -> bytes:
     index: Tree = {str(client.number): client.index for client in clients}
     notes = {"clients": [client.number for client in clients]}
-    return pack(GROUP, {**kept_trees(kept), "index": index}, notes)
+    return pack(GROUP, {**client_state.to_trees(), "index": index}, notes)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fczoo.core.class_metrics import OVER_CLIENTS, class_accuracies, confusion_matrix
+from fczoo.core.class_metrics import CLIENT_METRICS, class_accuracies, confusion_matrix
 from fczoo.core.errors import FczooError
 from fczoo.core.files import Count, Number, convert_json, read_record, write_record
 from fczoo.core.metrics import (
@@ -35,7 +35,7 @@ from fczoo.core.transfer_metrics import TRANSFER_METRICS
 FORMAT = "fczoo-result-1"
 EVALUATION_METRICS = (
     *("task_aware", "FWT", "top5", "ECE"),
-    *(f"{prefix}_{name}" for prefix in ("client", "personal") for name in OVER_CLIENTS),
+    *(f"{prefix}_{name}" for prefix in ("client", "personal") for name in CLIENT_METRICS),
     *TRANSFER_METRICS,
 )
 """Metrics that do not follow from the accuracy matrix."""
@@ -197,7 +197,7 @@ class Result:
         """Add the number of exchanges with too few valid uploads, by reason, to the remark."""
         counts = Counter(entry["reason"] for entry in self.skipped)
         notes = [
-            f"{plural(count, 'exchange')} with {reason}: the state stayed"
+            f"{plural(count, 'exchange')} with {reason}: the state did not change"
             for reason, count in counts.items()
         ]
         self.remark = "; ".join(filter(None, [self.remark, *notes]))
@@ -261,7 +261,7 @@ def metrics_of(result: Result) -> dict[str, float]:
         ("personal", result.personal_accuracy),
     ):
         if any(value is not None for value in accuracies):
-            metrics |= {f"{prefix}_{k}": metric(accuracies) for k, metric in OVER_CLIENTS.items()}
+            metrics |= {f"{prefix}_{k}": metric(accuracies) for k, metric in CLIENT_METRICS.items()}
     return metrics
 
 
@@ -292,16 +292,16 @@ def read_result(path: Path) -> Result:
 @lru_cache(4096)  # the runs of a large archive
 def _read_version(path: Path, version: tuple[int, int, int]) -> Result:
     """Read the ``version`` of a file: its inode, modification time and size."""
-    again = "remove it, and the same bench command makes this run again"
+    again = "remove it, and start the same bench command to repeat this run"
     try:
-        return consistent(read_record(path, "result file", Result, FORMAT, METRIC_FIELDS))
+        return check_result(read_record(path, "result file", Result, FORMAT, METRIC_FIELDS))
     except FczooError as error:
         raise FczooError(f"{error}; {again}") from error
     except ValueError as error:
         raise FczooError(f"{path} is not a valid result file: {error}; {again}") from error
 
 
-def consistent(result: Result) -> Result:
+def check_result(result: Result) -> Result:
     """Return a result from a file with metrics computed from its accuracies.
 
     Raises ValueError if parts of it contradict each other, such as a metric and the accuracies.
@@ -314,8 +314,8 @@ def consistent(result: Result) -> Result:
         or len(rows) > tasks
     ):
         raise ValueError(
-            f"{tasks} tasks do not go with {len(result.test_counts)} numbers of test images "
-            f"and rows of {rows} accuracies"
+            f"the lengths do not fit: task_sizes {tasks}, "
+            f"test_counts {len(result.test_counts)}, rows of accuracy {rows}"
         )
     convert_json(result.curve, list[tuple[Count, Count, float, Count]])
     convert_json(result.start.get("tasks", 0), Count)
@@ -344,7 +344,7 @@ def consistent(result: Result) -> Result:
         metrics |= {k: v for k, v in result.metrics.items() if k in EVALUATION_METRICS}
         points = [v for k, v in metrics.items() if not USER_METRICS.find(k)]
         if not all(math.isnan(v) or -100 <= v <= 100 for v in points):
-            raise ValueError("metrics: a value is not within 100 points")
+            raise ValueError("metrics: a value is not between -100 and 100")
     result.metrics = metrics
     return result
 
@@ -386,7 +386,7 @@ def _check_evaluations(result: Result) -> None:
         raise ValueError("client_task_accuracy lacks a stage or a task of a client")
     classes = len(result.class_accuracy[-1])
     if any(len(entry) != 3 or max(entry[:2]) >= classes for entry in result.confusion):
-        raise ValueError(f"confusion: an entry is not two of {classes} classes and a number")
+        raise ValueError(f"confusion: an entry is not two classes below {classes} and a count")
     m = confusion_matrix(result.confusion, classes)
     right, images = int(m.diagonal().sum()), int(m.sum())
     tested = sum(result.test_counts[: len(rows)])  # by the global model, or by each client's own
@@ -394,7 +394,7 @@ def _check_evaluations(result: Result) -> None:
         raise ValueError(f"confusion: it counts {images} images, not those of the tasks seen")
     a_n = final(result.accuracy, result.test_counts)
     if images and not math.isclose(100 * right / images, a_n, abs_tol=1e-6):
-        raise ValueError(f"confusion: {right} right answers, but accuracies give {a_n:g} %")
+        raise ValueError(f"confusion: {right} correct predictions, but accuracies give {a_n:g} %")
     for value, recall in zip(class_accuracies(m), result.class_accuracy[-1], strict=True):
         if not math.isclose(value, recall, abs_tol=1e-6) and not math.isnan(value + recall):
             raise ValueError(f"class_accuracy: a value is {recall:g}, but confusion has {value:g}")

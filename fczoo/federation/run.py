@@ -18,55 +18,57 @@ from fczoo.core.tree import Tree, select
 from fczoo.core.types import Boundary, Context, Exchange, Task
 from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.callbacks import Callback
-from fczoo.federation.checkpoint import Checkpoint, ClientState, Snapshot, kept_in, kept_trees
+from fczoo.federation.checkpoint import Checkpoint, ClientState, Snapshot
 from fczoo.federation.client import ClientRequest
-from fczoo.federation.clock import VirtualClock
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import Plan, plan_of
 from fczoo.federation.diagnostics import Probe, check_diagnostics
-from fczoo.federation.engine import ClientEngine
 from fczoo.federation.environment import peak_memory, reset_peak_memory
 from fczoo.federation.evaluate import accuracy_row, evaluate, personal_accuracies
 from fczoo.federation.local_rules import RULE_UPLOADS
 from fczoo.federation.remote import RemoteEngine, Transport
 from fczoo.federation.result import METRIC_FIELDS, PROGRESS, Result, metrics_of
+from fczoo.federation.scenario import Scenario
 from fczoo.federation.server import Server, broadcast
-from fczoo.federation.start import start_from_model
 from fczoo.federation.uplink import Arrival
-from fczoo.federation.world import World
+from fczoo.federation.virtual_clock import VirtualClock
+from fczoo.federation.warm_start import start_from_model
 
 
 class FederatedRun:
     """One run: its server, its clients, and the exchanges between them task by task.
 
     Args:
-        world: Data, partition and backbone.
+        scenario: Data, partition and backbone.
         method: The method to train.
         seed: Seed of everything random.
         callback: Callback that follows the progress.
         checkpoint: File that is replaced after every round; None: no checkpoint.
         probe: Recorder of diagnostics; None: no diagnostics.
-        elsewhere: Transport to remote workers that act for clients; None: this process.
+        transport: Transport to remote workers that act for clients; None: this process.
     """
 
     def __init__(
         self,
-        world: World,
+        scenario: Scenario,
         method: Method,
         seed: int,
         callback: Callback,
         checkpoint: Checkpoint | None,
         probe: Probe | None,
-        elsewhere: Transport | None = None,
+        transport: Transport | None = None,
     ):
-        self.world, self.method, self.seed = world, method, seed
+        self.scenario, self.method, self.seed = scenario, method, seed
         self.callback, self.checkpoint, self.probe = callback, checkpoint, probe
-        self.elsewhere = elsewhere
+        self.transport = transport
         if probe:
             check_diagnostics(method)
-        self.settings, self.stream, self.backbone = world.settings, world.stream, world.backbone
-        self.server = Server(world, method, seed)
-        self.clock = VirtualClock(self.settings, world.devices, self.backbone)
-        self.train = self.server.uplink.attackers.store(world.stream, world.partition, world.train)
+        self.settings, self.stream = scenario.settings, scenario.stream
+        self.backbone = scenario.backbone
+        self.server = Server(scenario, method, seed)
+        self.clock = VirtualClock(self.settings, scenario.devices, self.backbone)
+        attackers = self.server.uplink.attackers
+        self.train = attackers.store(scenario.stream, scenario.partition, scenario.train)
         self.memories: dict[int, Tree] = {}  # client -> what it keeps from round to round
         # client -> outputs of the task's teacher for its images, see ClientState
         self.teacher_cache: dict[int, dict[int, Tensor]] = {}
@@ -105,16 +107,16 @@ class FederatedRun:
         self.begin = time.perf_counter() - self.result.seconds
         reset_peak_memory(self.backbone.device)
         rounds_of = [sum(e.boundary is None for e in of_task) for of_task in self.server.exchanges]
-        first = self.stream.learned
+        first = self.stream.learned_count
         done, rounds = sum(rounds_of[first:tasks_done]) + rounds_done, sum(rounds_of[first:])
-        clients = self.world.partition.clients
+        clients = self.scenario.partition.clients
         self.callback.start(self.method, self.seed, clients, rounds, done)
         for task in self.stream.tasks[tasks_done:]:
             self._learn(task, rounds_done)
             rounds_done = 0
             with self.result.phase("evaluation"):
                 batch = self._plan().pass_size
-                self.result.add(evaluate(self.method, self.world, self.models, task, batch))
+                self.result.add(evaluate(self.method, self.scenario, self.models, task, batch))
                 self.result.add_to_curve(task, self.server.rounds[task.index])
             if self.result.is_finished:
                 self.result.note_skipped()
@@ -138,14 +140,9 @@ class FederatedRun:
             Features [N, D] and labels [N], both on the CPU.
         """
         if self.server.training.own_models:
-            raise FczooError(
-                f"{self.method.name} has a model at each client; give one of run.own_models to "
-                "its features"
-            )
-        images, store = {
-            "train": (self.stream.train, self.world.train),
-            "test": (self.stream.test, self.world.test),
-        }[part]
+            problem = f"{self.method.name} has one model per client and no global model"
+            raise FczooError(f"{problem}; call method.features with one of run.own_models")
+        images, store = getattr(self.stream, part), getattr(self.scenario, part)
         features = [torch.empty(0, self.backbone.dim)]
         labels = [torch.empty(0, dtype=torch.int64)]
         for task in self.stream.tasks[: len(self.result.accuracy)]:
@@ -159,7 +156,7 @@ class FederatedRun:
     def _learn(self, task: Task, first_round: int) -> None:
         """Learn one task from round ``first_round`` on, exchange by exchange."""
         training, exchanges = self.server.training, self.server.exchanges[task.index]
-        members = self.world.clients(task, training.data_scope, idle=True)
+        members = self.scenario.clients(task, training.data_scope, idle=True)
         holders = [client for client in members if len(client.index)]
         if not first_round:
             self.teacher_cache.clear()
@@ -171,8 +168,7 @@ class FederatedRun:
         if not first_round:
             if any(exchange.boundary == "task_start" for exchange in exchanges):
                 # statistics are of the task's classes
-                latest = training.data_scope == "latest"
-                owners = self.world.clients(task) if latest else holders
+                owners = self.scenario.clients(task) if training.data_scope == "latest" else holders
                 self._collect("task_start", engine, owners, task)
             if self.probe:
                 self.probe.on_task_start(self.method, self.state)
@@ -191,14 +187,14 @@ class FederatedRun:
                 self._round(engine, sampled, exchange, count)
                 self._save(task.index, exchange.round + 1)
         if self.probe:
-            self.probe.on_task_end(self.world, self.method, self.state, task)
+            self.probe.on_task_end(self.scenario, self.method, self.state, task)
 
     def _round(
-        self, engine: ClientEngine, participants: Sequence[Client], exchange: Exchange, wanted: int
+        self, engine: ClientEngine, participants: Sequence[Client], exchange: Exchange, needed: int
     ) -> None:
         """Run one round: send the broadcast, train the participants, merge their uploads.
 
-        The server takes the first ``wanted`` uploads.
+        The server takes the first ``needed`` uploads.
         """
         start_time, server = time.perf_counter(), self.server
         task, number, rounds = exchange.task, exchange.round, server.rounds[exchange.task.index]
@@ -206,7 +202,7 @@ class FederatedRun:
         shared, down = server.send(participants)
         losses: dict[int, float] = {}
 
-        def tick(client: int, loss: float, steps: Tensor) -> None:
+        def report_progress(client: int, loss: float, steps: Tensor) -> None:
             losses[client] = loss
             self.callback.client(task.index, number, loss)
             self.callback.steps(task.index, number, client, steps.tolist())
@@ -216,21 +212,21 @@ class FederatedRun:
         request = ClientRequest(None, shared, server.controls.shared, ctx)
         work = self.clock.work(engine, request, responding)
         with self.result.phase("training"):
-            client_uploads = engine.train(shared, responding, ctx, tick)
-        round_end = self.clock.close_round(work, down, client_uploads, present, wanted)
+            client_uploads = engine.train(shared, responding, ctx, report_progress)
+        round_end = self.clock.close_round(work, down, client_uploads, present, needed)
         self.result.virtual_seconds += round_end.seconds
         if server.training.own_models:
-            arrival = server.uplink.without_uploads(exchange, losses)
+            arrival = server.uplink.empty_arrival(exchange, losses)
         else:
             form = engine.upload_form(request)
             arrival = server.uplink.arrive(
-                round_end.uploads, round_end.asked, shared, exchange, losses, form, round_end.late
+                round_end.uploads, round_end.sampled, shared, exchange, losses, form, round_end.late
             )
         uploads = self._receive(arrival, exchange)
         server.note_storage(shared, responding, engine.client_state)
         if self.probe and uploads:
             payloads = [upload.drop(*RULE_UPLOADS) for upload in uploads]
-            self.probe.on_round(self.world, self.method, self.state, payloads, ctx)
+            self.probe.on_round(self.scenario, self.method, self.state, payloads, ctx)
         if uploads:
             with self.result.phase("server"):
                 server.merge(uploads, exchange)
@@ -261,7 +257,7 @@ class FederatedRun:
             return {}
         with self.result.phase("evaluation"):
             task, batch = exchange.task, self._plan().pass_size
-            row = accuracy_row(self.method, self.world, self.models, task, batch)
+            row = accuracy_row(self.method, self.scenario, self.models, task, batch)
         accuracy = pooled_accuracy(row, self.result.test_counts)
         self.result.add_to_curve(task, number, accuracy)
         return {"accuracy": accuracy}
@@ -273,13 +269,13 @@ class FederatedRun:
             return
         with self.result.phase("personal"):
             plan = replace(self._plan(), epochs=self.settings.personal_epochs)
-            runtime = self._engine(plan).side
+            runtime = self._engine(plan).runtime
             ctx = Context(task, rounds - 1, rounds, broadcast(self.method, self.state))
             state = ClientState(self.memories, self.teacher_cache, {}, {})
-            clients = {c.number: c for c in self.world.clients(task, training.data_scope)}
+            clients = {c.number: c for c in self.scenario.clients(task, training.data_scope)}
             before = self.result.client_accuracy
             self.result.personal_accuracy = personal_accuracies(
-                self.world, runtime, self.state, state, clients, ctx, before
+                self.scenario, runtime, self.state, state, clients, ctx, before
             )
         self.result.metrics = metrics_of(self.result)
 
@@ -288,12 +284,14 @@ class FederatedRun:
     ) -> None:
         """Collect statistics, whose sums over clients equal those of the pooled data."""
         server, training = self.server, self.server.training
-        asked_in = None  # a task -> the clients that are asked in it; None: all
+        senders_of = None  # function of a task that returns the clients that send; None: all
         if phase == "task_end" and training.collect_from == "trained":
-            asked_in = server.training_clients
-            numbers = asked_in(task)
+            senders_of = server.training_clients
+            numbers = senders_of(task)
             clients = [client for client in clients if client.number in numbers]
-        clients = self.world.without_counted_images(clients, task, training.data_scope, asked_in)
+        clients = self.scenario.without_counted_images(
+            clients, task, training.data_scope, senders_of
+        )
         if not clients:
             return
         shared, down = server.send(clients)
@@ -303,8 +301,8 @@ class FederatedRun:
         folded_sums: Tree = {}
         with self.result.phase("surveys"):
             client_uploads = engine.collect(phase, shared, clients, ctx)
-            if server.uplink.folds:
-                form = engine.survey_form(phase, shared, clients[0], ctx)
+            if server.uplink.sums_on_arrival:
+                form = engine.statistics_form(phase, shared, clients[0], ctx)
                 arrival, folded_sums = server.uplink.collect(
                     client_uploads, clients, exchange, form
                 )
@@ -353,12 +351,12 @@ class FederatedRun:
         """Create the engine of a task's clients."""
         controls = self.server.controls
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
-        if self.elsewhere:
-            return RemoteEngine(*parts, controls, self.residuals, transport=self.elsewhere)
+        if self.transport:
+            return RemoteEngine(*parts, controls, self.residuals, transport=self.transport)
         return ClientEngine(*parts, controls, self.residuals, uplink=self.server.uplink)
 
     def _plan(self) -> Plan:
-        sizes = self.world.partition.clients, self.result.trained_scalars
+        sizes = self.scenario.partition.clients, self.result.trained_scalars
         return plan_of(self.settings, self.seed, self.backbone.device, *sizes)
 
     def _save(self, tasks: int, rounds: int) -> None:
@@ -376,7 +374,7 @@ class FederatedRun:
         controls = self.server.controls
         clients = ClientState(self.memories, self.teacher_cache, controls.clients, self.residuals)
         trees = {"state": self.state, "control": controls.server, "begin": begin}
-        trees |= {"moments": self.server.moments, **kept_trees(clients)}
+        trees |= {"moments": self.server.moments, **clients.to_trees()}
         self.checkpoint.save(Snapshot(tasks, rounds, trees, notes))
 
     def _restore(self) -> tuple[int, int]:
@@ -392,7 +390,9 @@ class FederatedRun:
         notes, trees, server = snapshot.notes, snapshot.trees, self.server
         server.state, server.controls.server = trees["state"], trees["control"]
         server.moments = trees.get("moments", {})  # not in older files
-        self.memories, self.teacher_cache, server.controls.clients, self.residuals = kept_in(trees)
+        clients = ClientState.from_trees(trees)
+        self.memories, self.teacher_cache = clients.memories, clients.teacher_outputs
+        server.controls.clients, self.residuals = clients.controls, clients.residuals
         if self.probe:
             self.probe.resume(notes.get("diagnostics", 0), trees["begin"])
         server.tracker.restore(notes["ledger"])

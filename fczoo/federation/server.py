@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fczoo.aggregators.merge import check_stateless, sound
+from fczoo.aggregators.merge import check_stateless, wrap_with_checks
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import DivergedError, TooFewUploadsError
 from fczoo.core.method import Method, table_note, task_exchanges
@@ -23,15 +23,15 @@ from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.core.types import Boundary, Exchange, ServerContext, Task
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import ClientState, contiguous_copy, memory_bytes
-from fczoo.federation.client_tasks import client_tasks
+from fczoo.federation.client_task_accuracy import client_tasks
 from fczoo.federation.environment import code_of, commit, digest, versions
 from fczoo.federation.local_rules import ControlVariates
 from fczoo.federation.participation import Participation
 from fczoo.federation.result import Result
+from fczoo.federation.scenario import Scenario
 from fczoo.federation.server_optimizers import make_server_optimizer, step_server
 from fczoo.federation.settings import Settings
 from fczoo.federation.uplink import Arrival, sum_or_stack
-from fczoo.federation.world import World
 
 log = logging.getLogger("fczoo")
 
@@ -44,7 +44,7 @@ class BroadcastTracker:
         self.changed: dict[
             str, list[list[int]]
         ] = {}  # state name -> [row, when] of those from a row on
-        self.told: dict[int, int] = {}  # client -> when it was sent a broadcast last
+        self.sent: dict[int, int] = {}  # client -> clock of its last broadcast
 
     def update(self, before: Tree, after: Tree) -> None:
         """Record which tensors of the state are new or have changed.
@@ -53,7 +53,7 @@ class BroadcastTracker:
         """
         self.clock += 1
         for name, value in after.items():
-            rows, same = len(torch.atleast_1d(value)), _same_rows(before.get(name), value)
+            rows, same = len(torch.atleast_1d(value)), _equal_row_count(before.get(name), value)
             if same is None:
                 self.changed[name] = [[0, self.clock]]
             elif same < rows:
@@ -63,44 +63,44 @@ class BroadcastTracker:
         """Return the bytes of a broadcast that each client lacks, and mark them as sent."""
         sizes = {}
         for client in clients:
-            last_broadcast = self.told.get(client, 0)
+            last_broadcast = self.sent.get(client, 0)
             first = {name: self._first_new(name, last_broadcast) for name in tree}
             sizes[client] = nbytes(
                 {k: torch.atleast_1d(tree[k])[n:] for k, n in first.items() if n is not None}
             )
-            self.told[client] = self.clock
+            self.sent[client] = self.clock
         return sizes
 
-    def _first_new(self, name: str, told: int) -> int | None:
+    def _first_new(self, name: str, last_broadcast: int) -> int | None:
         """Return the row from which on all rows of a tensor changed; None if none changed."""
         return next(
-            (row for row, when in self.changed[name] if when > told), None
+            (row for row, when in self.changed[name] if when > last_broadcast), None
         )  # in order of both
 
     def notes(self) -> dict[str, Any]:
         """Return the records as plain values, which ``restore`` reads."""
-        return {"clock": self.clock, "changed": self.changed, "told": list(self.told.items())}
+        return {"clock": self.clock, "changed": self.changed, "told": list(self.sent.items())}
 
     def restore(self, notes: Mapping[str, Any]) -> None:
         """Restore the records that ``notes`` returned."""
-        self.clock, self.changed, self.told = (
+        self.clock, self.changed, self.sent = (
             notes["clock"],
             dict(notes["changed"]),
             dict(notes["told"]),
         )
 
 
-def _same_rows(old: Tensor | None, new: Tensor) -> int | None:
+def _equal_row_count(old: Tensor | None, new: Tensor) -> int | None:
     """Return the number of earlier rows; None if one of them changed or is missing."""
     if old is None:
         return None
-    had, has = torch.atleast_1d(old), torch.atleast_1d(new)
+    old_rows, new_rows = torch.atleast_1d(old), torch.atleast_1d(new)
     alike = (
-        had.shape[1:] == has.shape[1:]
-        and len(had) <= len(has)
-        and torch.equal(had, has[: len(had)])
+        old_rows.shape[1:] == new_rows.shape[1:]
+        and len(old_rows) <= len(new_rows)
+        and torch.equal(old_rows, new_rows[: len(old_rows)])
     )
-    return len(had) if alike else None
+    return len(old_rows) if alike else None
 
 
 def broadcast(method: Method, state: Tree) -> Tree:
@@ -108,7 +108,7 @@ def broadcast(method: Method, state: Tree) -> Tree:
     return drop(state, *method.server_only) if method.server_only else dict(state)
 
 
-def on_device(state: Tree, backbone: Backbone) -> Tree:
+def to_device(state: Tree, backbone: Backbone) -> Tree:
     """Return a state on the backbone's device, in its number type and at least in float32."""
     least, tensors = torch.promote_types(backbone.dtype, torch.float32), {}
     for name, value in state.items():
@@ -129,23 +129,25 @@ class Server:
         rounds: The number of training rounds in each task.
     """
 
-    def __init__(self, world: World, method: Method, seed: int):
-        world.check_labels(method)
-        self.world, self.method, self.seed = world, method, seed
-        self.settings, self.backbone = world.settings, world.backbone
-        self.uplink = world.uplink(method, seed)
+    def __init__(self, scenario: Scenario, method: Method, seed: int):
+        scenario.check_labels(method)
+        self.scenario, self.method, self.seed = scenario, method, seed
+        self.settings, self.backbone = scenario.settings, scenario.backbone
+        self.uplink = scenario.uplink(method, seed)
         self.uplink.check()
         self.training = self.uplink.training
         averaging = self.settings.aggregator or self.training.averaging
         check_stateless(averaging)
-        self.average = sound(make_aggregator(averaging))
-        self.average_controls = sound(make_aggregator(self.settings.aggregator or "uniform"))
+        self.average = wrap_with_checks(make_aggregator(averaging))
+        self.average_controls = wrap_with_checks(
+            make_aggregator(self.settings.aggregator or "uniform")
+        )
         self.controls = ControlVariates(self.uplink.rule)
         self.optimizer = make_server_optimizer(self.settings.server_optimizer)
         self.moments: Tree = {}  # of the optimizer
         self.tracker = BroadcastTracker()
-        self.participation = Participation(world, seed, self.training.data_scope)
-        tasks, rounds = world.stream.tasks, self.settings.rounds
+        self.participation = Participation(scenario, seed, self.training.data_scope)
+        tasks, rounds = scenario.stream.tasks, self.settings.rounds
         self.exchanges = [tuple(task_exchanges(method, task, rounds)) for task in tasks]
         self.rounds = [
             sum(exchange.is_training_round for exchange in of_task) for of_task in self.exchanges
@@ -155,7 +157,7 @@ class Server:
 
     def _new_result(self) -> Result:
         """Return the result of a run that has not begun."""
-        world, method, stream = self.world, self.method, self.world.stream
+        scenario, method, stream = self.scenario, self.method, self.scenario.stream
         notes = [table_note(method), self.uplink.rule.table_note(self.training)]
         result = Result(
             method.name,
@@ -164,19 +166,19 @@ class Server:
             self.seed,
             {**self.backbone.config.record(), "sha256": self.backbone.sha256},
             {
-                "spec": world.partition.spec,
-                "seed": world.partition.seed,
-                "sha256": world.partition.sha256,
+                "spec": scenario.partition.spec,
+                "seed": scenario.partition.seed,
+                "sha256": scenario.partition.sha256,
             },
             list(stream.class_order),
             [task.size for task in stream.tasks],
             [len(stream.positions(stream.test, task)) for task in stream.tasks],
             remark="; ".join(filter(None, notes)),
-            client_tasks=client_tasks(world),
+            client_tasks=client_tasks(scenario),
             versions=_versions(self.settings, method),
         )
         draws = self.participation.draws(self.exchanges) if self.settings.dp_noise else ()
-        result.privacy = self.uplink.privacy.promise(list(draws))
+        result.privacy = self.uplink.privacy.guarantee(list(draws))
         return result
 
     def training_clients(self, task: Task) -> set[int]:
@@ -188,7 +190,7 @@ class Server:
         self.controls.clear()
         self.moments = {}
         rng = self.generator("begin", task, device="cpu")
-        task = replace(task, class_order=self.world.stream.class_order)
+        task = replace(task, class_order=self.scenario.stream.class_order)
         self.replace_state(self.method.begin_task(self.state, task, self.backbone, rng))
 
     def send(self, clients: Sequence[Client]) -> tuple[Tree, dict[int, int]]:
@@ -211,17 +213,17 @@ class Server:
         uploads, least = arrival.payloads, self.settings.min_clients
         if self.uplink.ends_run or len(uploads) >= least:
             return uploads
-        self.skip(exchange, f"less than {plural(least, 'valid upload')}")
+        self.skip(exchange, f"fewer than {plural(least, 'valid upload')}")
         return []
 
     def skip(self, exchange: Exchange, reason: str) -> None:
         """Record an exchange with too few valid uploads, in which the state stays."""
         about = {"task": exchange.task.index, "moment": exchange.label}
         self.result.skipped.append({**about, "reason": reason})
-        log.warning("%s in %s; the state stays", reason, exchange)
+        log.warning("%s in %s; the state does not change", reason, exchange)
 
     @contextmanager
-    def _state_stays(self, exchange: Exchange) -> Iterator[None]:
+    def _restore_state_on_failure(self, exchange: Exchange) -> Iterator[None]:
         """Restore the state after a failed change and record it, if clients can be hostile."""
         if self.uplink.ends_run:
             yield
@@ -239,15 +241,15 @@ class Server:
 
     def merge(self, uploads: Sequence[Payload], exchange: Exchange) -> None:
         """Merge the valid uploads of a round into the state."""
-        with self._state_stays(exchange):
+        with self._restore_state_on_failure(exchange):
             self._merge(uploads, exchange)
 
     def _merge(self, uploads: Sequence[Payload], exchange: Exchange) -> None:
         broadcast_before = self.controls.broadcast
-        clients, rule = self.world.partition.clients, self.controls.rule
+        clients, rule = self.scenario.partition.clients, self.controls.rule
         optims = self.training.active_optims(exchange.task, exchange.round, exchange.balanced)
         sent = select(self.state, *optims)
-        self.controls.absorb(uploads, sent, clients, self.average_controls)
+        self.controls.update_server_tree(uploads, sent, clients, self.average_controls)
         self.tracker.update(broadcast_before, self.controls.broadcast)
         payloads = rule.adapt_uploads(uploads, sent, self.average)
         merged = self.method.aggregate(payloads, self.average)
@@ -268,13 +270,13 @@ class Server:
             boundary: The boundary of the task.
             uploads: Valid uploads, one per client.
             task: The current task.
-            folded: Statistics that were summed on arrival, see ``Uplink.folds``.
+            folded: Statistics that were summed on arrival, see ``Uplink.sums_on_arrival``.
         """
         sums = sum_or_stack(uploads, self.training.per_client_statistics) | folded
         sums = unpack_symmetric(sums, self.training.uploads)
         number = 0 if boundary == "task_start" else self.rounds[task.index]
         ctx = self._context(f"absorb {PHASE_KEYS[boundary]}", task, number, uploads)
-        with self._state_stays(Exchange(task, boundary=boundary)):
+        with self._restore_state_on_failure(Exchange(task, boundary=boundary)):
             self.replace_state(self.method.update_from(boundary, self.state, sums, ctx))
 
     def _context(
@@ -284,7 +286,7 @@ class Server:
             task,
             number,
             self.rounds[task.index],
-            self.world.partition.clients,
+            self.scenario.partition.clients,
             len(payloads),
             sum(payload.num_samples for payload in payloads),
             self.backbone,
@@ -292,15 +294,17 @@ class Server:
             tuple(payload.client for payload in payloads),
         )
 
-    def note_storage(self, shared: Tree, clients: Sequence[Client], kept: ClientState) -> None:
+    def note_storage(
+        self, shared: Tree, clients: Sequence[Client], client_state: ClientState
+    ) -> None:
         """Record a client's storage in bytes: broadcast, memory and pixels of its exemplars."""
-        if not self.world.sees_clients:
+        if not self.scenario.sees_clients:
             return
-        image, exemplars = self.world.train.pixels[0].numel(), self.training.exemplars
+        image, exemplars = self.scenario.train.pixels[0].numel(), self.training.exemplars
         local = [
-            memory_bytes(kept.memories.get(client.number, {}), exemplars, image)
-            + nbytes(kept.controls.get(client.number, {}))
-            + nbytes(kept.residuals.get(client.number, {}))
+            memory_bytes(client_state.memories.get(client.number, {}), exemplars, image)
+            + nbytes(client_state.controls.get(client.number, {}))
+            + nbytes(client_state.residuals.get(client.number, {}))
             for client in clients
         ]
         sent = {} if self.training.own_models else shared
@@ -312,7 +316,7 @@ class Server:
 
         Sums in float64 stay in float64. Raises DivergedError if a value is not finite.
         """
-        tensors = on_device(new, self.backbone)
+        tensors = to_device(new, self.backbone)
         for name, value in tensors.items():
             if not value.isfinite().all():
                 raise DivergedError(

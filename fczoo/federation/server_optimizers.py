@@ -2,7 +2,8 @@
 
 The pseudo-gradient of a round is the averaged trained tensors minus those that the server sent
 (Reddi et al., ICLR 2021, algorithm 2). Statistics have no pseudo-gradient and are merged as usual.
-Moments start at zero in each task, because its data differ and tensors may have been replaced.
+In each task the moments start again, because its data differ and tensors may have been replaced:
+the first moment at 0, the second moment of the adaptive optimizers at tau^2.
 """
 
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class ServerOptimizer:
 class FedAvgM(ServerOptimizer):
     """FedAvgM (Hsu et al., 2019): momentum m = beta m + change; the model moves by lr m."""
 
-    momentum: float = option(0.9, "beta, momentum; 0 with lr 1 is the average", low=0, high=1)
+    momentum: float = option(0.9, "beta, momentum; 0 with lr=1: plain average", low=0, high=1)
     lr: float = option(1.0, "learning rate of the server", low=0)
 
     def step(self, change: Tensor, moments: Tree) -> tuple[Tensor, Tree]:
@@ -130,8 +131,8 @@ def step_server(
     for name, start in sent.items():
         if name not in merged or merged[name].shape != start.shape:
             raise FczooError(
-                f"--server-optimizer steps along averages, and {method} does not average "
-                f"{name}; leave it out"
+                f"--server-optimizer needs averages of the trained tensors, but {method} does not "
+                f"average {name}; leave it out"
             )
         own = {k: moments[f"{k}.{name}"] for k in ("m", "v") if f"{k}.{name}" in moments}
         step, new = optimizer.step(merged[name].to(start) - start, own)

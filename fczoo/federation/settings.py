@@ -8,16 +8,19 @@ from typing import Any, Literal
 
 from fczoo.backbones.names import canonical_backbone
 from fczoo.core.errors import use_python_names
-from fczoo.core.options import check_options, option
+from fczoo.core.options import check_options
 from fczoo.core.registry import PARTITIONERS
 from fczoo.data.dataset import Resize, domains_of
 from fczoo.federation import settings_checks as checks
+from fczoo.federation.setting_groups import (
+    data_option,
+    machine_option,
+    population_option,
+    robustness_option,
+    training_option,
+)
 from fczoo.protocols.registry import sources, spell_names
-from fczoo.protocols.source import Source
-
-GROUPS = "data", "population", "training", "machine", "robustness"
-DATA, POPULATION, TRAINING, MACHINE, ROBUSTNESS = GROUPS
-"""Groups of settings, as ``fczoo bench --help`` lists them."""
+from fczoo.protocols.stated_values import Source
 
 AUTO = "auto"  # precision that is chosen by speed; stored is the chosen one
 MOST_CLIENTS = 1_000_000
@@ -33,290 +36,287 @@ SEEDED_SETTINGS = {
 class Settings:
     """Everything about a run except the method; ``fczoo show settings`` lists the fields."""
 
-    dataset: str = option("digits", "Name of a data set; see `fczoo list datasets`", group=DATA)
-    protocol: str | None = option(
+    dataset: str = data_option("digits", "Name of a data set; see `fczoo list datasets`")
+    protocol: str | None = training_option(
         None,
-        "Take a paper's settings where you give none, see `fczoo list protocols`; none: quick on a CPU",
-        group=TRAINING,
+        "Settings of a paper, for options that you do not give; "
+        "see `fczoo list protocols`; quick runs in minutes on a CPU",
     )
-    as_released: str | None = option(
+    as_released: str | None = training_option(
         None,
         "Follow released code where it differs from the protocol; see `fczoo list releases`",
-        group=TRAINING,
     )
-    hf_columns: str | None = option(
-        None, "Columns of a data set hf:, as image=img,label=fine_label; none: by type", group=DATA
-    )
-    data_root: str | None = option(
-        None, "Folder that holds the data sets; none: FCZOO_HOME/data", group=DATA
-    )
-    start_from: str | None = option(
+    hf_columns: str | None = data_option(
         None,
-        "Kept model to continue from: METHOD/seedN of a run folder, or that folder",
-        group=DATA,
+        "Columns of images, labels and groups in a data set hf:, such as "
+        "image=img,label=fine_label,group=hospital; none: images and labels found by "
+        "their types, no groups",
     )
-    backbone: str = option(
+    data_root: str | None = data_option(None, "Folder of the data sets; none: FCZOO_HOME/data")
+    start_from: str | None = data_option(
+        None,
+        "Kept model to continue from: METHOD/seedN of a run folder, or the run folder",
+    )
+    backbone: str = training_option(
         "vit_nano_32",
         "A name of `fczoo list backbones`, a weight file, or NAME:FILE",
-        group=TRAINING,
     )
-    image_size: int | None = option(
-        None, "Side of the input images, in pixels; none: the checkpoint's", low=1, group=TRAINING
+    image_size: int | None = training_option(
+        None, "Side of the input images, in pixels; none: the checkpoint's", low=1
     )
-    mean: tuple[float, ...] | None = option(
-        None, "Mean per input channel, to normalise by; none: the checkpoint's", group=TRAINING
+    mean: tuple[float, ...] | None = training_option(
+        None,
+        "Mean per input channel, which is subtracted from inputs, for pixels from 0 to 1; none: "
+        "the checkpoint's",
     )
-    std: tuple[float, ...] | None = option(
-        None, "Deviation per input channel, to normalise by; none: the checkpoint's", group=TRAINING
+    std: tuple[float, ...] | None = training_option(
+        None,
+        "Standard deviation per input channel, by which inputs are divided, for pixels from 0 to "
+        "1; none: the checkpoint's",
     )
-    pool: Literal["cls", "mean", "cls+mean"] | None = option(
-        None, "Feature: class token, mean of patches, or both; none: the backbone's", group=TRAINING
+    pool: Literal["cls", "mean", "cls+mean"] | None = training_option(
+        None, "Feature: class token, mean of patches, or both; none: the backbone's"
     )
-    norm_by_dataset: bool = option(
+    norm_by_dataset: bool = training_option(
         False,
         "Normalise by mean and standard deviation of the data set, not of the checkpoint",
         quirk="fed-mammoth",
-        group=TRAINING,
     )
-    partition: str = option(
+    partition: str = population_option(
         "dirichlet:0.5",
-        "Split of the images over clients: iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, "
+        "Partition of images over clients: iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, "
         "shards:ALPHA, size:POWER, dirichlet-size:ALPHA, domains, natural, or file:PATH",
-        group=POPULATION,
     )
-    tasks: int | tuple[int, ...] | Literal["domains"] = option(
+    tasks: int | tuple[int, ...] | Literal["domains"] = data_option(
         5,
-        "Number of tasks; or the classes per task, 50,10,10; or domains: one task per domain",
+        "Number of tasks; or classes per task, such as 50,10,10; or domains: one task per domain",
         low=1,
-        group=DATA,
     )
-    base_classes: int | None = option(
-        None, "Few-shot increments: classes of the first task, with --ways", low=1, group=DATA
+    base_classes: int | None = data_option(
+        None, "Few-shot: number of classes of the first task; needs --ways", low=1
     )
-    ways: int | None = option(None, "Few-shot: classes of each later task", low=1, group=DATA)
-    shots: int | None = option(
-        None, "Training images per class after the first task; none: all", low=1, group=DATA
+    ways: int | None = data_option(None, "Few-shot: number of classes per later task", low=1)
+    shots: int | None = data_option(
+        None, "Training images per class after the first task; none: all", low=1
     )
-    imbalance: float | None = option(
-        None, "Long tail: images of the rarest class per most common", low=1e-6, high=1, group=DATA
+    imbalance: float | None = data_option(
+        None,
+        "Long-tailed classes: training images of the rarest class divided by those of the most "
+        "common one, above 0 and up to 1; none: as the data set has them",
+        low=1e-6,
+        high=1,
     )
-    blurry: float = option(
-        0.0, "Share of each class's images that other tasks get", low=0, high=1, group=DATA
+    blurry: float = data_option(
+        0.0, "Share of each class's images that is divided among the other tasks", low=0, high=1
     )
-    label_noise: float = option(
-        0.0, "Share of each client's labels that are wrong", low=0, high=1, group=DATA
+    label_noise: float = data_option(
+        0.0, "Share of each client's labels that are wrong", low=0, high=1
     )
-    stop_after_tasks: int | None = option(
-        None, "End the run after task NUMBER of the stream; none: all", low=1, group=TRAINING
+    stop_after_tasks: int | None = training_option(
+        None, "End the run after task NUMBER of the stream; none: all", low=1
     )
-    clients: int = option(
-        5, "Number of clients at the start", low=1, high=MOST_CLIENTS, group=POPULATION
+    clients: int = population_option(5, "Number of clients at the start", low=1, high=MOST_CLIENTS)
+    joining: int = population_option(
+        0, "Number of new clients at each later task", low=0, high=MOST_CLIENTS
     )
-    joining: int = option(
-        0, "Number of new clients at each later task", low=0, high=MOST_CLIENTS, group=POPULATION
-    )
-    transition: float = option(
+    transition: float = population_option(
         1.0,
-        "Share of the earlier clients that get images of a new task, from 0 to 1",
+        "Share of the clients from earlier tasks that get images of a new task, from 0 to 1; "
+        "clients that join in it always get some",
         low=0,
         high=1,
-        group=POPULATION,
     )
-    moving: int | None = option(
+    moving: int | None = population_option(
         None,
-        "Number of clients that move to their next task at a time, in rotation; none: all",
+        "Number of clients that continue to their next task at each stage, in turn, while the "
+        "others stay in their task; none: all clients change tasks together",
         low=1,
-        group=POPULATION,
     )
-    task_order: Literal["same", "own"] = option(
-        "same", "Order of the tasks: the same for all, or each client's own", group=POPULATION
+    task_order: Literal["same", "own"] = population_option(
+        "same", "Order of the tasks: the same for all, or each client's own"
     )
-    participation: float = option(
+    participation: float = population_option(
         1.0,
-        "Clients that train per round: up to 1 their share, above 1 their number",
+        "Clients sampled per round: their share (up to 1) or their number (above 1)",
         low=0,
-        group=POPULATION,
     )
-    draw_among: Literal["data", "joined"] = option(
+    draw_among: Literal["data", "joined"] = population_option(
         "data",
         "Sample participants among clients with images of the task, or among all joined ones",
-        group=POPULATION,
     )
-    client_draw: Literal["round", "task"] = option(
+    client_draw: Literal["round", "task"] = population_option(
         "round",
         "Sample participants once per round or once per task",
         quirk={"task": "fed-mammoth"},
-        group=POPULATION,
     )
-    client_devices: str | None = option(
-        None, "Clients' speeds, for a virtual clock: phones, cross-silo or FILE", group=POPULATION
+    client_devices: str | None = population_option(
+        None, "Clients' speeds, for a virtual clock: phones, cross-silo or FILE"
     )
-    deadline: float | None = option(
-        None, "Seconds after which a round leaves late clients out", low=1e-3, group=POPULATION
+    deadline: float | None = population_option(
+        None, "Seconds of the virtual clock after which a round leaves out late clients", low=1e-3
     )
-    over_select: float | None = option(
-        None, "Ask this many times the participants, take the first", low=1, group=POPULATION
+    over_select: float | None = population_option(
+        None,
+        "Factor of over-selection, at least 1: sample this many times the participants of a round "
+        "and merge the first uploads; none: 1",
+        low=1,
     )
-    rounds: int = option(3, "Number of communication rounds per task", low=1, group=TRAINING)
-    eval_every: int = option(
+    rounds: int = training_option(3, "Number of communication rounds per task", low=1)
+    eval_every: int = training_option(
         0,
-        "Also test on all classes seen so far after every this many rounds of a task; 0: after "
-        "tasks only",
+        "Number of rounds between tests on all classes seen so far, in addition to the test after "
+        "each task; 0: no additional test",
         low=0,
-        group=TRAINING,
     )
-    epochs: int = option(2, "Number of local epochs per round", low=1, group=TRAINING)
-    personal_epochs: int = option(
+    epochs: int = training_option(2, "Number of local epochs per round", low=1)
+    personal_epochs: int = training_option(
         0,
         "Number of epochs of fine-tuning at each client after the last task, on a copy, to test "
         "personal models; 0: none",
         low=0,
-        group=TRAINING,
     )
-    batch_size: int = option(16, "Number of images per local batch", low=1, group=TRAINING)
-    augment: str = option(
+    batch_size: int = training_option(16, "Number of images per local batch", low=1)
+    augment: str = training_option(
         "none",
         "Random view of the training images: none, flip, crop, ... (see fczoo list augmentations)",
-        group=TRAINING,
     )
-    test_crop: float = option(
+    test_crop: float = training_option(
         1.0,
         "Share of each image side that test images keep; at 224 pixels 0.875 resizes to 256 "
         "and crops the middle 224",
         low=0.1,
         high=1,
-        group=TRAINING,
     )
-    cache_queries: bool = option(
+    cache_queries: bool = training_option(
         False,
         "Compute the query features of each training image once, without augmentation; saves "
         "one forward per step",
-        group=TRAINING,
     )
-    local: str | None = option(
-        None, "Rule of local training for any method; see `fczoo list local`", group=TRAINING
+    local: str | None = training_option(
+        None, "Rule of local training, for most methods; see `fczoo list local`"
     )
-    server_optimizer: str | None = option(
-        None, "Server's step along the average: fedavgm, fedadam, fedyogi, ...", group=TRAINING
+    server_optimizer: str | None = training_option(
+        None,
+        "Optimizer by which the server applies the clients' average change: fedavgm, fedadam, "
+        "fedyogi or fedadagrad; none: the average replaces the model",
     )
-    compress: str | None = option(
-        None, "Code of uploaded changes: int8, fp16, topk:PART or lowrank:RANK", group=TRAINING
+    compress: str | None = training_option(
+        None,
+        "Compression of trained tensors that clients upload: int8 or fp16 (8 or 16 bits per "
+        "number), topk:PART (largest changes only), or lowrank:RANK; none: no compression",
     )
-    train_per_class: int | None = option(
-        None, "Use only the first NUMBER training images per class; none: all", low=1, group=DATA
+    train_per_class: int | None = data_option(
+        None, "Use only the first NUMBER training images per class; none: all", low=1
     )
-    test_per_class: int | None = option(
-        None, "Use only the first NUMBER test images of each class; none: all", low=1, group=DATA
+    test_per_class: int | None = data_option(
+        None, "Use only the first NUMBER test images per class; none: all", low=1
     )
-    stored_size: int | None = option(
+    stored_size: int | None = data_option(
         None,
         "Side of the cached copies of image files, in pixels; none: the data set's",
         low=1,
-        group=DATA,
     )
-    resize: Resize = option(
-        "crop", "Make image files square: crop their centre, or squash the whole", group=DATA
+    resize: Resize = data_option(
+        "crop",
+        "Make image files square: crop the centre, or resize the whole, which changes its "
+        "aspect ratio",
     )
-    class_order: Literal["natural"] | tuple[int, ...] = option(
+    class_order: Literal["natural"] | tuple[int, ...] = data_option(
         "natural",
         "Order in which classes arrive: natural, or a list of all original labels",
         low=0,
-        group=DATA,
     )
-    class_order_seed: int | None = option(
-        None, "Seed that shuffles the classes; none: the order of --class-order", low=0, group=DATA
+    class_order_seed: int | None = data_option(
+        None, "Seed that shuffles the classes; none: the order of --class-order", low=0
     )
-    partition_seed: int = option(0, "Seed of the split over clients", low=0, group=POPULATION)
-    vary: tuple[Literal["training", "partition", "class-order"], ...] = option(
+    partition_seed: int = population_option(0, "Seed of the partition", low=0)
+    vary: tuple[Literal["training", "partition", "class-order"], ...] = population_option(
         ("training",),
-        "What each seed of --seeds changes: training (always), partition, class-order; "
-        "deviations are over all of these",
-        group=POPULATION,
+        "Random draws that change with each seed of --seeds: training (always), partition, "
+        "class-order; standard deviations in tables cover all of them",
     )
-    device: Literal["auto", "cpu", "cuda", "mps"] = option(
-        "auto", "Device of the run; auto: cuda if there is one, else mps, else cpu", group=MACHINE
+    device: Literal["auto", "cpu", "cuda", "mps"] = machine_option(
+        "auto", "Device of the run; auto: cuda, else mps, else cpu"
     )
-    precision: Literal["fp32", "bf16", "fp64", "auto"] = option(
+    precision: Literal["fp32", "bf16", "fp64", "auto"] = machine_option(
         "fp32",
         "Number format of frozen weights and computation; auto: the faster of fp32 and bf16",
-        group=MACHINE,
     )
-    deterministic: bool = option(
+    deterministic: bool = machine_option(
         False,
         "Use only operations that give the same bits every time, or fail; slower on CUDA",
-        group=MACHINE,
     )
-    together: Literal["auto"] | int = option(
-        "auto", "Number of clients per batched forward; auto: 1 on a CPU", low=1, group=MACHINE
+    together: Literal["auto"] | int = machine_option(
+        "auto",
+        "Number of clients per batched forward; auto: all on CUDA if each trains at most 4 million "
+        "parameters, else 1",
+        low=1,
     )
-    aggregator: str | None = option(
+    aggregator: str | None = robustness_option(
         None,
         "Aggregator that replaces a method's averages, such as median; see `fczoo list "
         "aggregators`; none: the method's own",
-        group=ROBUSTNESS,
     )
-    outliers: float | None = option(
+    outliers: float | None = robustness_option(
         None,
         "Leave out class statistics whose distance from the clients' centre is above NUMBER "
         "median distances; none: keep all",
         low=1,
-        group=ROBUSTNESS,
     )
-    merge_statistics: Literal["median", "trimmed_mean", "geometric_median"] | None = option(
-        None,
-        "Merge class statistics by a robust centre of the clients'; none: merge as sent",
-        group=ROBUSTNESS,
+    merge_statistics: Literal["median", "trimmed_mean", "geometric_median"] | None = (
+        robustness_option(
+            None,
+            "Robust centre that replaces the sum or mean of the clients' class statistics; none: "
+            "no replacement",
+        )
     )
-    drop_rate: float = option(
+    drop_rate: float = robustness_option(
         0.0,
         "Probability that a participant drops out of a round, from 0 to 1",
         low=0,
         high=1,
-        group=ROBUSTNESS,
     )
-    min_clients: int = option(
-        1, "Fewest valid uploads per round; with fewer the run stops", low=1, group=ROBUSTNESS
+    min_clients: int = robustness_option(
+        1,
+        "Number of valid uploads that a round needs; with fewer, the run stops, or skips the "
+        "round if --attack is given",
+        low=1,
     )
-    attack: str | None = option(
+    attack: str | None = robustness_option(
         None,
         "Attack of the hostile clients, such as scale:10; see `fczoo list attacks`",
-        group=ROBUSTNESS,
     )
-    attackers: float = option(
+    attackers: float = robustness_option(
         0.2,
         "Share of the clients that are hostile, with --attack, from 0 to 1",
         low=0,
         high=1,
-        group=ROBUSTNESS,
     )
-    min_class_count: int = option(
+    min_class_count: int = robustness_option(
         1,
         "Smallest number of images of a class whose statistics a client sends",
         low=1,
-        group=ROBUSTNESS,
     )
-    dp_clip: float | None = option(
+    dp_clip: float | None = robustness_option(
         None,
         "Largest L2 norm C of an uploaded change; none: not clipped",
         low=1e-12,
-        group=ROBUSTNESS,
     )
-    dp_noise: float = option(
+    dp_noise: float = robustness_option(
         0.0,
-        "Standard deviation of noise per coordinate, in units of C; the run reports epsilon",
+        "Standard deviation of noise per coordinate, in units of --dp-clip; the run reports "
+        "epsilon",
         low=0,
-        group=ROBUSTNESS,
     )
-    dp_delta: float = option(
-        1e-5, "Delta for which the run reports epsilon", low=1e-12, high=0.5, group=ROBUSTNESS
+    dp_delta: float = robustness_option(
+        1e-5, "Delta for which the run reports epsilon", low=1e-12, high=0.5
     )
-    dp_subsampling: bool = option(
+    dp_subsampling: bool = robustness_option(
         False,
         "Report epsilon for an observer who does not see which clients are sampled",
-        group=ROBUSTNESS,
     )
-    dp_secure: bool = option(
-        False, "Draw noise from a cryptographic source; no run repeats it", group=ROBUSTNESS
+    dp_secure: bool = robustness_option(
+        False, "Draw noise from a cryptographic source; such runs cannot be repeated bit for bit"
     )
 
     @use_python_names
@@ -324,7 +324,7 @@ class Settings:
         check_options(self)
         vary = tuple(w for w in SEEDED_SETTINGS if w == "training" or w in self.vary)
         values = {"backbone": canonical_backbone(self.backbone)}
-        values |= checks.place_data(self.dataset, self.data_root, self.hf_columns)
+        values |= checks.locate_data(self.dataset, self.data_root, self.hf_columns)
         for name, value in {**spell_names(vars(self)), **values, "vary": vary}.items():
             object.__setattr__(self, name, value)
         checks.check_participation(self.participation, self.clients)
@@ -362,10 +362,10 @@ class Settings:
         share = self.participation
         return min(int(share), candidates) if share > 1 else max(1, round(share * candidates))
 
-    def asked_count(self, candidates: int) -> int:
+    def sampled_count(self, candidates: int) -> int:
         """Return the number of clients that a round selects, at least its participants."""
-        asked = (self.over_select or 1) * self.participant_count(candidates)
-        return min(ceil(asked), candidates)
+        sampled = (self.over_select or 1) * self.participant_count(candidates)
+        return min(ceil(sampled), candidates)
 
     @staticmethod
     @use_python_names

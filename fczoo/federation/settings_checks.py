@@ -60,13 +60,13 @@ def normalisation_of(settings: Any) -> tuple[Channels, Channels]:
     return settings.mean or mean, settings.std or std
 
 
-def place_data(dataset: str, data_root: str | None, columns: str | None) -> dict[str, Any]:
-    """Return the settings that ``place_dataset`` gives a data set ``hf:``; {} for any other."""
+def locate_data(dataset: str, data_root: str | None, columns: str | None) -> dict[str, Any]:
+    """Return the settings that ``locate_dataset`` gives a data set ``hf:``; {} for any other."""
     if not columns and not dataset.lower().startswith("hf:"):
         return {}
-    from fczoo.data.hub_files import place_dataset  # imports Pillow
+    from fczoo.data.hub_files import locate_dataset  # imports Pillow
 
-    name, root = place_dataset(dataset, data_root, columns)
+    name, root = locate_dataset(dataset, data_root, columns)
     return {"dataset": name, "data_root": root, "hf_columns": None}
 
 
@@ -74,12 +74,11 @@ def check_participation(share: float, clients: int) -> None:
     """Raise FczooError unless ``--participation`` is a part of the clients or a number of them."""
     problem = ""
     if not share:
-        problem = "is 0, so no one would train; give a part up to 1 or a number"
+        problem = "is 0, so no client would train; give a share up to 1 or a number of clients"
     elif share > 1 and share % 1:
-        problem = f"is {share:g}; it must be a part up to 1 or a whole number"
+        problem = f"is {share:g}; it must be a share up to 1 or a whole number"
     elif share > clients:
-        there_are = f"the {clients} clients at the start"
-        problem = f"{share:g} asks for more than {there_are}; raise --clients"
+        problem = f"{share:g} is more than the {clients} clients at the start; raise --clients"
     if problem:
         raise FczooError(f"--participation {problem}")
 
@@ -90,7 +89,7 @@ def few_shot_tasks(dataset: str, base: int | None, ways: int | None) -> tuple[in
     Raises FczooError if the classes of the data set cannot be divided in this way.
     """
     if base is None or ways is None:
-        raise FczooError("--base-classes and --ways are two halves of one schedule; give both")
+        raise FczooError("--base-classes and --ways only work together; give both")
     classes = DATASETS.get(dataset).classes
     if not classes:
         raise FczooError(
@@ -100,8 +99,8 @@ def few_shot_tasks(dataset: str, base: int | None, ways: int | None) -> tuple[in
     increments, remainder = divmod(classes - base, ways)
     if increments < 1 or remainder:
         raise FczooError(
-            f"{dataset} has {classes} classes: --base-classes {base} leaves {classes - base}, "
-            f"which are not tasks of --ways {ways}; change one of the two"
+            f"{dataset} has {classes} classes; --base-classes {base} leaves {classes - base}, "
+            f"which cannot be divided into tasks of --ways {ways}; change one of the two"
         )
     return (base, *[ways] * increments)
 
@@ -113,12 +112,12 @@ def check_stream(s: Any) -> None:
         if s.tasks != sizes:
             raise FczooError(
                 f"--base-classes {s.base_classes} and --ways {s.ways} make {len(sizes)} tasks, "
-                f"other than --tasks {quote(s.tasks)}; leave out --tasks"
+                f"unlike --tasks {quote(s.tasks)}; leave out --tasks"
             )
     domains = s.tasks == "domains"
     for first, second, is_both, reason in (
         ("shots", "imbalance", s.shots and s.imbalance, "both state the images per class"),
-        ("shots", "blurry", s.shots and s.blurry, "later tasks have these images only"),
+        ("shots", "blurry", s.shots and s.blurry, "later tasks have only these images"),
         ("shots", "tasks domains", s.shots and domains, "every domain has all classes"),
         ("blurry", "tasks domains", s.blurry and domains, "domains have sharp boundaries"),
     ):
@@ -133,8 +132,8 @@ def check_devices(s: Any) -> None:
             raise FczooError(f"{flag(name)} needs the virtual clock; give --client-devices, too")
     if s.over_select is not None and s.participant_count(s.clients) == s.clients:
         raise FczooError(
-            "--over-select asks more clients than take part, and --participation "
-            f"{s.participation:g} takes all; lower --participation"
+            "--over-select samples more clients than participate, but --participation "
+            f"{s.participation:g} already samples all; lower --participation"
         )
     if s.client_devices is not None:
         from fczoo.federation.client_devices import read_devices  # imports torch
@@ -142,19 +141,19 @@ def check_devices(s: Any) -> None:
         read_devices(s.client_devices, 0)
         if s.dp_subsampling:
             raise FczooError(
-                "--dp-subsampling holds where every client is equally likely, and --client-devices "
-                "makes some less available; leave one out"
+                "--dp-subsampling needs the same sampling probability for all clients, but "
+                "--client-devices makes some less available; leave one out"
             )
 
 
 def check_vary(vary: Collection[str], partition: str, class_order: Any) -> None:
     """Raise FczooError if a saved partition or a list of classes leaves nothing to vary."""
-    for name, is_fixed, place in (
-        ("partition", partition.startswith("file:"), "a saved partition"),
-        ("class-order", class_order != "natural", "--class-order's list"),
+    for name, is_fixed, reason in (
+        ("partition", partition.startswith("file:"), "--partition is a file"),
+        ("class-order", class_order != "natural", "--class-order is a list"),
     ):
         if name in vary and is_fixed:
-            raise FczooError(f"--vary {name} has nothing to vary in {place}; leave one out")
+            raise FczooError(f"--vary {name} has no effect, because {reason}; leave one out")
 
 
 def with_start_values(overrides: dict[str, Any], dataset: str | None) -> dict[str, Any]:
@@ -180,8 +179,8 @@ def check_start_settings(settings: Any) -> None:
         value, run_value = getattr(settings, name), run_settings.get(name)
         if value != run_value:
             raise FczooError(
-                f"--start-from continues with {flag(name)} {run_value or 'none'} of its model's run, "
-                f"and this one has {value or 'none'}; leave it out"
+                f"--start-from needs {flag(name)} {run_value or 'none'}, as in the run of the "
+                f"model, not {value or 'none'}; leave out {flag(name)}"
             )
     for name, is_given in (
         *((flag(n)[2:], getattr(settings, n) or run_settings.get(n)) for n in VARIANTS),
@@ -192,8 +191,8 @@ def check_start_settings(settings: Any) -> None:
     ):
         if is_given:
             raise FczooError(
-                f"--start-from does not work with --{name}, here or in the run of {path}: further "
-                "tasks have new classes, the same for all; leave one out"
+                f"--start-from does not work with --{name}, in this run or the run of {path}: "
+                "further tasks need new classes, the same for all clients; leave one out"
             )
 
 
@@ -209,7 +208,7 @@ def settings_for(settings: Any, dataset: str | None, changes: Mapping[str, Any])
     dataset = overrides.pop("dataset", dataset)
     texts = [overrides.get(name, "none") for name in ("data_root", "hf_columns")]
     root, columns = (None if text == "none" else text for text in texts)
-    placed = place_data(dataset or "", root, columns)
+    placed = locate_data(dataset or "", root, columns)
     dataset = placed.pop("dataset", dataset)
     overrides = {k: v for k, v in {**overrides, **placed}.items() if v is not None}
     overrides = with_start_values(overrides, dataset)
@@ -234,7 +233,7 @@ def settings_for(settings: Any, dataset: str | None, changes: Mapping[str, Any])
 def check_settings(settings: Any) -> None:
     """Raise FczooError for an unknown name or a wrong value in ``Settings``."""
     from fczoo.aggregators.merge import check_stateless
-    from fczoo.data.task_schedule import in_stages  # imports numpy
+    from fczoo.data.client_stages import uses_stages  # imports numpy
     from fczoo.data.views import get_augment  # imports torch
     from fczoo.federation.compression import make_compression
     from fczoo.federation.local_rules import make_local_training
@@ -244,10 +243,10 @@ def check_settings(settings: Any) -> None:
         clients = f"the {settings.clients} clients at the start"
         problem = f"--min-clients {settings.min_clients} is more than {clients}"
         raise FczooError(f"{problem}, so every run would stop; lower it or raise --clients")
-    if settings.stop_after_tasks and in_stages(settings.moving, settings.task_order):
+    if settings.stop_after_tasks and uses_stages(settings.moving, settings.task_order):
         raise FczooError(
             "--stop-after-tasks does not work with --moving or --task-order own, whose clients are "
-            "in different tasks at one time; leave one out"
+            "in different tasks at the same time; leave one out"
         )
     _ = settings.partitioner, normalisation_of(settings)
     get_augment(settings.augment)

@@ -22,7 +22,12 @@ from fczoo.core.tree import Tree, nbytes, select
 from fczoo.core.types import Exchange
 from fczoo.federation.batches import Client
 from fczoo.federation.compression import Compression, decode_upload, encode_upload, make_compression
-from fczoo.federation.local_rules import STEPS, LocalRule, frozen_features, make_local_training
+from fczoo.federation.local_rules import (
+    STEPS,
+    LocalRule,
+    frozen_features_message,
+    make_local_training,
+)
 from fczoo.federation.settings import Settings
 from fczoo.security.attacks import Attackers
 from fczoo.security.outliers import (
@@ -77,7 +82,7 @@ def sum_or_stack(payloads: Sequence[Payload], separate: bool) -> Tree:
 class Arrival(NamedTuple):
     """Arrival of a round's or boundary's uploads at the server."""
 
-    payloads: list[Payload]  # the sound ones
+    payloads: list[Payload]  # the valid ones
     # uploads that are rejected in whole or in part: task, moment, client, reason
     rejected: list[dict[str, Any]]
     bytes: dict[str, int]  # of all uploads, by content
@@ -119,14 +124,13 @@ class Uplink:
         _ = self.attackers, self.privacy, self.compression
         if self.settings.outliers is not None and "second moments" in contents(uploads):
             raise FczooError(
-                "--outliers cannot look into the second moments over all classes that "
-                f"{self.method.name} "
-                f"uploads; leave it out"
+                "--outliers cannot check the second moments over all classes that "
+                f"{self.method.name} uploads; leave it out"
             )
         if self.settings.outliers is not None and not groups_with_means(uploads):
             raise FczooError(
-                f"--outliers looks at class means, and {self.method.name} uploads none; "
-                f"leave it out, or see --aggregator"
+                f"--outliers compares class means, but {self.method.name} uploads none; "
+                "leave it out, or use --aggregator"
             )
         if self.settings.merge_statistics is not None:
             check_centre(self.settings.merge_statistics, self.method.name, uploads)
@@ -151,10 +155,8 @@ class Uplink:
         }
         chosen = [name for name, value in options.items() if value]
         if self.training.own_models and chosen:
-            raise FczooError(
-                f"{chosen[0]} is about what clients send, and clients of {self.method.name} send "
-                "nothing; leave one of the two out"
-            )
+            problem = f"{chosen[0]} applies to uploads, but clients of {self.method.name} send none"
+            raise FczooError(f"{problem}; leave out one of the two")
 
     def _check_training(self) -> None:
         """Raise FczooError if local rule, optimizer or compression do not fit the training."""
@@ -162,29 +164,23 @@ class Uplink:
         for option in ("local", "server_optimizer", "compress"):
             spec = getattr(s, option)
             if spec and not self.training.trained_prefixes:
-                raise FczooError(
-                    f"--{option.replace('_', '-')} {spec} is about training, and {method.name} "
-                    "trains nothing; leave it out"
-                )
+                problem = f"--{option.replace('_', '-')} {spec} applies to trained tensors"
+                raise FczooError(f"{problem}, but {method.name} trains none; leave it out")
         if s.dp_clip is not None and rule.uploads:
-            extra = "control variates" if rule.shares else "numbers of steps"
+            extra = "control variates" if rule.uploads_tree else "numbers of steps"
             raise FczooError(
                 f"--dp-clip covers updates of parameters, but --local {s.local} also uploads "
                 f"{extra}; leave one out"
             )
         if rule.corrects_model and s.server_optimizer:
-            raise FczooError(
-                f"--local {s.local} moves the server's model itself, and so does "
-                f"--server-optimizer {s.server_optimizer}; leave one out"
-            )
+            options = f"--local {s.local} and --server-optimizer {s.server_optimizer}"
+            raise FczooError(f"{options} both correct the averaged model; leave one out")
         if rule.reads_features and type(method).features is Method.features:
-            raise FczooError(frozen_features(rule.name, method.name))
+            raise FczooError(frozen_features_message(rule.name, method.name))
         if (rule.corrects_model or s.server_optimizer) and not self.training.averages_trained:
             option = f"local {s.local}" if rule.corrects_model else "server-optimizer"
-            raise FczooError(
-                f"--{option} continues from averages of what clients train, and {method.name} "
-                "merges it in another way; leave it out"
-            )
+            problem = f"--{option} needs averages of the trained tensors, but {method.name} does"
+            raise FczooError(f"{problem} not average them; leave it out")
 
     @cached_property
     def rule(self) -> LocalRule:
@@ -265,7 +261,7 @@ class Uplink:
     def arrive(
         self,
         sent: Sequence[Payload],
-        asked: Sequence[Client],
+        participants: Sequence[Client],
         shared: Tree,
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
@@ -274,7 +270,7 @@ class Uplink:
     ) -> Arrival:
         """Validate the uploads of a round or boundary.
 
-        ``form`` and ``late`` are as in ``UploadValidator.admit``. Raises FczooError if too few
+        ``form`` and ``late`` are as in ``UploadValidator.validate``. Raises FczooError if too few
         uploads are valid.
         """
         training = self.training
@@ -286,29 +282,30 @@ class Uplink:
         if form:
             sent = [unpack_factors(p, training.uploads, form) for p in sent]
             form = unpack_factors(form, training.uploads, form)
-        guard = self._validator
+        validator = self._validator
         uploads = {payload.client: payload for payload in sent}
-        images, counts = {c.number: len(c.index) for c in asked}, self._count_limits(asked)
-        sound, rejections = guard.admit(
+        images = {c.number: len(c.index) for c in participants}
+        counts = self._count_limits(participants)
+        valid_uploads, rejections = validator.validate(
             uploads, images, start_tensors, exchange, losses, form, late, counts
         )
         if self.settings.outliers is not None:
-            sound, exclusions = leave_out(
-                sound, training.uploads, self.settings.outliers, exchange.task
+            valid_uploads, exclusions = leave_out(
+                valid_uploads, training.uploads, self.settings.outliers, exchange.task
             )
             for client, classes in exclusions.items():
                 class_list = ", ".join(map(str, classes))
                 reason = f"statistics of classes {class_list} are far from the other clients'"
                 about = {"task": exchange.task.index, "moment": exchange.label}
                 rejections.append({**about, "client": client, "reason": reason})
-        distant_clients = extreme_clients(sound, training.uploads, exchange.task)
+        distant_clients = extreme_clients(valid_uploads, training.uploads, exchange.task)
         if self.settings.merge_statistics is not None:
-            sound = replace_by_centres(
-                sound, training.uploads, self.settings.merge_statistics, exchange.task
+            valid_uploads = replace_by_centres(
+                valid_uploads, training.uploads, self.settings.merge_statistics, exchange.task
             )
-        return Arrival(sound, rejections, size, by_client, distant_clients)
+        return Arrival(valid_uploads, rejections, size, by_client, distant_clients)
 
-    def without_uploads(self, exchange: Exchange, losses: Mapping[int, float]) -> Arrival:
+    def empty_arrival(self, exchange: Exchange, losses: Mapping[int, float]) -> Arrival:
         """Return the arrival of a round without uploads, with the clients that diverged."""
         about = {"task": exchange.task.index, "moment": exchange.label}
         diverged = [
@@ -318,11 +315,11 @@ class Uplink:
         ]
         return Arrival([], diverged, {}, {}, [])
 
-    def _count_limits(self, asked: Sequence[Client]) -> dict[int, dict[str, int]]:
+    def _count_limits(self, participants: Sequence[Client]) -> dict[int, dict[str, int]]:
         """Return the largest counts of each client: images once per epoch, and local steps."""
         uploads, s, limits = self.training.uploads, self.settings, dict[int, dict[str, int]]()
         of_images = [prefix for prefix, group in uploads.items() if group.of_images]
-        for client in asked if of_images or STEPS in uploads else ():
+        for client in participants if of_images or STEPS in uploads else ():
             earlier = client.earlier if self.training.exemplars else ()  # may be exemplars
             images = len(client.index) + len(earlier)
             steps = {STEPS: s.epochs * math.ceil(images / s.batch_size)}
@@ -335,7 +332,7 @@ class Uplink:
         return UploadValidator(self.method.name, self.training, least, self.backbone)
 
     @property
-    def folds(self) -> bool:
+    def sums_on_arrival(self) -> bool:
         """Return whether second moments of statistics, which are large, are summed on arrival.
 
         They are not if the server stacks the clients' sums, or compares them before it adds them.
@@ -348,7 +345,7 @@ class Uplink:
     def collect(
         self,
         sent: Iterable[Payload],
-        asked: Sequence[Client],
+        participants: Sequence[Client],
         exchange: Exchange,
         form: Payload,
     ) -> tuple[Arrival, Tree]:
@@ -356,32 +353,35 @@ class Uplink:
 
         Each upload is compared with ``form``, which no client sends, and not with other uploads.
         """
-        training, guard = self.training, self._validator
+        training, validator = self.training, self._validator
         like = unpack_factors(form, training.uploads, form)
         large = [
             n
             for n in form
             if content_of(n, training.trained_prefixes, training.uploads) == "second moments"
         ]
-        images, total = {c.number: len(c.index) for c in asked}, SumAccumulator()
-        size, sound, reasons = Counter[str](), list[Payload](), dict[int, str]()
+        images, total = {c.number: len(c.index) for c in participants}, SumAccumulator()
+        size, valid_uploads, reasons = Counter[str](), list[Payload](), dict[int, str]()
         by_client: dict[int, int] = {}
         arrivals = iter(sent)
-        for client in asked:
+        for client in participants:
             upload = next(arrivals)
             size.update(bytes_by_content(training, [upload]))
             by_client |= _sizes([upload])
             upload = unpack_factors(upload, training.uploads, form)
             number, limits = client.number, self._count_limits([client])
-            if reason := guard.fault(upload, number, images[number], like, exchange.task, limits):
+            if reason := validator.find_fault(
+                upload, number, images[number], like, exchange.task, limits
+            ):
                 reasons[client.number] = reason
             else:
                 total.add(upload.only(*large).tensors)
-                sound.append(upload.drop(*large))
+                valid_uploads.append(upload.drop(*large))
             del upload  # before the next one is made
-        rejections = guard.turned_away(len(sound), reasons, exchange)
-        distant_clients = extreme_clients(sound, training.uploads, exchange.task)
-        return Arrival(sound, rejections, dict(size), by_client, distant_clients), total.tree
+        rejections = validator.list_rejections(len(valid_uploads), reasons, exchange)
+        distant_clients = extreme_clients(valid_uploads, training.uploads, exchange.task)
+        arrival = Arrival(valid_uploads, rejections, dict(size), by_client, distant_clients)
+        return arrival, total.tree
 
 
 def _sizes(uploads: Iterable[Payload]) -> dict[int, int]:

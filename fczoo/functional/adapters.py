@@ -25,25 +25,27 @@ ADAPTER_PREFIXES = "adapter.", "head."
 
 @dataclass(frozen=True)
 class AdaptableAnalytic(Analytic):
-    """Base of solved methods that can adapt the network in the first task, before they solve.
+    """Base of closed-form classifiers that can first adapt the network in the first task.
 
     With ``adapt=adapter`` clients train adapters in all blocks and a cosine head with a learnable
     scale. They train in the rounds of the first task, by cross-entropy over its classes. Then the
-    server drops the head, and training ends. Every collection of statistics reads the adapted
-    network, including the first task's at its end.
+    server drops the head, and training ends. Statistics are collected under the adapted network, at
+    the end of each task.
     """
 
     adapt: Literal["none", "adapter"] = option(
         "none",
-        "read the pre-trained network, or one with adapters that clients train only in the first "
+        "network: none, pre-trained; adapter, with adapters that clients train only in the first "
         "task",
     )
-    bottleneck: int = option(64, "width of the adapters", low=1)
+    bottleneck: int = option(64, "width of the adapters, with adapt=adapter", low=1)
     lr: float = option(
-        0.2, "learning rate of adapters and head, SGD, cosine over the rounds", low=0
+        0.2,
+        "learning rate of adapters and head, SGD, cosine over the rounds, with adapt=adapter",
+        low=0,
     )
-    momentum: float = option(0.9, "its momentum", low=0, high=1)
-    weight_decay: float = option(5e-4, "its weight decay", low=0)
+    momentum: float = option(0.9, "momentum of SGD, with adapt=adapter", low=0, high=1)
+    weight_decay: float = option(5e-4, "weight decay of SGD, with adapt=adapter", low=0)
 
     def training(self) -> Training:
         training = super().training()

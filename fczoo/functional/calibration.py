@@ -22,11 +22,14 @@ class CalibratedHead(Method):
     """Base of methods whose server calibrates a linear head."""
 
     per_class: int = option(
-        256, "features that the server draws per class and epoch; its batch size", low=1
+        256, "features that the server draws per class and epoch; also its batch size", low=1
     )
     server_epochs: int = option(5, "epochs E_r in which the server trains the head", low=1)
     server_lr: float = option(
-        0.01, "its learning rate, SGD with momentum 0.9", low=0, tune=(1e-4, 1e-1, "log")
+        0.01,
+        "learning rate of the server's training, SGD with momentum 0.9",
+        low=0,
+        tune=(1e-4, 1e-1, "log"),
     )
     logit_norm: float | None = option(
         0.1,

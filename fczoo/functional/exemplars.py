@@ -24,7 +24,7 @@ from fczoo.core.types import Batch, Context, LocalData
 log = logging.getLogger("fczoo")
 
 
-TIE = 1e-6  # distances between features of length 1 that differ by less count as equal
+TIE_TOLERANCE = 1e-6  # distances between features of length 1 that differ by less count as equal
 
 
 def herding(features: Tensor, number: int, repeats: bool = False, normalise: bool = True) -> Tensor:
@@ -44,7 +44,7 @@ def herding(features: Tensor, number: int, repeats: bool = False, normalise: boo
     """
     features = F.normalize(features, dim=-1) if normalise else features
     mean, total = features.mean(0), torch.zeros_like(features[0])
-    slack = TIE * torch.linalg.vector_norm(features, dim=-1).mean()
+    slack = TIE_TOLERANCE * torch.linalg.vector_norm(features, dim=-1).mean()
     free = torch.ones(len(features), dtype=torch.bool, device=features.device)
     chosen: list[int] = []
     for i in range(number if repeats else min(number, len(features))):
@@ -77,7 +77,7 @@ def residual_herding(features: Tensor, number: int, turns: int = 1000) -> Tensor
     for _ in range(turns):
         if len(chosen) >= min(number, len(features)):
             break
-        best = _lowest(-(features @ direction), TIE)
+        best = _lowest(-(features @ direction), TIE_TOLERANCE)
         chosen[best] = None
         direction = direction + mean - features[best]
     return torch.tensor(list(chosen), dtype=torch.int64)
@@ -92,7 +92,7 @@ def _lowest(values: Tensor, slack: Tensor | float) -> int:
     return int((values <= values.min() + slack).nonzero()[0])
 
 
-NONE = torch.empty(0, dtype=torch.int64)  # an empty list of positions
+NO_POSITIONS = torch.empty(0, dtype=torch.int64)  # an empty list of positions
 
 Choose = Callable[[Tensor, int], Tensor]
 """(positions [n] of the images of a class, number) -> the chosen positions, in order of choice."""
@@ -108,13 +108,15 @@ class Rehearsal(Method):
     """
 
     memory: int = option(
-        200, "images a client may keep (the papers' 2000, shared by ten clients as in FPPL)", low=0
+        200,
+        "maximum number of exemplars per client (200: the usual 2000, divided among ten clients as "
+        "in FPPL)",
+        low=0,
     )
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "herding",
-        "how a client chooses them: herding of features of length 1, or of features as they are; "
-        "herding by the residual as in the code of PODNet, AFC and DyTox; or the first images of "
-        "each class",
+        "choice of exemplars: herding, of normalised features; raw, herding of raw features; "
+        "residual, as in the code of PODNet, AFC and DyTox; first, first images of each class",
     )
 
     @abstractmethod
@@ -131,7 +133,7 @@ class Rehearsal(Method):
         """
 
     def rehearsing(self, training: Training) -> Training:
-        """Return the method's declaration with exemplars, and with their number in its tables.
+        """Return the method's declaration with exemplars, and a table note with their number.
 
         Args:
             training: Training description without exemplars.
@@ -155,13 +157,13 @@ class Rehearsal(Method):
         Returns:
             The new memory and an empty upload.
         """
-        memory = ctx.memory.get("exemplar.index", NONE)
+        memory = ctx.memory.get("exemplar.index", NO_POSITIONS)
         classes = data.labels(torch.cat([data.index, data.earlier])).unique()
         share = self.memory // len(classes)
         if 0 < self.memory < len(classes):
             warn_once(
-                f"{self.name}.memory={self.memory} has no room for one image of each of the "
-                f"{len(classes)} classes of a client: it keeps none"
+                f"{self.name}.memory={self.memory} is too small for one image of each of the "
+                f"{len(classes)} classes of a client, which keeps none; raise it"
             )
 
         def choose(index: Tensor, number: int) -> Tensor:
@@ -232,4 +234,4 @@ def update_exemplars(
     lists = [kept[old_labels == c][:share] for c in old_labels.unique()]
     if share:
         lists += [choose(new[labels == c], share) for c in labels.unique()]
-    return torch.cat([NONE, *lists])
+    return torch.cat([NO_POSITIONS, *lists])

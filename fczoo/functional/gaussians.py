@@ -2,7 +2,7 @@
 
 A server stores one row per client and class: ``gauss.label``, ``gauss.client``, ``gauss.count``
 [g], ``gauss.mean`` [g, D] and either ``gauss.var`` [g, D] or ``gauss.cov`` [g, D, D]. Draws of
-features use ``gauss.root`` [g, D, D] in place of ``gauss.cov``, see ``factorise``.
+features use ``gauss.root`` [g, D, D] instead of ``gauss.cov``, see ``factorise``.
 """
 
 import torch
@@ -28,15 +28,15 @@ def class_sums(features: Tensor, batch: Batch, task: Task) -> Tree:
     return {"class.count": hot.sum(0), "class.sum": hot.mT @ features.detach()}
 
 
-JITTER = 1e-8  # added to variances, so that dimensions without spread can be sampled
+JITTER = 1e-8  # added to variances, so that constant dimensions can be sampled
 
 
 def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) -> Tree:
     """Sum the features and their squares for each class of the current task.
 
     All sums but the counts are in float64 (on mps, which lacks it, in float32). In float64 the
-    squares of float32 values are exact. In float32 the rounding of sums exceeds a spread that is
-    small compared with the mean.
+    squares of float32 values are exact. In float32 the rounding of sums exceeds a standard
+    deviation that is small compared with the mean.
 
     Args:
         features: Features [B, D].
@@ -46,7 +46,7 @@ def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) 
 
     Returns:
         ``class.count`` [c], ``class.sum`` [c, D] and ``class.squares`` [c, D]; with ``full``
-            ``class.products`` [c, D, D] in place of the squares.
+            ``class.products`` [c, D, D] instead of the squares.
     """
     wide = features.detach().to(torch.float32 if features.device.type == "mps" else torch.float64)
     sums = class_sums(wide, batch, task)
@@ -58,16 +58,15 @@ def moment_sums(features: Tensor, batch: Batch, task: Task, full: bool = False) 
 
 
 def gaussians(sums: Tree, first_class: int, single: bool) -> Tree:
-    """Compute one Gaussian for each class that the client holds, with unbiased spread.
+    """Compute one Gaussian for each class that the client holds.
 
-    The spread is a variance [D] or, from sums of products, a covariance [D, D].
+    It has an unbiased variance [D] or, from sums of products, an unbiased covariance [D, D].
 
     Args:
         sums: Sums of ``moment_sums``.
         first_class: Number of the first class in the sums.
-        single: Keep classes with one image, so that their only holder is not lost. They get the
-            mean spread of the client's other classes, or 0 if there is none. Otherwise they are
-            left out.
+        single: Whether to keep classes with one image. Their variance or covariance is the mean
+            over the classes with more images, or 0 without such classes.
 
     Returns:
         ``gauss.label``, ``gauss.count`` [g], ``gauss.mean`` [g, D] and ``gauss.var`` [g, D] or
@@ -231,7 +230,7 @@ def factorise(gauss: Tree) -> Tree:
         gauss: Gaussians with covariances or variances, g rows.
 
     Returns:
-        The Gaussians with ``gauss.root`` [g, D, D] in place of covariances.
+        The Gaussians with ``gauss.root`` [g, D, D] instead of covariances.
     """
     if "gauss.cov" not in gauss:
         return gauss

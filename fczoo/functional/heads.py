@@ -25,16 +25,16 @@ from fczoo.functional.gaussians import class_sums
 class OptimizerOptions(Method):
     """Base of methods whose user chooses the optimizer of the trained tensors."""
 
-    optimizer: OptimizerName = option("adam", "optimizer of all that clients train")
-    momentum: float = option(0.0, "momentum of sgd; the others have their own", low=0, high=1)
-    weight_decay: float = option(0.0, "weight decay of all that clients train", low=0)
+    optimizer: OptimizerName = option("adam", "optimizer of the tensors that clients train")
+    momentum: float = option(0.0, "momentum, only with optimizer=sgd", low=0, high=1)
+    weight_decay: float = option(0.0, "weight decay of the tensors that clients train", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum and self.optimizer != "sgd":
             raise FczooError(
-                f"{self.name}.momentum is for {self.name}.optimizer=sgd, {self.optimizer} has its "
-                "own; set one or the other"
+                f"{self.name}.momentum is only for {self.name}.optimizer=sgd; leave out the "
+                f"momentum, or use sgd instead of {self.optimizer}"
             )
 
     def optim(self, lr: float, schedule: str = "constant") -> Optim:
@@ -62,9 +62,9 @@ class LinearHead(OptimizerOptions):
 
     head_init: Literal["default", "normal", "zeros", "means"] = option(
         "zeros",
-        "head rows start as PyTorch's linear layers do, U(-1/sqrt D, 1/sqrt D) (released code); as "
-        "timm's classifiers do, N(0, 0.02^2) with bias 0 (fed-mammoth); at zero; or, as a task "
-        "begins, at its classes' mean features, of length 1 (HeadTune, Legate et al., 2023)",
+        "initial head rows: default, PyTorch's U(-1/sqrt(D), 1/sqrt(D)) (released code); normal, "
+        "N(0, 0.02^2), bias 0 (timm, fed-mammoth); zeros; means, normalised class means at a "
+        "task's start (HeadTune, Legate et al., 2023)",
     )
 
     @abstractmethod
@@ -159,10 +159,7 @@ class PromptedHead(LinearHead):
     """Base of methods that train prompts and a linear head, with separate learning rates."""
 
     head_lr: float | None = option(
-        None,
-        "learning rate of the head; none: that of the prompts",
-        low=0,
-        tune=(1e-4, 1e-1, "log"),
+        None, "learning rate of the head; none: lr", low=0, tune=(1e-4, 1e-1, "log")
     )
 
     def optims(self, prompts: Optim, *prefixes: str) -> dict[str, Optim]:
@@ -266,7 +263,7 @@ def update_means(state: Tree, sums: Tree, task: Task) -> Tree:
         The new ``mean`` and ``count``.
     """
     mean, count, new = state["mean"].clone(), state["count"].clone(), slice(task.start, task.stop)
-    total = mean[new] * count[new][:, None] + sums["class.sum"]  # labels may return
+    total = mean[new] * count[new][:, None] + sums["class.sum"]  # labels may recur
     count[new] += sums["class.count"]
     mean[new] = (total / count[new][:, None].clamp(min=1)).to(mean)
     return {"mean": mean, "count": count}

@@ -144,12 +144,12 @@ def choice_shares(
 class PromptPool(PromptedHead):
     """Base of methods with a pool of M prompts, N selected per image.
 
-    Selected are the prompts whose keys are nearest to the image's frozen feature.
+    The selected prompts are those with keys nearest to the image's frozen feature.
     """
 
-    size: int = option(10, "prompts M in the pool", low=1)
-    chosen: int = option(5, "prompts N chosen for an image", low=1)
-    length: int = option(5, "tokens L_p of a prompt", low=1)
+    size: int = option(10, "M, prompts in the pool", low=1)
+    chosen: int = option(5, "N, prompts selected per image", low=1)
+    length: int = option(5, "L_p, tokens per prompt", low=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

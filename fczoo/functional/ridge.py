@@ -32,14 +32,14 @@ class Analytic(Method):
 
     Nothing is trained. Once per task clients upload the count and feature sum of every class, and
     the sum of outer products of all features. The server keeps the totals in float64 and solves
-    again. Thus the result does not depend on the owner or the time of an image, up to the rounding
-    of sums. A class without images is never predicted.
+    again. Thus the result does not depend on which client has an image or in which task it arrives,
+    up to the rounding of sums. A class without images is never predicted.
     """
 
     supports_recurring_classes = True
     server_only = ("moment.", "answer.")
 
-    normalise: bool = option(False, "features of length 1", tune=[False, True])
+    normalise: bool = option(False, "normalise features to length 1", tune=[False, True])
 
     @abstractmethod
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,8 @@ class Analytic(Method):
         if columns := self.random_features():
             if columns > WARN_FEATURES:
                 log.warning(
-                    "%s.width=%d: each upload holds %d^2 / 2 numbers", self.name, columns, columns
+                    "%s.width=%d: each upload has %d^2 / 2 numbers; a smaller width saves bytes",
+                    *(self.name, columns, columns),
                 )
             start["projection"] = torch.randn(backbone.dim, columns, generator=rng)  # R
         size = self.lift_features(start, torch.zeros(1, backbone.dim)).shape[1]  # M
@@ -118,7 +119,7 @@ class Analytic(Method):
             state[f"moment.{name}"].clone() for name in ("gram", "target", "count")
         )
         gram += sums["gram"]
-        target[new] += sums["class.sum"]  # added, as labels may return
+        target[new] += sums["class.sum"]  # added, as labels may recur
         count[new] += sums["class.count"]
         weight, bias = self.solve(state, {"gram": gram, "target": target.mT, "count": count}, ctx)
         moments = {"moment.gram": gram, "moment.target": target, "moment.count": count}
@@ -248,7 +249,7 @@ def gram_of_groups(count: Tensor, total: Tensor, groups: int | None = None) -> T
     Args:
         count: Images n [J, c] of each group and class.
         total: Feature sums s [J, c, M] of each group and class.
-        groups: Use this number J in place of J_c; coefficients below 0 become 0.
+        groups: Use this number J instead of J_c; coefficients below 0 become 0.
 
     Returns:
         The sum of outer products [M, M].

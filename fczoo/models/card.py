@@ -16,7 +16,7 @@ YEAR = re.compile(r"\b(19[3-9]\d|20\d\d)\b(?!\.)")
 AUTHORS = re.compile(r"(?:^|: )([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+|(?=, \"))), ")
 TITLE = re.compile('"([^"]+)"')
 JOURNALS = ("PNAS", "TPAMI", "Annals of Eugenics")
-PLACE = re.compile(r"(?:^|, )([A-Z][^,:()]*) (?:19|20)\d\d\b")
+VENUE = re.compile(r"(?:^|, )([A-Z][^,:()]*) (?:19|20)\d\d\b")
 
 FCZOO = f"""@software{{fczoo,
   title = {{fczoo}},
@@ -54,8 +54,8 @@ def references(methods: Iterable[str]) -> str:
         FczooError: A name is unknown.
     """
     papers = [METHODS.get(name).paper or name for name in methods]
-    ours = f'fczoo developers, "fczoo", version {__version__}'
-    return "\n".join(f"{paper.rstrip('.')}." for paper in [*dict.fromkeys(papers), ours])
+    fczoo_reference = f'fczoo developers, "fczoo", version {__version__}'
+    return "\n".join(f"{paper.rstrip('.')}." for paper in [*dict.fromkeys(papers), fczoo_reference])
 
 
 def method_entries(method: type[Method]) -> list[str]:
@@ -65,10 +65,10 @@ def method_entries(method: type[Method]) -> list[str]:
         method: Class of the method.
     """
     sources = [part.strip() for part in method.paper.split(";")]
-    citable = [source for source in sources if ARXIV.search(source) or YEAR.search(source)]
+    citable_sources = [source for source in sources if ARXIV.search(source) or YEAR.search(source)]
     return [
         _entry(method, source, number)
-        for number, source in enumerate(citable or [method.paper or method.name], 1)
+        for number, source in enumerate(citable_sources or [method.paper or method.name], 1)
     ]
 
 
@@ -80,7 +80,7 @@ def _entry(method: type[Method], source: str, number: int) -> str:
         fields["title"] = f"{{{title[1]}}}"
     outside_title = TITLE.sub("", source)  # a title may contain a year
     venue, year, paper = (
-        PLACE.search(outside_title),
+        VENUE.search(outside_title),
         YEAR.search(outside_title),
         ARXIV.search(outside_title),
     )
@@ -110,7 +110,7 @@ def _escape(text: str) -> str:
 
 SETTINGS = ("clients", "rounds", "epochs", "batch_size", "augment", "protocol", "as_released")
 """Settings of the run on a card; ``model.json`` has all settings."""
-OF_TRAINING = ("rounds", "epochs", "batch_size", "augment")
+TRAINING_SETTINGS = ("rounds", "epochs", "batch_size", "augment")
 """Settings that have no effect on a method without training."""
 
 
@@ -125,7 +125,7 @@ def model_card(record: ModelRecord, method: type[Method]) -> str:
     sections = {
         "Training": _table(_training(record, instance)),
         "Accuracy": f"{_table(_metrics(record))}\n\nAccuracy in percent on the test images of each "
-        f"task, after the last one:\n\n{_table(_tasks(record))}",
+        f"task, after the last task:\n\n{_table(_tasks(record))}",
         "Limits": "\n".join(f"- {line}" for line in _limits(record, instance)),
         "Use": _use(record),
         "Citation": "```bibtex\n" + "\n\n".join([*method_entries(method), FCZOO]) + "\n```",
@@ -150,11 +150,11 @@ def _training(record: ModelRecord, instance: Method) -> dict[str, Any]:
         name.replace("_", " "): record.settings[name]
         for name in SETTINGS
         if record.settings.get(name) is not None
-        and (name not in OF_TRAINING or instance.training().trained_prefixes)
+        and (name not in TRAINING_SETTINGS or instance.training().trained_prefixes)
     }
     replaces_weights = any(name.startswith("full.") for name in record.tensors)
-    place = (
-        "partly trained: this folder has the trained weights, not the others"
+    weights_note = (
+        "partly trained: this folder contains only the trained weights"
         if replaces_weights
         else "frozen, not in this folder"
     )
@@ -167,7 +167,7 @@ def _training(record: ModelRecord, instance: Method) -> dict[str, Any]:
         **settings,
         "seed": record.seed,
         "backbone": f"{backbone.get('name')}{pool}, SHA-256 {str(backbone.get('sha256'))[:16]}; "
-        f"{place}",
+        f"{weights_note}",
         "input": f"{backbone.get('image_size')} pixels, mean {backbone.get('mean')}, "
         f"std {backbone.get('std')}",
         "number type": f"{record.precision} on {record.device}",
@@ -207,7 +207,9 @@ def _limits(record: ModelRecord, method: Method) -> list[str]:
         )
     names = zip(record.classes, record.has_images, strict=True)
     if missing := [name for name, has_images in names if not has_images]:
-        lines.append(f"No client had images of {', '.join(missing)}: these are never predicted.")
+        lines.append(
+            f"No client had images of {', '.join(missing)}: these classes are never predicted."
+        )
     if not record.settings.get("dp_noise"):
         lines.append(
             "Training had no differential privacy: the tensors may reveal information about the "
@@ -226,6 +228,6 @@ def _use(record: ModelRecord) -> str:
         "print(model.classes[logits.argmax()])\n"
         "```\n\n"
         "`fczoo predict FOLDER IMAGES` prints the best classes of images. The method must be "
-        "installed, and\nthe backbone is found by its name"
-        " or given with `--backbone NAME:FILE`."
+        "installed.\nfczoo finds the backbone by its name, or give its file with "
+        "`--backbone NAME:FILE`."
     )

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fczoo.backbones.plugged_vit import TensorBuffers
+from fczoo.backbones.wrapped_vit import TensorBuffers
 from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.core.method import Method
@@ -77,15 +77,15 @@ def prediction_batch(inputs: Collection[str], backbone: Backbone, images: Tensor
         images: Normalised images [B, 3, S, S].
     """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-    nothing, none = images.new_empty(len(images), 0), images.new_empty(0)
+    empty_rows, empty = images.new_empty(len(images), 0), images.new_empty(0)
     # all fields are given: torch.export of torch 2.6 cannot handle tensors as defaults of fields
     return Batch(
-        x=images if "images" in inputs else nothing,
+        x=images if "images" in inputs else empty_rows,
         y=labels,
         w=torch.ones_like(labels, dtype=images.dtype),
-        query=backbone(images) if "query" in inputs else nothing,
+        query=backbone(images) if "query" in inputs else empty_rows,
         teacher=images.new_empty(0, 0),
-        class_count=none,
+        class_count=empty,
         position=labels.new_empty(0),
         draws=images.new_empty(0, 0),
         epoch=labels.new_empty(0),
@@ -117,7 +117,7 @@ def prediction_tensors(method: Method, backbone: Backbone, state: Tree, task: Ta
     with torch.no_grad(), _ReadRecorder() as recorder:
         method.predict(backbone, dict(state), batch, task)
         method.features(backbone, dict(state), batch)
-    return {name: value for name, value in state.items() if id(value) in recorder.read}
+    return {name: value for name, value in state.items() if id(value) in recorder.tensor_ids}
 
 
 class _ReadRecorder(TorchFunctionMode):
@@ -125,7 +125,7 @@ class _ReadRecorder(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: set[int] = set()
+        self.tensor_ids: set[int] = set()
 
     def __torch_function__(
         self,
@@ -134,7 +134,7 @@ class _ReadRecorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self.read.update(map(id, _tensors((args, kwargs or {}))))
+        self.tensor_ids.update(map(id, _tensors((args, kwargs or {}))))
         return func(*args, **(kwargs or {}))
 
 

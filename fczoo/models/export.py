@@ -21,7 +21,7 @@ from fczoo.models.export_checks import (
     check_images,
     check_logits,
     check_path,
-    facts,
+    export_metadata,
     refuse_export,
 )
 from fczoo.models.export_peft import export_peft
@@ -45,7 +45,7 @@ def export_torch(model: Classifier, path: Path) -> str:
     """
     program = traced_program(model, "torch")
     content = io.BytesIO()
-    torch.export.save(program, content, extra_files=facts(model))
+    torch.export.save(program, content, extra_files=export_metadata(model))
     write_safely(path, content.getvalue())
     return f"torch.export.load({str(path)!r}).module()"
 
@@ -71,10 +71,10 @@ def export_onnx(model: Classifier, path: Path) -> str:
             f"--format onnx needs the package {error.name}; run pip install 'fczoo[onnx]'"
         ) from error
     program, images = traced_program(model, "onnx"), check_images(model)
-    with TemporaryDirectory() as folder, _without_notes():
+    with TemporaryDirectory() as folder, _suppress_messages():
         draft = Path(folder) / path.name
         try:
-            translated: Any = torch.onnx.export(
+            onnx_program: Any = torch.onnx.export(
                 program,
                 (images,),
                 dynamo=True,
@@ -82,8 +82,8 @@ def export_onnx(model: Classifier, path: Path) -> str:
                 input_names=["images"],
                 output_names=["logits"],
             )
-            translated.model.metadata_props.update(facts(model))
-            translated.save(draft, external_data=False)
+            onnx_program.model.metadata_props.update(export_metadata(model))
+            onnx_program.save(draft, external_data=False)
             session = onnxruntime.InferenceSession(draft, providers=["CPUExecutionProvider"])
             (logits,) = session.run(None, {"images": images[:2].numpy()})
         except Exception as error:  # torch and ONNX Runtime raise errors of many kinds
@@ -108,7 +108,7 @@ def traced_program(model: Classifier, style: ExportFormat) -> ExportedProgram:
     batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
     torch.compiler.reset()  # else torch compares the trace with those of other models
     try:
-        with torch.no_grad(), _without_notes():
+        with torch.no_grad(), _suppress_messages():
             # strict, because in the other mode len() of images becomes a constant
             program = torch.export.export(
                 model, (images,), dynamic_shapes=({0: batch},), strict=True
@@ -128,7 +128,7 @@ def _cause(error: BaseException) -> str:
 
 
 @contextmanager
-def _without_notes() -> Iterator[None]:
+def _suppress_messages() -> Iterator[None]:
     """Suppress log messages and warnings of torch and ONNX inside a ``with`` block."""
     loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

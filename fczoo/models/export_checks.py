@@ -58,7 +58,7 @@ def refuse_export(model: Classifier, style: ExportFormat, reason: str) -> NoRetu
     raise FczooError(f"{model.method.name} cannot be exported to {style}: {reason}{advice}")
 
 
-def facts(model: Classifier) -> dict[str, str]:
+def export_metadata(model: Classifier) -> dict[str, str]:
     """Return the metadata of an export: classes, input, method, data set and version.
 
     Args:

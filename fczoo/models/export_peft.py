@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fczoo.backbones.names import BUNDLED_NAME, registered_backbone
 from fczoo.backbones.timm_vit import timm_names
-from fczoo.backbones.weights import split_spec
+from fczoo.backbones.weights import split_stored_spec
 from fczoo.core.files import write_json, write_safely
 from fczoo.core.tree import Tree
 from fczoo.models.classifier import Classifier
 from fczoo.models.export_checks import (
     check_images,
     check_logits,
-    facts,
+    export_metadata,
     float_model,
     refuse_export,
 )
@@ -44,12 +44,12 @@ def export_peft(model: Classifier, path: Path) -> str:
 
     arguments, form = timm_form(model, "peft")
     if not all(name.startswith("lora.") for name in form.plugs):
-        refuse_export(model, "peft", "it changes the weights of the backbone themselves")
+        refuse_export(model, "peft", "it trains weights of the backbone itself")
     if not form.plugs:
         refuse_export(model, "peft", "it has no LoRA pairs")
     network = arguments.create()
     if not isinstance(network, VisionTransformer):
-        refuse_export(model, "peft", f"timm's {arguments.name} splits its layers")
+        refuse_export(model, "peft", f"timm's {arguments.name} is not a VisionTransformer")
     pairs = layer_pairs(form, model.backbone.token_dim)
     names = [name for name in network.state_dict() if not name.startswith("head.")]
     weights = timm_names({k: v.float() for k, v in model.backbone.weights.items()}, names)
@@ -68,7 +68,7 @@ def export_peft(model: Classifier, path: Path) -> str:
         tensors[f"{PREFIX}{layer}.lora_A.weight"] = down.contiguous()
         tensors[f"{PREFIX}{layer}.lora_B.weight"] = up.contiguous()
     path.mkdir()
-    write_safely(path / WEIGHTS, save(tensors, {"format": "pt", **facts(model)}))
+    write_safely(path / WEIGHTS, save(tensors, {"format": "pt", **export_metadata(model)}))
     write_json(path / CONFIG, _config(model, pairs))
     return f"{_base(model, arguments)}\nmodel = peft.PeftModel.from_pretrained(base, {str(path)!r})"
 
@@ -124,7 +124,7 @@ def _config(model: Classifier, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[
 
 def _is_hub(model: Classifier) -> bool:
     """Return whether timm can load the backbone's weights by name."""
-    name, path = split_spec(str(model.record.settings.get("backbone")))
+    name, path = split_stored_spec(str(model.record.settings.get("backbone")))
     return path is None and name != BUNDLED_NAME and registered_backbone(name) is None
 
 

@@ -19,7 +19,7 @@ from fczoo.models.export_checks import (
     ExportFormat,
     check_images,
     check_logits,
-    facts,
+    export_metadata,
     float_model,
     refuse_export,
 )
@@ -83,18 +83,18 @@ class _FeatureProbe(Backbone):
 
     def __init__(self, backbone: Backbone, features: Tensor):
         super().__init__(backbone.config, backbone.weights, backbone.sha256, copy=False)
-        self.given, self.calls = features, list[Tree]()
+        self.given_features, self.calls = features, list[Tree]()
 
     def _forward(
         self, images: Tensor, plugs: Mapping[str, Tensor], pool: Any, tap_values: dict[str, Tensor]
     ) -> Tensor:
         self.check_plugs(plugs)
         if tap_values:
-            raise NotLinearError("it reads tokens inside the backbone")
+            raise NotLinearError("it reads tokens of inner blocks of the backbone")
         if pool != "cls":
             raise NotLinearError("it classifies the outputs of prompts")
         self.calls.append(dict(plugs))
-        return self.given
+        return self.given_features
 
 
 @torch.no_grad()
@@ -133,7 +133,7 @@ def linear_form(model: Classifier) -> LinearForm:
             else "it predicts by scores, such as distances to class means, and not by a linear head"
         )
     if len(probe.calls) != 1:
-        raise NotLinearError("it reads features of more than one forward of the backbone")
+        raise NotLinearError("it needs more than one forward pass of the backbone")
     weight = weight.masked_fill(~has_images[:, None], 0)
     return LinearForm(plugs, weight, bias.masked_fill(~has_images, -torch.inf))
 
@@ -155,7 +155,7 @@ def _weight_plugs(calls: list[Tree]) -> Tree:
     return plugs
 
 
-PLAIN = "vit_tiny_patch16_224"  # timm's architecture for backbones that timm does not have
+PLAIN_VIT = "vit_tiny_patch16_224"  # timm's architecture for backbones that timm does not have
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,15 @@ class TimmArguments:
         model: nn.Module = timm.create_model(self.name, **self.values)
         return model.eval()
 
-    def code(self, **more: Any) -> str:
+    def code(self, **extra_arguments: Any) -> str:
         """Return the call as Python code.
 
         Args:
-            **more: Further arguments.
+            **extra_arguments: Further arguments.
         """
-        values = ", ".join(f"{name}={value!r}" for name, value in {**self.values, **more}.items())
+        values = ", ".join(
+            f"{name}={value!r}" for name, value in {**self.values, **extra_arguments}.items()
+        )
         return f"timm.create_model({self.name!r}, {values})"
 
 
@@ -192,17 +194,17 @@ def timm_arguments(config: ViTConfig, classes: int) -> TimmArguments | None:
     import timm
     from timm.models.eva import Eva
 
-    name, norm_option = PLAIN, "fc_norm"
+    name, norm_option = PLAIN_VIT, "fc_norm"
     values: dict[str, Any] = {"num_classes": classes}
     if timm.models.is_model(config.name.split(".")[0]):
         with torch.device("meta"):
             network = timm_model(config.name, pretrained=False)
-        name, native = config.name, vit_config(config.name, network)
+        name, native_config = config.name, vit_config(config.name, network)
         norm_option = "use_fc_norm" if isinstance(network, Eva) else "fc_norm"
-        if config.image_size != native.image_size:
+        if config.image_size != native_config.image_size:
             values["img_size"] = config.image_size
     else:
-        native = replace(config, pool="cls", norm_after_pool=False)
+        native_config = replace(config, pool="cls", norm_after_pool=False)
         values |= {
             "img_size": config.image_size,
             "patch_size": config.patch_size,
@@ -211,16 +213,16 @@ def timm_arguments(config: ViTConfig, classes: int) -> TimmArguments | None:
             "num_heads": config.heads,
             "mlp_ratio": config.mlp_dim / config.dim,
         }
-    if config.pool != native.pool:
+    if config.pool != native_config.pool:
         words = {pool: word for word, pool in POOLS.items()}
         if config.pool not in words:
             return None
         values |= {"global_pool": words[config.pool], norm_option: config.norm_after_pool}
     arguments = TimmArguments(name, values)
     with torch.device("meta"):
-        created = vit_config(config.name, arguments.create())
-    same = replace(created, mean=config.mean, std=config.std) == config
-    return arguments if same else None
+        created_config = vit_config(config.name, arguments.create())
+    is_same = replace(created_config, mean=config.mean, std=config.std) == config
+    return arguments if is_same else None
 
 
 def timm_form(model: Classifier, style: ExportFormat) -> tuple[TimmArguments, LinearForm]:
@@ -240,7 +242,9 @@ def timm_form(model: Classifier, style: ExportFormat) -> tuple[TimmArguments, Li
     config = model.backbone.config
     arguments = timm_arguments(config, len(model.classes))
     if arguments is None:
-        refuse_export(model, style, f"timm has no {config.name} that pools by {config.pool}")
+        refuse_export(
+            model, style, f"timm has no architecture like {config.name} with pool {config.pool}"
+        )
     return arguments, form
 
 
@@ -267,5 +271,5 @@ def export_timm(model: Classifier, path: Path) -> str:
     with torch.no_grad():
         check_logits(model, "timm", network(images), float_model(model)(images))
     tensors: Tree = {name: value.contiguous() for name, value in weights.items()}
-    write_safely(path, save(tensors, {"format": "pt", **facts(model)}))
+    write_safely(path, save(tensors, {"format": "pt", **export_metadata(model)}))
     return arguments.code(checkpoint_path=str(path))

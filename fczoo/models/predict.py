@@ -15,6 +15,7 @@ from fczoo.core.class_metrics import class_accuracies, confusion_matrix, confusi
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.metrics import seen_accuracy
+from fczoo.core.names import join_first_names
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree
 from fczoo.data.dataset import ImageData, Images, Split
@@ -28,9 +29,9 @@ from fczoo.data.image_files import (
     prepare,
     to_square,
 )
-from fczoo.data.stream import resized
+from fczoo.data.stream import with_resize
 from fczoo.federation.benchmark import Benchmark
-from fczoo.federation.device import plan_of, reproducible
+from fczoo.federation.device import deterministic_operations, plan_of
 from fczoo.federation.evaluate import accuracy_row, calibration_error
 from fczoo.models.classifier import Classifier
 
@@ -70,8 +71,8 @@ def find_images(words: Iterable[str]) -> list[Path]:
             # ** matches a folder and the files in it
             images = list(dict.fromkeys(image for match in matches for image in _images_of(match)))
         if not images:
-            kind = "folder without images" if path.is_dir() else "pattern without files"
-            raise FczooError(f"{word} is a {kind}; give files, folders or patterns of images")
+            problem = "contains no images" if path.is_dir() else "matches no files"
+            raise FczooError(f"{word} {problem}; give files, folders or patterns of images")
         files += images
     return files
 
@@ -99,8 +100,8 @@ def predict_files(
     for start in range(0, len(files), BATCH):
         part = files[start : start + BATCH]
         squares = [_square(path, model) for path in part]
-        readable = [square for square in squares if isinstance(square, np.ndarray)]
-        best = iter(_best_classes(model, readable, top))
+        readable_squares = [square for square in squares if isinstance(square, np.ndarray)]
+        best = iter(_best_classes(model, readable_squares, top))
         for path, square in zip(part, squares, strict=True):
             yield (Prediction(str(path), *next(best)) if isinstance(square, np.ndarray) else square)
 
@@ -151,7 +152,7 @@ def class_values(model: Classifier, logits: Tensor) -> Tensor:
     return logits.double().softmax(1) if model.method.training().gives_logits else logits.double()
 
 
-SHOWN = 5  # most unknown classes in a message
+MAX_LISTED = 5  # most unknown classes in a message
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Evaluation:
         }
 
 
-def own_accuracy(model: Classifier, bench: Benchmark) -> tuple[float, list[float]]:
+def repeat_evaluation(model: Classifier, bench: Benchmark) -> tuple[float, list[float]]:
     """Evaluate a model again as in the last evaluation of its run.
 
     Args:
@@ -208,7 +209,7 @@ def own_accuracy(model: Classifier, bench: Benchmark) -> tuple[float, list[float
     seed, clients = model.record.seed, bench.partition.clients
     batch = plan_of(bench.settings, seed, bench.backbone.device, clients, 0).pass_size
     state: Tree = {name: v.to(bench.backbone.device) for name, v in model.state.items()}
-    with reproducible(bench.settings.deterministic):
+    with deterministic_operations(bench.settings.deterministic):
         row = accuracy_row(model.method, bench, {None: state}, model.task, batch)
     record = model.record
     return seen_accuracy([*record.accuracy[:-1], row], record.test_counts, len(row) - 1), row
@@ -240,21 +241,21 @@ def labelled_images(
         data: ImageData = reader.load(root or home() / "data")
         part, names = data.test, data.classes
     labels = np.asarray(part.labels)
-    used = np.unique(labels).tolist()
-    unknown = [names[i] for i in used if names[i] not in model.classes]
-    if unknown:
-        listed = ", ".join(unknown[:SHOWN])
-        ending = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    used_labels = np.unique(labels).tolist()
+    unknown_names = [names[i] for i in used_labels if names[i] not in model.classes]
+    if unknown_names:
+        names_text = join_first_names(unknown_names, MAX_LISTED)
+        known_text = ", ".join(model.classes[:MAX_LISTED])
+        known_text += ", ..." if len(model.classes) > MAX_LISTED else ""
         raise FczooError(
-            f"the model does not know the class{'es' if unknown[1:] else ''} {listed}{ending}; it "
-            f"knows {', '.join(model.classes[:SHOWN])}"
-            f"{', ...' if len(model.classes) > SHOWN else ''}: rename or remove the others"
+            f"the model does not know the class{'es' if unknown_names[1:] else ''} {names_text}; "
+            f"rename or remove {'them' if unknown_names[1:] else 'it'} (known: {known_text})"
         )
     arrival = np.zeros(len(names), np.int64)
-    for i in used:
+    for i in used_labels:
         arrival[i] = model.classes.index(names[i])
     index = np.arange(len(labels))
-    part = resized(part, model.record.resize)
+    part = with_resize(part, model.record.resize)
     pixels = part.take(index, None if isinstance(part, Images) else size).pixels
     if pixels.shape[1] != size:
         pixels = np.stack([np.asarray(to_square(Image.fromarray(im), size)) for im in pixels])
@@ -263,7 +264,7 @@ def labelled_images(
 
 def _class_folders(root: Path, size: int) -> tuple[Split, tuple[str, ...]]:
     if not root.is_dir():
-        raise FczooError(f"no folder {root}; give one with --data-root that holds class folders")
+        raise FczooError(f"no folder {root}; give a folder of class folders with --data-root")
     parts = find_parts(root)
     folder = root if parts is None else parts[1] or parts[0]
     folders = class_folders(folder)
@@ -281,10 +282,10 @@ def evaluate(model: Classifier, pixels: np.ndarray, labels: np.ndarray) -> Evalu
     """
     starts = range(0, len(labels), BATCH)
     logits = torch.cat([predict_pixels(model, pixels[i : i + BATCH]) for i in starts])
-    answers, count = logits.argmax(1).numpy(), len(model.classes)
-    confusion = confusion_matrix(confusion_triples(labels, answers, count), count)
+    predictions, count = logits.argmax(1).numpy(), len(model.classes)
+    confusion = confusion_matrix(confusion_triples(labels, predictions, count), count)
     ece = None
     if model.method.training().gives_logits:
         confidence = class_values(model, logits).amax(1)
-        ece = calibration_error(confidence, torch.from_numpy(answers == labels))
+        ece = calibration_error(confidence, torch.from_numpy(predictions == labels))
     return Evaluation(model.classes, confusion, ece)

@@ -35,7 +35,7 @@ from fczoo.federation.model_record import (
 )
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.server_optimizers import MOMENTS
-from fczoo.federation.start import read_tensors
+from fczoo.federation.warm_start import read_tensors
 from fczoo.models.card import model_card
 from fczoo.models.classifier import Classifier, prediction_tensors
 
@@ -62,9 +62,9 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
     """
     if run.method.training().own_models:
         raise FczooError(
-            f"{run.method.name} has models of clients, but no global model that could be saved"
+            f"{run.method.name} trains a model per client and has no global model to save"
         )
-    folder, result, world = Path(folder), run.result, run.world
+    folder, result, scenario = Path(folder), run.result, run.scenario
     folder.mkdir(parents=True, exist_ok=True)
     tasks = run.stream.tasks[: len(result.accuracy)]
     task = tasks[-1]
@@ -81,14 +81,14 @@ def save_model(folder: str | Path, run: FederatedRun, server_state: bool = True)
         method=run.method.name,
         options=result.options,
         classes=list(run.stream.classes[: task.stop]),
-        has_images=world.classes_with_images(task).tolist(),
-        tasks=[learned.record for learned in tasks],
+        has_images=scenario.classes_with_images(task).tolist(),
+        tasks=[learned_task.record for learned_task in tasks],
         dataset=run.settings.dataset,
         settings=result.settings,
         seed=run.seed,
         backbone=result.backbone,
         precision=str(run.backbone.dtype).removeprefix("torch."),
-        stored_size=world.test.pixels.shape[-1],
+        stored_size=scenario.test.pixels.shape[-1],
         test_crop=run.settings.test_crop,
         resize=run.settings.resize,
         accuracy=result.accuracy,
@@ -128,9 +128,9 @@ def store_weights_path(spec: str, sha256: str) -> None:
     _, path = split_spec(spec)
     if path is None or not sha256:
         return
-    note = weights_note(sha256)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_json(note, {"path": str(path.resolve())})
+    note_path = weights_note(sha256)
+    note_path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(note_path, {"path": str(path.resolve())})
 
 
 log = logging.getLogger("fczoo")
@@ -214,8 +214,9 @@ def load_model(
     record = read_model_record(model_folder)
     method = _method(model_folder, record)
     tree = _tensors(model_folder, record)
-    frozen = _backbone(model_folder, record, backbone)
-    model = Classifier(record, method, frozen.to(dtype=getattr(torch, record.precision)), tree)
+    frozen_backbone = _backbone(model_folder, record, backbone)
+    frozen_backbone = frozen_backbone.to(dtype=getattr(torch, record.precision))
+    model = Classifier(record, method, frozen_backbone, tree)
     return model if device is None else model.to(device)
 
 
@@ -238,7 +239,7 @@ def _tensors(model_folder: Path, record: ModelRecord) -> Tree:
         return {name: tensors[name] for name in record.tensors}
     except KeyError as error:
         raise FczooError(
-            f"{model_folder / TENSORS} lacks {error}; copy the folder again"
+            f"{model_folder / TENSORS} lacks the tensor {error}; copy the folder again"
         ) from error
 
 
@@ -253,7 +254,9 @@ def _backbone(model_folder: Path, record: ModelRecord, choice: str | Backbone | 
                 {k: v for k, v in record.backbone.items() if k in names}, ViTConfig
             )
         except msgspec.ValidationError as error:
-            raise FczooError(f"the backbone in {model_folder} is not valid: {error}") from error
+            raise FczooError(
+                f"the backbone in {model_folder / RECORD} is not valid: {error}"
+            ) from error
         backbone = load_backbone(
             choice or backbone_spec(record),
             image_size=config.image_size,
@@ -265,7 +268,7 @@ def _backbone(model_folder: Path, record: ModelRecord, choice: str | Backbone | 
     if backbone.sha256 != expected:
         raise FczooError(
             f"the model in {model_folder} was trained on {record.backbone.get('name')} with "
-            f"SHA-256 {str(expected)[:12]}, and these weights have {backbone.sha256[:12]}; "
-            "give the same weights with --backbone NAME:FILE"
+            f"SHA-256 {str(expected)[:12]}, but the loaded weights have {backbone.sha256[:12]}; "
+            "give the weights of the run with --backbone NAME:FILE"
         )
     return backbone

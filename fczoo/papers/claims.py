@@ -15,10 +15,10 @@ from fczoo.core.files import read_toml, through_json
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS, create_method
 from fczoo.functional.heads import PromptedHead
-from fczoo.papers.claim_test import Claim, ClaimSide, Verdict, has_options, regime, usual_method
-from fczoo.papers.claims_across import AcrossClaim
+from fczoo.papers.claims_between_settings import TwoSettingClaim
+from fczoo.papers.pair_claims import Claim, ClaimSide, Verdict, default_method, has_options, regime
+from fczoo.papers.printed_numbers import Paper, PrintedNumber, find_named, get_paper, papers
 from fczoo.papers.reproduce import Target, card_name, cards
-from fczoo.papers.tables import Paper, PrintedNumber, find_named, get_paper, papers
 from fczoo.papers.variants import readings
 from fczoo.reports.runs import Experiment, Line, experiments_below, is_rate
 from fczoo.reports.suites import experiments_of_suites
@@ -29,7 +29,7 @@ TUNE_OPTION = "tune"
 """Option that selects the trained part of the network, in every method that has it."""
 COMMAND_PROTOCOL = "hgp"
 """Protocol of the commands of plain claims; its paper has most of their methods."""
-SMALL = {
+DIGITS_PARTITIONS = {
     "alpha=6": "quantity:2",
     "alpha=2": "quantity:1",
     "beta=0.05": "dirichlet:0.05",
@@ -64,7 +64,7 @@ class PlainClaim(Claim):
         return COLUMNS[self.figure]
 
     @property
-    def small(self) -> str | None:
+    def digits_partition(self) -> str | None:
         return self.partition
 
     @property
@@ -72,7 +72,7 @@ class PlainClaim(Claim):
         return regime(self._split)
 
     @property
-    def at_scale(self) -> list[str]:
+    def full_scale_commands(self) -> list[str]:
         commands = []
         for side, folder in zip(self.sides, ("better", "worse"), strict=True):
             words = [f"--protocol {COMMAND_PROTOCOL} --methods {side.method}"]
@@ -101,15 +101,15 @@ class PlainClaim(Claim):
         result = line.results[0]
         if not super().matches(line, side):
             return False
-        method = usual_method(side.method, result.settings["dataset"])
+        method = default_method(side.method, result.settings["dataset"])
         free_options = {
             *spaces(type(method)),
             *(f.name for f in fields(PromptedHead)),
             *side.options,
         }
         options = through_json(asdict(method)).items()
-        usual = {k: v for k, v in options if k not in free_options and k in result.options}
-        return has_options(result.options, {k: v for k, v in usual.items() if not is_rate(k)})
+        defaults = {k: v for k, v in options if k not in free_options and k in result.options}
+        return has_options(result.options, {k: v for k, v in defaults.items() if not is_rate(k)})
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,12 @@ class PrintedClaim(Claim):
         return better, self._side(second, b, theirs, ours if a == b else {})
 
     @property
-    def runnable(self) -> bool:
+    def is_runnable(self) -> bool:
         return all(self._method(number)[0] in METHODS.names() for number in self.numbers)
 
     @property
     def column(self) -> Column:
-        name = self.numbers[0].metric_here or self.numbers[0].cost_here
+        name = self.numbers[0].our_metric or self.numbers[0].our_cost
         assert name is not None
         return COLUMNS[name]
 
@@ -162,15 +162,15 @@ class PrintedClaim(Claim):
         return self.gain_of(first - second)
 
     @property
-    def small(self) -> str | None:
-        return SMALL.get(self.partition)
+    def digits_partition(self) -> str | None:
+        return DIGITS_PARTITIONS.get(self.partition)
 
     @property
     def regime(self) -> str:
         return regime(self.numbers[0].spec)
 
     @property
-    def at_scale(self) -> list[str]:
+    def full_scale_commands(self) -> list[str]:
         cards_by_name, commands, note = cards(), [], ""
         for number in self.numbers:
             row = self.source.row(number)
@@ -191,22 +191,27 @@ class PrintedClaim(Claim):
         raise FczooError(f"claim {self.name} names a number that is not printed: {', '.join(key)}")
 
     def _side(
-        self, number: PrintedNumber, method: str, own: Mapping[str, Any], other: Mapping[str, Any]
+        self,
+        number: PrintedNumber,
+        method: str,
+        own_options: Mapping[str, Any],
+        other_options: Mapping[str, Any],
     ) -> ClaimSide:
-        """Return a row's side, with the options that it or the ``other`` row states."""
-        usual, row = self._usual(method, own.keys() | other.keys()), self.source.row(number)
+        """Return a row's side, with the options that it or the other row states."""
+        defaults = self._default_options(method, own_options.keys() | other_options.keys())
+        row = self.source.row(number)
         reading_options = {} if row.why else readings(self.source, number)[0].options
         print_values = {
-            k: reading_options[k] for k in usual if k in reading_options and k not in own
+            k: reading_options[k] for k in defaults if k in reading_options and k not in own_options
         }
         return ClaimSide(
             method,
-            {**usual, **own},
+            {**defaults, **own_options},
             print_values,
-            frozenset(usual.keys() - own.keys() - other.keys()),
+            frozenset(defaults.keys() - own_options.keys() - other_options.keys()),
         )
 
-    def _usual(self, method: str, stated: Collection[str]) -> dict[str, Any]:
+    def _default_options(self, method: str, stated_names: Collection[str]) -> dict[str, Any]:
         """Return the method's default values of options that ablations change.
 
         Ablations are rows of the claim's paper and of the method's own paper. Training less of the
@@ -216,7 +221,7 @@ class PrintedClaim(Claim):
         rows = [r for paper in sources for r in paper.methods.values() if r.method == method]
         ablation_options = {
             TUNE_OPTION,
-            *stated,
+            *stated_names,
             *(name for row in rows for name in row.options),
         }
         method_values = sorted(vars(create_method(method)).items())
@@ -234,7 +239,7 @@ class _ClaimsFile(msgspec.Struct, forbid_unknown_fields=True):
 
     printed: list[PrintedClaim]
     plain: list[PlainClaim]
-    across: list[AcrossClaim]
+    across: list[TwoSettingClaim]
 
 
 @cache
@@ -274,45 +279,43 @@ def listing(results: Path, paper: str | None = None) -> str:
         replace(e, lines=tuple(line for line in e.lines if line.is_tuned)) for e in experiments
     ]
     key = paper and get_paper(paper).key
-    chosen = [c for c in claims().values() if key is None or _is_of_paper(c, key)]
-    runnable = [c for c in chosen if c.runnable]
+    chosen_claims = [c for c in claims().values() if key is None or _is_of_paper(c, key)]
+    runnable_claims = [c for c in chosen_claims if c.is_runnable]
     verdicts_of_tuned, verdicts_of_all = (
-        [_verdicts(c, runs) for c in runnable] for runs in (tuned_experiments, experiments)
+        [_verdicts(c, runs) for c in runnable_claims] for runs in (tuned_experiments, experiments)
     )
     rows = [
         (
             c.name,
             c.citation,
-            _gain_word(c),
-            _count_words(tuned_verdicts),
-            _count_words(all_verdicts),
+            _gain_text(c),
+            _count_text(tuned_verdicts),
+            _count_text(all_verdicts),
             c.says,
         )
         for c, tuned_verdicts, all_verdicts in zip(
-            runnable, verdicts_of_tuned, verdicts_of_all, strict=True
+            runnable_claims, verdicts_of_tuned, verdicts_of_all, strict=True
         )
     ]
     text = word_table(
         rows, ["claim", "source", "printed gain", "both tuned", "all runs", "what it says"]
     )
-    missing_names = [c.name for c in chosen if not c.runnable]
+    missing_names = [c.name for c in chosen_claims if not c.is_runnable]
     lines = [
         f"Where both sides were tuned: {_summary(verdicts_of_tuned)}.",
         f"In all runs: {_summary(verdicts_of_all)}.",
         "A verdict compares two rows of one table, one per side; 2x means two such pairs.",
-        *(
-            [f"Of systems that are not implemented: {', '.join(missing_names)}."]
-            if missing_names
-            else []
-        ),
     ]
+    if missing_names:
+        names = ", ".join(missing_names)
+        lines.append(f"Claims about systems that are not implemented: {names}.")
     return "\n".join([text, "", *lines])
 
 
 def _experiments(results: Path) -> list[Experiment]:
     """Return the experiments of a folder's suites; without suites, all experiments below it."""
-    of_suites = experiments_of_suites(results)
-    return experiments_below(results) if of_suites is None else of_suites
+    suite_experiments = experiments_of_suites(results)
+    return experiments_below(results) if suite_experiments is None else suite_experiments
 
 
 def page(claim: Claim, results: Path) -> str:
@@ -326,15 +329,15 @@ def page(claim: Claim, results: Path) -> str:
     lines = [
         f"{claim.name}: {claim.says}.",
         _source(claim),
-        *claim.at_scale,
-        f"In minutes: fczoo claims --run {claim.name}",
+        *claim.full_scale_commands,
+        f"Short test on digits: fczoo claims --run {claim.name}",
         *(f"{verdict}: {explanation}" for verdict, explanation in verdicts),
     ]
     return "\n".join(lines if verdicts else [*lines, "not run here"])
 
 
 def _source(claim: Claim) -> str:
-    if isinstance(claim, AcrossClaim):
+    if isinstance(claim, TwoSettingClaim):
         return claim.printed_losses
     if not isinstance(claim, PrintedClaim):
         return f"{claim.citation}; {claim.column.name}."
@@ -346,11 +349,11 @@ def _source(claim: Claim) -> str:
 
 
 def _is_of_paper(claim: Claim, key: str) -> bool:
-    return isinstance(claim, PrintedClaim | AcrossClaim) and claim.paper == key
+    return isinstance(claim, PrintedClaim | TwoSettingClaim) and claim.paper == key
 
 
-def _gain_word(claim: Claim) -> str:
-    if isinstance(claim, AcrossClaim):
+def _gain_text(claim: Claim) -> str:
+    if isinstance(claim, TwoSettingClaim):
         return f"{claim.gain:+.1f}"
     if not isinstance(claim, PrintedClaim):
         return ""
@@ -362,14 +365,15 @@ def _verdicts(claim: Claim, experiments: Sequence[Experiment]) -> list[Verdict]:
     return [verdict for verdict, _ in claim.verdicts(experiments)]
 
 
-def _count_words(found: Sequence[Verdict]) -> str:
-    words = [f"{v} {found.count(v)}x" if found.count(v) > 1 else v for v in dict.fromkeys(found)]
-    return ", ".join(words) or "not run here"
+def _count_text(verdicts: Sequence[Verdict]) -> str:
+    counts = Counter(verdicts)
+    texts = [f"{verdict} {count}x" if count > 1 else verdict for verdict, count in counts.items()]
+    return ", ".join(texts) or "not run here"
 
 
 def _summary(verdicts: Sequence[Sequence[Verdict]]) -> str:
     """Count claims by their combined verdict; significant differences outweigh other verdicts."""
-    counts = Counter(_kind(set(claim_verdicts)) for claim_verdicts in verdicts)
+    counts = Counter(_combined_verdict(set(claim_verdicts)) for claim_verdicts in verdicts)
     order = [
         "hold",
         "do not hold",
@@ -384,7 +388,7 @@ def _summary(verdicts: Sequence[Sequence[Verdict]]) -> str:
     )
 
 
-def _kind(verdicts: set[Verdict]) -> str:
+def _combined_verdict(verdicts: set[Verdict]) -> str:
     if {"holds", "does not hold"} <= verdicts:
         return "hold in some runs and not in others"
     if "holds" in verdicts:

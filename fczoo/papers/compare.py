@@ -14,8 +14,14 @@ from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
 from fczoo.federation.result import Result
 from fczoo.papers.costs import Measure, cost_table, count_costs
-from fczoo.papers.tables import Paper, PrintedNumber, choose_numbers, get_paper, plain_split
-from fczoo.papers.variants import differences, open_differences, readings
+from fczoo.papers.printed_numbers import (
+    Paper,
+    PrintedNumber,
+    choose_numbers,
+    get_paper,
+    plain_split,
+)
+from fczoo.papers.variants import PRINT, differences, open_differences, readings
 from fczoo.reports.captions import describe
 from fczoo.reports.runs import Experiment, Line, read_experiments
 from fczoo.reports.significance import SeedValues
@@ -34,7 +40,7 @@ class Comparison:
     # differences of the run from each reading, such as ``rounds 2 (paper: 5)``
     differences: tuple[tuple[str, ...], ...]
     # settings that the paper does not state, if the run differs from the protocol
-    open: tuple[str, ...] = ()
+    open_differences: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -46,7 +52,7 @@ class Comparison:
         return next((n for n, d in zip(self.readings, self.differences, strict=True) if not d), "")
 
     @property
-    def from_print(self) -> tuple[str, ...]:
+    def print_differences(self) -> tuple[str, ...]:
         return self.differences[0]
 
 
@@ -73,13 +79,13 @@ def compare(
         FczooError: The paper has no number for any run, or a name is unknown.
     """
     paper = get_paper(key)
-    chosen = choose_numbers(paper.numbers, tables, rows)
+    chosen_numbers = choose_numbers(paper.numbers, tables, rows)
     parts: list[str] = []
     output_tables = {""}
     costs: dict[PrintedNumber, None] = {}
     for experiment in read_experiments(places):
         numbers_by_label = {
-            line.label: matching_numbers(experiment, line, paper, chosen)
+            line.label: matching_numbers(experiment, line, paper, chosen_numbers)
             for line in experiment.lines
         }
         comparison_rows = [
@@ -87,28 +93,32 @@ def compare(
             for x in experiment.lines
             for c in compare_numbers(experiment, x, paper, numbers_by_label[x.label])
         ]
-        absent = not_implemented(
+        missing_numbers = not_implemented(
             paper, (n for numbers in numbers_by_label.values() for n in numbers)
         )
-        if not comparison_rows and not absent:
+        if not comparison_rows and not missing_numbers:
             continue
         costs |= {n: None for numbers in numbers_by_label.values() for n in numbers}
-        output_tables |= {c.number.table for c in comparison_rows} | {n.table for n in absent}
+        output_tables |= {c.number.table for c in comparison_rows} | {
+            n.table for n in missing_numbers
+        }
         parts += [
             describe(experiment),
-            _table(comparison_rows, absent),
-            *_differences(paper, comparison_rows, absent),
+            _table(comparison_rows, missing_numbers),
+            *_differences(paper, comparison_rows, missing_numbers),
         ]
-        parts.append(spread(experiment, paper))
-        if without := [label for label, numbers in numbers_by_label.items() if not numbers]:
-            among = (
+        parts.append(describe_deviations(experiment, paper))
+        if other_labels := [label for label, numbers in numbers_by_label.items() if not numbers]:
+            scope = (
                 "the chosen rows" if tables or rows else f"{paper.name}'s tables of this data set"
             )
-            parts.append(f"Without a row in {among}: {', '.join(without)}.")
+            parts.append(f"Not in {scope}: {', '.join(other_labels)}.")
     if not parts:
-        raise FczooError(_nothing(paper, chosen, limited=bool(tables or rows)))
+        raise FczooError(_no_number_message(paper, chosen_numbers, limited=bool(tables or rows)))
     if measure and (counts := count_costs(paper, [*costs], measure)):
-        parts.append(f"Numbers of one client, from shapes:\n{cost_table(counts)}")
+        parts.append(
+            f"Printed costs and our counts, which follow from tensor shapes:\n{cost_table(counts)}"
+        )
     parts += [
         f"Caveats of {f'table {t}' if t else paper.name}: {'; '.join(lines)}."
         for t, lines in paper.caveats.items()
@@ -117,21 +127,19 @@ def compare(
     return "\n\n".join(parts)
 
 
-def _nothing(paper: Paper, chosen: Sequence[PrintedNumber], limited: bool) -> str:
-    rows = [paper.row(n) for n in chosen]
-    used = {row.dataset for row in rows}
-    names = [name for name in DATASETS.names() if name in used]
+def _no_number_message(paper: Paper, chosen_numbers: Sequence[PrintedNumber], limited: bool) -> str:
+    rows = [paper.row(n) for n in chosen_numbers]
+    datasets = {row.dataset for row in rows}
+    names = [name for name in DATASETS.names() if name in datasets]
     if not limited:
         return (
             f"{paper.name} has no number for the methods and data sets of these runs; its data "
-            "sets: "
-            f"{', '.join(names)}"
+            f"sets: {', '.join(names)}"
         )
     methods = sorted({row.method for row in rows if row.method})
     return (
         f"the chosen rows of {paper.name} have no number for the methods and data sets of these "
-        "runs; "
-        f"they are of {', '.join(methods)} on {', '.join(names)}"
+        f"runs; they cover {', '.join(methods)} on {', '.join(names)}"
     )
 
 
@@ -153,12 +161,12 @@ def matching_numbers(
         n for n in numbers if (paper.row(n).method, paper.row(n).dataset) == (method, dataset)
     ]
     split = plain_split(experiment.bench_file.partition["spec"])
-    same = [
+    same_setting = [
         n
         for n in candidates
         if paper.row(n).split in (None, split) and n.tasks == experiment.task_count
     ]
-    return same or candidates
+    return same_setting or candidates
 
 
 def not_implemented(paper: Paper, numbers: Iterable[PrintedNumber]) -> list[PrintedNumber]:
@@ -171,7 +179,7 @@ def not_implemented(paper: Paper, numbers: Iterable[PrintedNumber]) -> list[Prin
     return [n for n in dict.fromkeys(numbers) if paper.row(n).why and column_of(n)]
 
 
-def absent_reasons(paper: Paper, numbers: Iterable[PrintedNumber]) -> list[str]:
+def describe_missing_rows(paper: Paper, numbers: Iterable[PrintedNumber]) -> list[str]:
     """List the printed rows that no run can follow, one line per reason.
 
     Args:
@@ -226,12 +234,14 @@ def compare_numbers(
         ours = entry_of(line, column) if column else None
         if ours is None or paper.row(number).why:
             continue
-        read = readings(paper, number)
-        differing = tuple(tuple(differences(experiment, line, r, len(seeds))) for r in read)
-        names = tuple(r.name for r in read)
-        open_options = open_differences(experiment, line, read[0])
+        number_readings = readings(paper, number)
+        reading_differences = tuple(
+            tuple(differences(experiment, line, r, len(seeds))) for r in number_readings
+        )
+        names = tuple(r.name for r in number_readings)
+        open_options = open_differences(experiment, line, number_readings[0])
         comparison_rows.append(
-            Comparison(line, number, ours, names, differing, tuple(open_options))
+            Comparison(line, number, ours, names, reading_differences, tuple(open_options))
         )
     return comparison_rows
 
@@ -243,7 +253,7 @@ def column_of(number: PrintedNumber) -> Column | None:
         number: Printed number.
     """
     if number.classes is None:
-        return COLUMNS[number.metric_here] if number.metric_here else None
+        return COLUMNS[number.our_metric] if number.our_metric else None
     meaning = f"% of the test images of the first {number.classes} classes, once they are learned"
     return Column(
         number.metric, meaning, partial(_accuracy_at, classes=number.classes), percent, "high"
@@ -258,7 +268,7 @@ def _accuracy_at(result: Result, classes: int) -> float | None:
     return seen_accuracy(result.accuracy, result.test_counts, class_counts.index(classes))
 
 
-def spread(experiment: Experiment, paper: Paper) -> str:
+def describe_deviations(experiment: Experiment, paper: Paper) -> str:
     """Describe the meaning of the paper's ± and of ours.
 
     Args:
@@ -267,8 +277,8 @@ def spread(experiment: Experiment, paper: Paper) -> str:
     """
     seed_sources = " and ".join(name.replace("-", " ") for name in experiment.settings["vary"])
     return (
-        f"{paper.name}: {paper.spread}. Ours: ± is the sample standard deviation over seeds of "
-        f"{seed_sources}."
+        f"{paper.name}: {paper.spread}. Ours: ± is the sample standard deviation over seeds, which "
+        f"vary {seed_sources}."
     )
 
 
@@ -282,14 +292,14 @@ def plus_minus(mean: float, std: float | None) -> str:
     return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
 
-def _table(found: Sequence[Comparison], absent: Sequence[PrintedNumber]) -> str:
+def _table(comparison_rows: Sequence[Comparison], missing_numbers: Sequence[PrintedNumber]) -> str:
     rows = []
-    for c in found:
-        differing = plural(len(c.from_print), "setting differs", "settings differ")
-        verdict = f"yes, with {c.matching_reading}" if c.matching_reading else f"no: {differing}"
+    for c in comparison_rows:
+        count_text = plural(len(c.print_differences), "setting differs", "settings differ")
+        verdict = f"yes, with {c.matching_reading}" if c.matching_reading else f"no: {count_text}"
         ours, gap = plus_minus(c.ours.mean, c.ours.std), f"{c.gap:+.1f}"
         rows.append((c.line.label, *_row_words(c.number), ours, _value(c.number), gap, verdict))
-    rows += [("–", *_row_words(n), "–", _value(n), "–", "not implemented") for n in absent]
+    rows += [("–", *_row_words(n), "–", _value(n), "–", "not implemented") for n in missing_numbers]
     names = ["ours", "paper's row", "metric", "our value", "paper's", "difference", "comparable"]
     return tabulate(
         rows,
@@ -300,7 +310,7 @@ def _table(found: Sequence[Comparison], absent: Sequence[PrintedNumber]) -> str:
 
 
 def _row_words(n: PrintedNumber) -> tuple[str, str]:
-    metric = n.metric if n.metric == n.metric_here else f"{n.metric} ({n.metric_here})"
+    metric = n.metric if n.metric == n.our_metric else f"{n.metric} ({n.our_metric})"
     return f"{n.method}, {n.table} {n.dataset}, {plural(n.tasks, 'task')}, {n.partition}", metric
 
 
@@ -309,54 +319,64 @@ def _value(n: PrintedNumber) -> str:
 
 
 def _differences(
-    paper: Paper, found: Sequence[Comparison], absent: Sequence[PrintedNumber]
+    paper: Paper, comparison_rows: Sequence[Comparison], missing_numbers: Sequence[PrintedNumber]
 ) -> list[str]:
     """Describe differences: of all rows, then per row, then reasons for missing rows."""
     print_differences, open_differences = (
-        _common(c.from_print for c in found),
-        _common(c.open for c in found),
+        _common_items(c.print_differences for c in comparison_rows),
+        _common_items(c.open_differences for c in comparison_rows),
     )
     parts, row_lines = [], []
     if print_differences:
-        parts.append(f"All rows differ from the print in: {', '.join(print_differences)}.")
+        parts.append(f"All rows differ from {PRINT} in: {', '.join(print_differences)}.")
     if open_differences:
-        parts.append(f"In all rows, where the paper leaves it open: {', '.join(open_differences)}.")
+        open_list = ", ".join(open_differences)
+        parts.append(f"All rows have values that the paper does not state: {open_list}.")
     common_lines = [" ".join(parts)] if parts else []
-    for label in dict.fromkeys(c.line.label for c in found):
-        row_lines += _of_line(
+    for label in dict.fromkeys(c.line.label for c in comparison_rows):
+        row_lines += _differences_of_line(
             label,
-            [c for c in found if c.line.label == label],
+            [c for c in comparison_rows if c.line.label == label],
             {*print_differences, *open_differences},
         )
-    if found and not common_lines and not row_lines:
-        common_lines = ["Nothing that is printed differs."]
-    row_lines += absent_reasons(paper, absent)
+    if comparison_rows and not common_lines and not row_lines:
+        common_lines = [f"No row differs from {PRINT}."]
+    row_lines += describe_missing_rows(paper, missing_numbers)
     return [*common_lines, *(["\n".join(row_lines)] if row_lines else [])]
 
 
-def _of_line(label: str, rows: Sequence[Comparison], said: set[str]) -> list[str]:
+def _differences_of_line(
+    label: str, rows: Sequence[Comparison], listed_differences: set[str]
+) -> list[str]:
     """Describe other differences of a row: from all its printed rows, then from single ones."""
-    print_differences = [d for d in _common(c.from_print for c in rows) if d not in said]
-    open_differences = [o for o in dict.fromkeys(o for c in rows for o in c.open) if o not in said]
-    single: dict[tuple[str, ...], dict[str, None]] = {}
+    print_differences = [
+        d for d in _common_items(c.print_differences for c in rows) if d not in listed_differences
+    ]
+    open_differences = [
+        o
+        for o in dict.fromkeys(o for c in rows for o in c.open_differences)
+        if o not in listed_differences
+    ]
+    rows_by_differences: dict[tuple[str, ...], dict[str, None]] = {}
     for c in rows:
         if row_differences := tuple(
-            d for d in c.from_print if d not in {*said, *print_differences}
+            d for d in c.print_differences if d not in {*listed_differences, *print_differences}
         ):
             row = f"{c.number.method} ({c.number.table}, {c.number.partition})"
-            single.setdefault(row_differences, {})[row] = None
+            rows_by_differences.setdefault(row_differences, {})[row] = None
     lines = [
         f"- against {' and '.join(names)}: {', '.join(row_differences)}."
-        for row_differences, names in single.items()
+        for row_differences, names in rows_by_differences.items()
     ]
     if open_differences:
-        lines.append(f"- where the paper leaves it open: {', '.join(open_differences)}.")
+        lines.append(f"- values that the paper does not state: {', '.join(open_differences)}.")
     if print_differences:
-        return [f"{label} differs from the print in: {', '.join(print_differences)}.", *lines]
-    return [f"{label} differs from the print:" if single else f"{label}:", *lines] if lines else []
+        return [f"{label} differs from {PRINT} in: {', '.join(print_differences)}.", *lines]
+    title = f"{label} differs from {PRINT}:" if rows_by_differences else f"{label}:"
+    return [title, *lines] if lines else []
 
 
-def _common(lists: Iterable[Sequence[str]]) -> list[str]:
+def _common_items(lists: Iterable[Sequence[str]]) -> list[str]:
     """Return the items that all lists contain, in the order of the first."""
     first, *others = [*lists] or [()]
     return [item for item in first if all(item in items for items in others)]

@@ -9,7 +9,7 @@ from fczoo.core.method import Method
 from fczoo.core.registry import METHODS
 from fczoo.core.tree import Tree, select
 from fczoo.federation.settings import Settings
-from fczoo.papers.tables import Paper, PrintedNumber
+from fczoo.papers.printed_numbers import Paper, PrintedNumber
 from fczoo.papers.variants import readings
 
 Measure = Callable[[Method, Settings], Mapping[str, Tree]]
@@ -32,8 +32,8 @@ class CostComparison:
         printed = f"{self.number.value / 1e6:.2f}"
         if f"{self.ours / 1e6:.2f}" == printed:
             return "yes"
-        whole = self.ours + self.boundary
-        return "yes, with what is sent per task" if f"{whole / 1e6:.2f}" == printed else "no"
+        total = self.ours + self.boundary
+        return "yes, with the uploads once per task" if f"{total / 1e6:.2f}" == printed else "no"
 
 
 def count_costs(
@@ -46,22 +46,22 @@ def count_costs(
         numbers: Numbers to choose from; those of methods without an implementation are left out.
         measure: Function that returns a client's tensors.
     """
-    counts, measured = [], dict[tuple[str, str], Mapping[str, Tree]]()
+    counts, tensors_by_config = [], dict[tuple[str, str], Mapping[str, Tree]]()
     for number in numbers:
         cost, row = paper.costs.get(number.metric), paper.row(number)
         if cost is None or row.method not in METHODS.names():
             continue
         config = readings(paper, number)[0].config
         key = config.method, row.dataset
-        if key not in measured:
-            measured[key] = measure(config.create_method(), config.settings)
-        tensors, prefixes = measured[key], cost.tensors.get(config.method)
-        chosen = tensors[cost.of]
-        chosen = select(chosen, *prefixes) if prefixes else chosen
-        head = _size({name: t for name, t in chosen.items() if HEAD in name})
-        sent_later = cost.of == "round" and _size(tensors.get("task_end", {}))
-        ours = _size(chosen) - (0 if cost.head else head)
-        counts.append(CostComparison(number, ours, head if cost.head else 0, int(sent_later)))
+        if key not in tensors_by_config:
+            tensors_by_config[key] = measure(config.create_method(), config.settings)
+        tensors, prefixes = tensors_by_config[key], cost.tensors.get(config.method)
+        counted_tensors = tensors[cost.of]
+        counted_tensors = select(counted_tensors, *prefixes) if prefixes else counted_tensors
+        head = _size({name: t for name, t in counted_tensors.items() if HEAD in name})
+        boundary = cost.of == "round" and _size(tensors.get("task_end", {}))
+        ours = _size(counted_tensors) - (0 if cost.head else head)
+        counts.append(CostComparison(number, ours, head if cost.head else 0, int(boundary)))
     return counts
 
 

@@ -5,7 +5,7 @@ import itertools
 from tabulate import tabulate
 
 from fczoo.papers.paper_figures import PaperFigure, changed_cell, paper_figures
-from fczoo.papers.reproduce import cell_words, shell_command
+from fczoo.papers.reproduce import cell_arguments, shell_command
 from fczoo.reports.text_format import sweep_word
 
 
@@ -17,17 +17,17 @@ def list_figures(paper: str) -> str:
     Args:
         paper: Key of the paper.
     """
-    chosen = [figure for figure in paper_figures().values() if figure.paper == paper]
-    rows = [(f.shows, f"fczoo reproduce {f.key}", f.assumed) for f in chosen]
+    chosen_figures = [figure for figure in paper_figures().values() if figure.paper == paper]
+    rows = [(f.shows, f"fczoo reproduce {f.key}", f.assumed) for f in chosen_figures]
     if not rows:
         return ""
     table = tabulate(rows, ["figure shows", "command", "assumed"], maxcolwidths=50)
     sweeps = [
         f"{figure.key}: {shell_command(command)}"
-        for figure in chosen
+        for figure in chosen_figures
         for command in sweep_commands(figure)
     ]
-    return "\n".join([table, *(["", "The same as sweeps:", *sweeps] if sweeps else [])])
+    return "\n".join([table, *(["", "The same figures as sweeps:", *sweeps] if sweeps else [])])
 
 
 def list_analyses(paper: str | None = None) -> str:
@@ -64,5 +64,5 @@ def sweep_commands(figure: PaperFigure) -> list[list[str]]:
         lists = {name: sweep_word(figure.axes[name]) for name in group}
         cell |= {name: lists.pop(name) for name in list(lists) if name in ("dataset", "partition")}
         cell["sweep"] = [f"{name}={values}" for name, values in lists.items()]
-        commands.append(["bench", *cell_words(cell)])
+        commands.append(["bench", *cell_arguments(cell)])
     return commands

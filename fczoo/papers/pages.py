@@ -6,7 +6,13 @@ from fczoo.core.errors import FczooError
 from fczoo.core.names import match
 from fczoo.core.options import plural
 from fczoo.core.registry import METHODS
-from fczoo.papers.tables import Paper, PrintedNumber, get_paper, papers, papers_left_out
+from fczoo.papers.printed_numbers import (
+    Paper,
+    PrintedNumber,
+    get_paper,
+    papers,
+    papers_without_table,
+)
 from fczoo.reports.text_format import word_table
 
 
@@ -29,8 +35,8 @@ def overview() -> str:
     citations = "\n".join(f"{p.key}: {p.citation}" for p in papers().values())
     table = tabulate(rows, ["paper", "table", "numbers", "data sets", "metrics"])
     hint = (
-        "fczoo papers PAPER TABLE prints one; fczoo papers --missing has the systems that are not "
-        "here."
+        "fczoo papers PAPER TABLE prints a table; "
+        "fczoo papers --missing lists what fczoo cannot run."
     )
     return f"{citations}\n\n{table}\n\n{hint}"
 
@@ -47,19 +53,18 @@ def show_paper(key: str, table: str | None) -> str:
     """
     paper = get_paper(key)
     tables = list(dict.fromkeys(n.table for n in paper.numbers))
-    chosen = table and match(table, tables)
-    if table and not chosen:
+    chosen_table = table and match(table, tables)
+    if table and not chosen_table:
         raise FczooError(f"{paper.key} has no table {table!r}; it has {', '.join(tables)}")
-    table_names = [chosen] if chosen else tables
+    table_names = [chosen_table] if chosen_table else tables
     code = (
-        f", and of its code: fczoo show release {paper.release} --dataset NAME"
+        f"\nSettings of its code: fczoo show release {paper.release} --dataset NAME"
         if paper.release
         else ""
     )
     parts = [
-        f"{paper.name}: {paper.citation}\nIts settings: fczoo show protocol {paper.key} --dataset "
-        f"NAME{code}"
-        f"\nIts standard deviations: {paper.spread}",
+        f"{paper.name}: {paper.citation}\nSettings: fczoo show protocol {paper.key} --dataset "
+        f"NAME{code}\nStandard deviations: {paper.spread}",
         *_caveats(paper, ""),
     ]
     for t in table_names:
@@ -96,45 +101,52 @@ def _grid(numbers: list[PrintedNumber]) -> str:
     )
 
 
-def missing() -> str:
+def list_missing() -> str:
     """List the parts of papers' tables that fczoo cannot reproduce.
 
     These are printed systems without a registered method, rows that no run can follow, costs, and
     papers without a table in fczoo.
     """
-    absent: dict[tuple[str, ...], list[PrintedNumber]] = {}
-    beyond: dict[tuple[str, ...], list[PrintedNumber]] = {}
+    not_implemented: dict[tuple[str, ...], list[PrintedNumber]] = {}
+    not_runnable: dict[tuple[str, ...], list[PrintedNumber]] = {}
     costs: dict[tuple[str, ...], list[PrintedNumber]] = {}
     methods = METHODS.names()
     for paper in papers().values():
         for n in paper.numbers:
             row = paper.row(n)
             if row.why:
-                beyond.setdefault((paper.key, n.method, row.why), []).append(n)
-            elif n.metric_here is None:
+                not_runnable.setdefault((paper.key, n.method, row.why), []).append(n)
+            elif n.our_metric is None:
                 costs.setdefault(
                     (paper.key, n.metric, f"a count: fczoo reproduce {paper.key}/{n.table}"), []
                 ).append(n)
             elif row.method not in methods:
-                absent.setdefault((paper.key, n.method, row.method or "?"), []).append(n)
+                not_implemented.setdefault((paper.key, n.method, row.method or "?"), []).append(n)
     parts = (
-        (absent, "Printed systems without an implementation:", ["paper", "system", "name here"]),
-        (beyond, "Rows that no run can follow:", ["paper", "system", "why"]),
-        (costs, "Figures that are not accuracies:", ["paper", "figure", "what it is"]),
+        (
+            not_implemented,
+            "Printed systems without an implementation:",
+            ["paper", "system", "name here"],
+        ),
+        (not_runnable, "Rows that fczoo cannot run:", ["paper", "system", "why"]),
+        (costs, "Numbers that are not accuracies:", ["paper", "number", "what it is"]),
     )
-    left_out = [(key, paper.citation, paper.why) for key, paper in papers_left_out().items()]
-    table = word_table(left_out, ["method", "paper", "why"])
+    paper_rows = [(key, paper.citation, paper.why) for key, paper in papers_without_table().items()]
+    table = word_table(paper_rows, ["method", "paper", "why"])
     return "\n\n".join(
-        [*(_count_table(*part) for part in parts), f"Papers without a table here:\n{table}"]
+        [
+            *(_count_table(*part) for part in parts),
+            f"Papers whose tables fczoo does not have:\n{table}",
+        ]
     )
 
 
 def _count_table(
-    found: dict[tuple[str, ...], list[PrintedNumber]], title: str, head: list[str]
+    numbers_by_key: dict[tuple[str, ...], list[PrintedNumber]], title: str, head: list[str]
 ) -> str:
     rows = [
         (*key[:2], len(numbers), ", ".join(dict.fromkeys(n.table for n in numbers)), key[2])
-        for key, numbers in found.items()
+        for key, numbers in numbers_by_key.items()
     ]
     return (
         f"{title}\n{word_table(rows, [*head[:2], 'numbers', 'tables', head[2]])}"

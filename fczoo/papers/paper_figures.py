@@ -18,17 +18,17 @@ from fczoo.core.method import Method
 from fczoo.core.options import plural
 from fczoo.federation.diagnostics import read
 from fczoo.federation.settings import Settings
-from fczoo.papers.printed_tables import choose_cells
-from fczoo.papers.reproduce import FEW, Cell, Target
-from fczoo.papers.tables import get_paper
-from fczoo.reports.detail_figures import insights
-from fczoo.reports.figure import Bars, Curves, Figure, HeatMap, Points, number_labels
-from fczoo.reports.figures import front
+from fczoo.papers.printed_numbers import get_paper
+from fczoo.papers.reproduce import Cell, Target, shorten_list
+from fczoo.papers.table_reproduction import choose_cells
+from fczoo.reports.detail_figures import diagnostic_figures
+from fczoo.reports.figure_data import Bars, Curves, Figure, HeatMap, Points, number_labels
+from fczoo.reports.figures import pareto_front
 from fczoo.reports.runs import Line, read_experiments
 from fczoo.reports.tables import per_upload
 from fczoo.reports.text_format import option_word, short_name
 
-Draw = Literal[
+PictureKind = Literal[
     "histograms",
     "distances",
     "traffic",
@@ -42,7 +42,7 @@ Operations = Callable[[Method, Settings], float]
 """Function that returns the operations of predicting one test image."""
 Changes = dict[str, Any]
 """Values of a cell by setting or METHOD.OPTION."""
-OF_DIAGNOSTICS = {"lora cosines": "why lora", "weights": "why reweight"}
+DIAGNOSTIC_NAMES = {"lora cosines": "why lora", "weights": "why reweight"}
 """Prefix of the name of a report's figure with the same content, by kind of picture."""
 
 
@@ -50,7 +50,7 @@ class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figure of a paper: its cells, and the picture of their results."""
 
     shows: str
-    draw: Draw
+    draw: PictureKind
     table: str
     cells: list[str]  # patterns of card names of the table
     key: str = ""  # PAPER/FIGURE
@@ -119,10 +119,10 @@ def limit_cells(figure: PaperFigure, patterns: Sequence[str]) -> PaperFigure:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise FczooError(
-                f"--cells {pattern} fits no cell of {figure.key}: {', '.join(names[:FEW])}"
+                f"--cells {pattern} matches no cell of {figure.key}; known: {shorten_list(names)}"
             )
-    chosen = [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
-    return msgspec.structs.replace(figure, cells=chosen or names)
+    chosen_names = [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
+    return msgspec.structs.replace(figure, cells=chosen_names or names)
 
 
 def grid(figure: PaperFigure) -> dict[str, Cell]:
@@ -174,7 +174,7 @@ def grid_file(figure: PaperFigure) -> str:
     """
     cells = grid(figure)
     lines = [f"# {plural(len(cells), 'cell')} of {figure.key}: {figure.shows}."]
-    if figure.draw in ("histograms", "distances", *OF_DIAGNOSTICS):
+    if figure.draw in ("histograms", "distances", *DIAGNOSTIC_NAMES):
         lines.append("diagnostics = true")
     for name, cell in cells.items():
         lines += ["", "[[cells]]", f"name = {encode_json(name)}"]
@@ -199,9 +199,9 @@ def pictures(figure: PaperFigure, out: Path) -> list[Figure]:
     lines = {_label(card): by_cell[card.folder()] for card in figure.cards}
     if figure.draw == "traffic":
         return [_traffic(figure, lines)]
-    if figure.draw in OF_DIAGNOSTICS:
-        return [_of_report(figure, label, line) for label, line in lines.items()]
-    records = {label: _first_rounds(line) for label, line in lines.items()}
+    if figure.draw in DIAGNOSTIC_NAMES:
+        return [_report_figure(figure, label, line) for label, line in lines.items()]
+    records = {label: _first_round_records(line) for label, line in lines.items()}
     if figure.draw == "distances":
         return [_distances(figure, records)]
     return [_histograms(figure, label, rounds[0]) for label, rounds in records.items()]
@@ -232,7 +232,7 @@ def _label(card: Target) -> str:
     return f"{method} ({addition})" if addition not in ("", method) else method
 
 
-def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Line]) -> Curves:
+def _sweep(figure: PaperFigure, axis: str, lines_by_cell: Mapping[str, Line]) -> Curves:
     """Plot one axis, with one curve per card and combination of the other axes."""
     values = figure.axes[axis]
     others = {k: v for k, v in figure.axes.items() if k != axis} if figure.combine else {}
@@ -243,7 +243,7 @@ def _sweep(figure: PaperFigure, axis: str, runs: Mapping[str, Line]) -> Curves:
             {name: {**fixed, axis: value}[name] for name in figure.axes if name in (axis, *fixed)}
             for value in values
         ]
-        lines = [runs[_cell_name(figure, card, changes)] for changes in cells]
+        lines = [lines_by_cell[_cell_name(figure, card, changes)] for changes in cells]
         numbers = [[result.metrics[figure.metric] for result in line.results] for line in lines]
         words = ", ".join(f"{short_name(k)}={option_word(v)}" for k, v in fixed.items())
         curves[f"{_label(card)} ({words})" if words else _label(card)] = np.array(numbers).T
@@ -276,25 +276,25 @@ def _traffic(figure: PaperFigure, lines: Mapping[str, Line]) -> Points:
         x="MB per client and round (mean of up and down)",
         y=f"{figure.metric}, %",
         points=points,
-        front=front({label: values.mean(0) for label, values in points.items()}),
+        front=pareto_front({label: values.mean(0) for label, values in points.items()}),
         log=True,
     )
 
 
-def _of_report(figure: PaperFigure, label: str, line: Line) -> Figure:
+def _report_figure(figure: PaperFigure, label: str, line: Line) -> Figure:
     """Return the report's figure of the same diagnostics, under the paper figure's name."""
-    for picture in insights(line):
-        if picture.name.startswith(OF_DIAGNOSTICS[figure.draw]):
+    for picture in diagnostic_figures(line):
+        if picture.name.startswith(DIAGNOSTIC_NAMES[figure.draw]):
             return dataclasses.replace(picture, name=f"{figure.folder} {label}")
     raise FczooError(f"{line.records[0].place} has no diagnostics; run it with --diagnostics")
 
 
-def _first_rounds(line: Line) -> list[dict[str, Any]]:
+def _first_round_records(line: Line) -> list[dict[str, Any]]:
     folder = line.records[0].folder
     records = [r for r in read(folder) if r["kind"] == "first round"] if folder else []
     if not records:
         raise FczooError(
-            f"{line.records[0].place} has no record of first rounds; run it with --diagnostics"
+            f"{line.records[0].place} has no diagnostics of first rounds; run it with --diagnostics"
         )
     return records
 

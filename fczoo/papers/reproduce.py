@@ -14,8 +14,8 @@ from fczoo.core.names import fold, match
 from fczoo.core.options import flag, plural
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.federation.settings import Settings
-from fczoo.papers.compare import Comparison, absent_reasons, compare_numbers, plus_minus
-from fczoo.papers.tables import (
+from fczoo.papers.compare import Comparison, compare_numbers, describe_missing_rows, plus_minus
+from fczoo.papers.printed_numbers import (
     Paper,
     PrintedNumber,
     PrintedRow,
@@ -24,13 +24,13 @@ from fczoo.papers.tables import (
     papers,
     plain_split,
 )
-from fczoo.papers.variants import Reading, readings
+from fczoo.papers.variants import PRINT, Reading, readings
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.suites import all_experiments
-from fczoo.reports.text_format import nearest_or, option_word
+from fczoo.reports.text_format import nearest_or_advice, option_word
 
 Cell = dict[str, str | list[str]]  # options of ``fczoo bench`` by name
-FEW = 8  # most cards in a message
+MAX_LISTED = 8  # most cards in a message
 READINGS = ("print", "released")
 
 
@@ -62,16 +62,17 @@ class Target:
         """
         if READINGS.index(reading) >= len(self.readings):
             raise FczooError(
-                f"{self.name} has no released reading: no code of {self.paper.name} runs it"
+                f"{self.name} has no reading 'released': no released code of {self.paper.name} has "
+                "this row"
             )
-        chosen = self.readings[READINGS.index(reading)]
-        method, settings = chosen.config.method, chosen.config.settings
+        variant = self.readings[READINGS.index(reading)]
+        method, settings = variant.config.method, variant.config.settings
         cell: Cell = {"protocol": self.paper.key, "methods": method}
         cell |= {"dataset": settings.dataset, "partition": settings.partition}
-        if settings.tasks != _usual(self.paper.key, settings.dataset).tasks:
+        if settings.tasks != _default_settings(self.paper.key, settings.dataset).tasks:
             cell["tasks"] = option_word(settings.tasks)
-        cell |= {name: option_word(value) for name, value in chosen.given.items()}
-        cell["set"] = [f"{method}.{k}={option_word(v)}" for k, v in chosen.set.items()]
+        cell |= {name: option_word(value) for name, value in variant.changed_settings.items()}
+        cell["set"] = [f"{method}.{k}={option_word(v)}" for k, v in variant.changed_options.items()]
         return cell
 
     def folder(self, reading: str = "print") -> str:
@@ -83,31 +84,31 @@ class Target:
         folder = self.name.replace("/", "-").replace(":", "_")
         return folder if reading == "print" else f"{folder}-released"
 
-    def command(self, extra: Sequence[str] = (), reading: str = "print") -> list[str]:
+    def command(self, extra_arguments: Sequence[str] = (), reading: str = "print") -> list[str]:
         """Return the arguments of ``fczoo``.
 
         Args:
-            extra: Arguments to append.
+            extra_arguments: Arguments to append.
             reading: Reading of the number: ``print`` or ``released``.
 
         Raises:
             FczooError: The reading is ``released`` and no released code has the method.
         """
-        words = ["bench", *cell_words(self.cell(reading))]
-        return [*words, "--out", f"results/{self.folder(reading)}", *extra]
+        arguments = ["bench", *cell_arguments(self.cell(reading))]
+        return [*arguments, "--out", f"results/{self.folder(reading)}", *extra_arguments]
 
 
-def cell_words(cell: Cell) -> list[str]:
+def cell_arguments(cell: Cell) -> list[str]:
     """Return the options of a cell as arguments of a command.
 
     Args:
         cell: Values by option; a list repeats the option.
     """
     return [
-        word
+        argument
         for name, value in cell.items()
-        for entry in ([value] if isinstance(value, str) else value)
-        for word in (flag(name), entry)
+        for text in ([value] if isinstance(value, str) else value)
+        for argument in (flag(name), text)
     ]
 
 
@@ -132,7 +133,7 @@ def _cards(implemented: bool) -> dict[str, Target]:
             row = paper.row(n)
             if row.method not in methods or row.dataset not in datasets:
                 continue
-            if bool(row.why) == implemented or n.metric_here is None:
+            if bool(row.why) == implemented or n.our_metric is None:
                 continue
             numbers = numbers_by_card.setdefault(card_name(paper, row, n), (paper, []))[1]
             if all((n.metric, n.value) != (k.metric, k.value) for k in numbers):
@@ -156,23 +157,36 @@ def get_card(name: str) -> Target:
     all_cards = cards()
     full_name = match(name, all_cards)
     if full_name is None:
-        absent = not_implemented()
-        if row := match(name, absent):
-            raise FczooError(f"{row} is not implemented: {absent[row].row.why}")
+        missing_cards = not_implemented()
+        if row := match(name, missing_cards):
+            raise FczooError(f"{row} is not implemented: {missing_cards[row].row.why}")
         if cards_below := [card for card in all_cards if fold(card).startswith(f"{fold(name)}/")]:
-            few = ", ".join(sorted(cards_below, key=lambda card: card.count("/"))[:FEW])
+            first_names = ", ".join(
+                sorted(cards_below, key=lambda card: card.count("/"))[:MAX_LISTED]
+            )
             remainder = (
-                f", ... ({len(cards_below) - FEW} more; see fczoo reproduce)"
-                if len(cards_below) > FEW
+                f", ... ({len(cards_below) - MAX_LISTED} more; see fczoo reproduce)"
+                if len(cards_below) > MAX_LISTED
                 else ""
             )
             raise FczooError(
-                f"{name} has {len(cards_below)} cards; name one of them: {few}{remainder}"
+                f"{name} has {len(cards_below)} cards; give one: {first_names}{remainder}"
             )
         paper = name.partition("/")[0].casefold()
         advice = f"see fczoo reproduce{f' {paper}' if paper in papers() else ''}"
-        raise FczooError(f"no card is called {name!r}; {nearest_or(name, all_cards, advice)}")
+        raise FczooError(
+            f"no card is called {name!r}; {nearest_or_advice(name, all_cards, advice)}"
+        )
     return all_cards[full_name]
+
+
+def shorten_list(names: Sequence[str]) -> str:
+    """Join the first names, with dots if there are more.
+
+    Args:
+        names: Names of cards.
+    """
+    return ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
 
 
 def card_name(paper: Paper, row: PrintedRow, number: PrintedNumber) -> str:
@@ -183,14 +197,14 @@ def card_name(paper: Paper, row: PrintedRow, number: PrintedNumber) -> str:
         row: Conditions of the number.
         number: Printed number.
     """
-    usual = _usual(paper.key, row.dataset)
-    tasks = "" if number.tasks == usual.task_count else f"{number.tasks}-tasks"
+    defaults = _default_settings(paper.key, row.dataset)
+    tasks = "" if number.tasks == defaults.task_count else f"{number.tasks}-tasks"
     split = row.split or "any-split"
     return "/".join(filter(None, [paper.key, row.dataset, split, tasks, row.card]))
 
 
 @cache
-def _usual(protocol: str, dataset: str) -> Settings:
+def _default_settings(protocol: str, dataset: str) -> Settings:
     return Settings.for_dataset(dataset, protocol=protocol)
 
 
@@ -207,7 +221,9 @@ def verdict(card: Target, experiment: Experiment, line: Line) -> str:
     """
     comparisons = compare_numbers(experiment, line, card.paper, card.numbers)
     if not comparisons or not matches_card(card, experiment, line):
-        return "not reproduced: the run has another data set, method, split or number of tasks"
+        return (
+            "not reproduced: the run has another data set, method, option, split or number of tasks"
+        )
     first = comparisons[0]
     if not first.matching_reading:
         pairs = zip(first.readings, map(", ".join, first.differences), strict=True)
@@ -230,13 +246,14 @@ def verdict(card: Target, experiment: Experiment, line: Line) -> str:
         max(abs(c.gap) for c in comparisons),
         ", ".join(c.number.metric for c in comparisons),
     )
-    figures = metrics if len(comparisons) <= 4 else plural(len(comparisons), "figure")
+    metrics_text = metrics if len(comparisons) <= 4 else plural(len(comparisons), "metric")
     print_note = (
-        f"; differs from the print in {', '.join(first.from_print)}" if first.from_print else ""
+        f"; differs from {PRINT} in {', '.join(first.print_differences)}"
+        if first.print_differences
+        else ""
     )
-    return (
-        f"reproduced with {first.matching_reading} within {gap:.1f} points ({figures}){print_note}"
-    )
+    reading = first.matching_reading
+    return f"reproduced with {reading} within {gap:.1f} points ({metrics_text}){print_note}"
 
 
 def tolerance(paper: Paper, comparison: Comparison) -> float:
@@ -248,8 +265,8 @@ def tolerance(paper: Paper, comparison: Comparison) -> float:
         paper: Paper that printed the number.
         comparison: Our figure next to the number.
     """
-    spread = math.hypot(comparison.ours.std or 0.0, paper.sample_std(comparison.number) or 0.0)
-    return max(TOLERANCE, 2 * spread)
+    std = math.hypot(comparison.ours.std or 0.0, paper.sample_std(comparison.number) or 0.0)
+    return max(TOLERANCE, 2 * std)
 
 
 def matches_card(card: Target, experiment: Experiment, line: Line) -> bool:
@@ -300,9 +317,9 @@ def has_conditions(card: Target, experiment: Experiment) -> bool:
 def _day_and_machine(line: Line) -> str:
     """Return day and machine of a line's first run."""
     bench_file = line.records[0].bench_file
-    day, machine = bench_file.started[:10] or "an unrecorded day", bench_file.hardware
+    day, machine = bench_file.started[:10] or "an unknown date", bench_file.hardware
     if not machine:
-        return f"{day}, an unrecorded {bench_file.device}"
+        return f"{day}, an unknown {bench_file.device}"
     return f"{day}, {', '.join(map(str, machine.get('gpus') or [machine.get('cpu')]))}"
 
 
@@ -325,35 +342,41 @@ def listing(
     Raises:
         FczooError: The paper, a table or a row is unknown.
     """
-    used = [get_paper(paper)] if paper else [*papers().values()]
-    chosen_numbers = choose_numbers([n for p in used for n in p.numbers], tables, rows)
+    chosen_papers = [get_paper(paper)] if paper else [*papers().values()]
+    chosen_numbers = choose_numbers([n for p in chosen_papers for n in p.numbers], tables, rows)
     names, reasons = set(), []
-    for p in used:
+    for p in chosen_papers:
         paper_numbers = [n for n in chosen_numbers if n.paper == p.name]
         names |= {
-            card_name(p, p.row(n), n) for n in paper_numbers if n.metric_here and not p.row(n).why
+            card_name(p, p.row(n), n) for n in paper_numbers if n.our_metric and not p.row(n).why
         }
-        reasons += [f"{p.name}: {line}" for line in absent_reasons(p, paper_numbers)]
-    chosen = [card for name, card in cards().items() if name in names]
-    parts = [_card_table(chosen, results)] if chosen else []
-    return "\n\n".join([*parts, *reasons, "\n".join(f"{p.name}: {p.spread}." for p in used)])
+        reasons += [f"{p.name}: {line}" for line in describe_missing_rows(p, paper_numbers)]
+    chosen_cards = [card for name, card in cards().items() if name in names]
+    parts = [_card_table(chosen_cards, results)] if chosen_cards else []
+    return "\n\n".join(
+        [*parts, *reasons, "\n".join(f"{p.name}: {p.spread}." for p in chosen_papers)]
+    )
 
 
-def _card_table(chosen: Sequence[Target], results: Path) -> str:
+def _card_table(chosen_cards: Sequence[Target], results: Path) -> str:
     experiments = all_experiments(results)
     rows = []
-    for card in chosen:
-        figures = [f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers]
-        if len(figures) > 4:
-            figures = [*figures[:1], f"... {len(figures) - 2} more", figures[-1]]
-        rows.append((card.name, ", ".join(figures), "\n".join(status(card, experiments))))
+    for card in chosen_cards:
+        texts = [f"{n.metric} {plus_minus(n.value, n.std)}" for n in card.numbers]
+        if len(texts) > 4:
+            texts = [
+                *texts[:1],
+                f"... {len(texts) - 2} more",
+                texts[-1],
+            ]
+        rows.append((card.name, ", ".join(texts), "\n".join(status(card, experiments))))
     return tabulate(rows, ["card", "paper", "status"], maxcolwidths=[None, 34, 80])
 
 
-def shell_command(words: Sequence[str]) -> str:
+def shell_command(arguments: Sequence[str]) -> str:
     """Format a command for a shell.
 
     Args:
-        words: Arguments of ``fczoo``.
+        arguments: Arguments of ``fczoo``.
     """
-    return shlex.join(["fczoo", *words])
+    return shlex.join(["fczoo", *arguments])

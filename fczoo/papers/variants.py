@@ -10,9 +10,9 @@ from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS, PARTITIONERS
 from fczoo.data.dataset import released_norm
 from fczoo.federation.settings import Settings
-from fczoo.papers.tables import Paper, PrintedNumber, plain_split
+from fczoo.papers.printed_numbers import Paper, PrintedNumber, plain_split
 from fczoo.protocols.registry import RELEASES
-from fczoo.protocols.source import ByBeta, Statement
+from fczoo.protocols.stated_values import Statement, ValuesByBeta
 from fczoo.reports.run_config import RunConfig, configure_run
 from fczoo.reports.runs import WITHOUT_EFFECT, Experiment, Line, with_defaults
 from fczoo.reports.text_format import option_word, setting_word
@@ -26,18 +26,21 @@ UNSTATED_SETTINGS = ("precision", "deterministic", "vary")
 ROUGH_SETTINGS = ("backbone", "partition", "class_order_seed", "train_per_class")
 """Settings that are compared roughly if they are open, instead of not at all."""
 
+PRINT = "the paper's settings"
+"""Name of the reading of the print, in texts."""
+
 
 @dataclass(frozen=True)
 class Reading:
     """One reading of the settings behind a printed number."""
 
     name: str
-    who: str  # source in texts about differences: paper or code
+    source: str  # source in texts about differences: paper or code
     config: RunConfig  # its options are empty if the method is not installed
     # settings that differ from the protocol, as for the command line
-    given: Mapping[str, Any]
-    set: Mapping[str, Any]  # options that differ from the protocol
-    open: frozenset[str]  # settings, and options as ``.name``, that the source leaves open
+    changed_settings: Mapping[str, Any]
+    changed_options: Mapping[str, Any]  # options that differ from the protocol
+    open_names: frozenset[str]  # settings, and options as ``.name``, that the source leaves open
 
     @property
     def options(self) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def readings(paper: Paper, number: PrintedNumber) -> list[Reading]:
     conditions = {name: value for name, value in row.settings.items() if name != "partition"}
     variants = [
         _reading(
-            "the print",
+            PRINT,
             "paper",
             settings,
             method,
@@ -94,7 +97,7 @@ def readings(paper: Paper, number: PrintedNumber) -> list[Reading]:
     ):
         split = release.split(paper.settings(number).partition)
         code = {"as_released": paper.release, "partition": split}
-        has = set(release.settings_on(row.dataset)) | {
+        stated_names = set(release.settings_on(row.dataset)) | {
             f".{k}" for k in release.hyperparameters(method, row.dataset)
         }
         variants.append(
@@ -105,7 +108,7 @@ def readings(paper: Paper, number: PrintedNumber) -> list[Reading]:
                 method,
                 {"as_released": paper.release, **conditions},
                 row.options,
-                open_names - has,
+                open_names - stated_names,
             )
         )
     return variants
@@ -113,35 +116,37 @@ def readings(paper: Paper, number: PrintedNumber) -> list[Reading]:
 
 def _reading(
     name: str,
-    who: str,
+    source: str,
     settings: Settings,
     method: str,
-    given: Mapping[str, Any],
-    chosen: Mapping[str, Any],
-    left: set[str],
+    changed_settings: Mapping[str, Any],
+    changed_options: Mapping[str, Any],
+    open_names: set[str],
 ) -> Reading:
     if method in METHODS.names():
-        config = configure_run(method, settings, chosen)
+        config = configure_run(method, settings, changed_options)
     else:
         config = RunConfig(method, {}, settings)
-    return Reading(name, who, config, given, chosen, frozenset(left))
+    return Reading(name, source, config, changed_settings, changed_options, frozenset(open_names))
 
 
-def _print_values(stated: Mapping[str, Statement], beta: float | None = None) -> dict[str, Any]:
+def _print_values(statements: Mapping[str, Statement], beta: float | None = None) -> dict[str, Any]:
     """Return the printed values that the protocol replaces by another source's."""
-    printed = {name: value.printed for name, value in stated.items() if value.printed is not ...}
+    printed = {
+        name: value.printed for name, value in statements.items() if value.printed is not ...
+    }
     return {
-        name: value.at(beta) if isinstance(value, ByBeta) else value
+        name: value.at(beta) if isinstance(value, ValuesByBeta) else value
         for name, value in printed.items()
     }
 
 
-def _unstated_options(method: str, stated: Mapping[str, Statement]) -> set[str]:
+def _unstated_options(method: str, statements: Mapping[str, Statement]) -> set[str]:
     """Return options that a comparing paper does not state, without quirks of released code."""
     if method not in METHODS.names():
         return set()
     options = METHODS.options(method)
-    return options.keys() - stated.keys() - {quirk.field for quirk in quirks(options)}
+    return options.keys() - statements.keys() - {quirk.field for quirk in quirks(options)}
 
 
 def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int) -> list[str]:
@@ -160,23 +165,26 @@ def differences(experiment: Experiment, line: Line, reading: Reading, seeds: int
     ours = settings_of(experiment)
     theirs = through_json(with_defaults(reading.config.settings.portable()))
     for name in (n for n in theirs if n not in (*EXCLUDED_SETTINGS, *NORMALISATION)):
-        if not _agrees(name, ours, theirs, reading.open):
+        if not _agrees(name, ours, theirs, reading.open_names):
             entries.append((name, setting_word(name, ours[name]), setting_word(name, theirs[name])))
-    if "mean" not in reading.open and _normalisation(ours) != _normalisation(theirs):
-        entries.append(("normalisation", _normalisation_word(ours), _normalisation_word(theirs)))
+    if "mean" not in reading.open_names and _normalisation(ours) != _normalisation(theirs):
+        entries.append(("normalisation", _normalisation_text(ours), _normalisation_text(theirs)))
     if len(line.seeds) < seeds:
         entries.append(("seeds", str(len(line.seeds)), str(seeds)))
     # a run from before an option existed counts as one with its default
     defaults = {k: v.default for k, v in METHODS.options(reading.config.method).items()}
-    recorded = line.results[0].options
-    earlier = {name: defaults[name] for name in reading.set if name not in recorded}
+    recorded_options = line.results[0].options
+    unrecorded_options = {
+        name: defaults[name] for name in reading.changed_options if name not in recorded_options
+    }
     options = reading.options
-    for name, value in {**recorded, **earlier}.items():
-        if f".{name}" not in reading.open and name in options and value != options[name]:
+    for name, value in {**recorded_options, **unrecorded_options}.items():
+        if f".{name}" not in reading.open_names and name in options and value != options[name]:
             option = f"{reading.config.method}.{name}"
             entries.append((option, option_word(value), option_word(options[name])))
     return [
-        f"{name} {our_word} ({reading.who}: {their_word})" for name, our_word, their_word in entries
+        f"{name} {our_word} ({reading.source}: {their_word})"
+        for name, our_word, their_word in entries
     ]
 
 
@@ -196,12 +204,12 @@ def open_differences(experiment: Experiment, line: Line, reading: Reading) -> li
     settings = [
         f"{name} {setting_word(name, ours[name])}"
         for name in theirs
-        if name in reading.open and ours[name] != theirs[name]
+        if name in reading.open_names and ours[name] != theirs[name]
     ]
     return settings + [
         f"{reading.config.method}.{name} {option_word(options[name])}"
         for name, value in reading.options.items()
-        if f".{name}" in reading.open and name in options and options[name] != value
+        if f".{name}" in reading.open_names and name in options and options[name] != value
     ]
 
 
@@ -220,20 +228,21 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def _agrees(
-    name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], left: frozenset[str]
+    name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], open_names: frozenset[str]
 ) -> bool:
-    if name in left and name not in ROUGH_SETTINGS:
+    is_open = name in open_names
+    if is_open and name not in ROUGH_SETTINGS:
         return True
     a, b = ours[name], theirs[name]
     if name == "partition":
-        return "split" in left or _split(a, name in left) == _split(b, name in left)
-    if name == "backbone" and name in left:
+        return "split" in open_names or _split(a, is_open) == _split(b, is_open)
+    if name == "backbone" and is_open:
         return str(a).split(".")[0] == str(b).split(".")[0]  # timm: ARCHITECTURE.WEIGHTS
     if name == "class_order_seed":
-        if name not in left:
-            return bool("class_order" in left or a == b)
+        if not is_open:
+            return bool("class_order" in open_names or a == b)
         return (a is None) == (b is None)
-    if name == "train_per_class" and name in left:
+    if name == "train_per_class" and is_open:
         return a in (None, b)  # all images, as in papers that do not state a number
     return bool(_tasks(a) == _tasks(b) if name == "tasks" else a == b)
 
@@ -242,12 +251,12 @@ def _tasks(value: Any) -> Any:
     return len(value) if isinstance(value, list) and len(set(value)) == 1 else value
 
 
-def _split(spec: str, roughly: bool) -> Any:
-    """Return a partition in comparable form; ``roughly`` keeps only what papers print."""
+def _split(spec: str, is_rough: bool) -> Any:
+    """Return a partition in comparable form; ``is_rough`` keeps only what papers print."""
     if spec.startswith("file:"):
         return spec
     partitioner = PARTITIONERS.create(spec)
-    return (plain_split(spec), getattr(partitioner, "scope", "")) if roughly else partitioner
+    return (plain_split(spec), getattr(partitioner, "scope", "")) if is_rough else partitioner
 
 
 def _normalisation(settings: Mapping[str, Any]) -> list[tuple[float, ...]]:
@@ -262,5 +271,5 @@ def _normalisation(settings: Mapping[str, Any]) -> list[tuple[float, ...]]:
     ]
 
 
-def _normalisation_word(settings: Mapping[str, Any]) -> str:
+def _normalisation_text(settings: Mapping[str, Any]) -> str:
     return " and ".join(map(option_word, _normalisation(settings)))

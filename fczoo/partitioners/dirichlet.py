@@ -15,40 +15,44 @@ log = logging.getLogger("fczoo")
 @register_partitioner("dirichlet")
 @dataclass(frozen=True)
 class Dirichlet:
-    """The clients' shares of each class are drawn from Dir(beta, ..., beta); disjoint and covering.
+    """Label skew: per class, the shares of clients are drawn from Dir(beta, ..., beta).
 
-    A draw that leaves a client below ``min_size`` images is repeated, ``max_tries`` times at most;
-    then images move from the largest client to those below, with a warning. ``min_size`` is capped
-    at an equal share.
+    Each image belongs to exactly one client. A draw that leaves a client with fewer than
+    ``min_size`` images is repeated. After ``max_tries`` draws images move from the largest client
+    to those with too few, with a warning. ``min_size`` is capped at an equal share.
 
-    As released by fed-mammoth (HGP): ``dirichlet:BETA,draw=sample``, and its mode "extended" for
-    many clients: ``dirichlet:BETA,draw=sample,reserve=7``; by PILoRA:
-    ``dirichlet:BETA,cap=on,min_size=10``; by FPPL:
-    ``dirichlet:BETA,scope=dataset,cap=on,min_size=10``, where a client may have nothing in a task.
+    Settings of released code: ``dirichlet:BETA,draw=sample`` (fed-mammoth, HGP), and
+    ``dirichlet:BETA,draw=sample,reserve=7`` in its mode "extended" for many clients;
+    ``dirichlet:BETA,cap=on,min_size=10`` (PILoRA);
+    ``dirichlet:BETA,scope=dataset,cap=on,min_size=10`` (FPPL), where a client may have no images in
+    a task.
     """
 
-    beta: float = option(0.5, "concentration: small is skewed, large is IID", low=1e-6)
+    beta: float = option(0.5, "concentration parameter; small: skewed, large: IID", low=1e-6)
     scope: Literal["task", "dataset"] = option(
         "task",
-        "split every task by itself, or the whole data set before it is cut into tasks",
+        "unit of the split: task, each task separately; dataset, the whole data set before it is "
+        "cut into tasks",
         kw_only=True,
     )
     draw: Literal["split", "sample"] = option(
         "split",
-        "cut each class at the drawn shares, or draw an owner for every image (fed-mammoth)",
+        "split, cut each class at the drawn shares; sample, draw an owner for each image "
+        "(fed-mammoth)",
     )
     cap: bool = option(
         False,
-        "give nothing more to clients that hold an equal share already (released PILoRA and FPPL)",
+        "assign no further classes to clients that already have an equal share of images (released "
+        "PILoRA and FPPL)",
     )
     min_size: int = option(
-        6, "fewest images a client may own in a task or, with scope=dataset, in all", low=1
+        6, "minimum number of images per client, in a task or, with scope=dataset, in total", low=1
     )
-    max_tries: int = option(100, "draws before the repair", low=1)
+    max_tries: int = option(100, "maximum number of draws, then images are moved", low=1)
     reserve: int = option(
         0,
-        "images that each client draws, from its own share of the classes, before the others are "
-        "split; where two draw the same image, the later one has it (fed-mammoth, extended: 7)",
+        "number of images that each client draws first, by its own class shares; an image drawn "
+        "twice belongs to the later client (fed-mammoth, extended: 7)",
         low=0,
     )
 
@@ -58,19 +62,20 @@ class Dirichlet:
     def __call__(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        smallest = min(self.min_size, len(labels) // clients)
+        min_size = min(self.min_size, len(labels) // clients)
         reserved = self._reserve(labels, clients, rng)
         for _ in range(self.max_tries):
-            owners = self._once(labels, clients, rng)
+            owners = self._draw_owners(labels, clients, rng)
             owners = np.where(reserved < 0, owners, reserved)
             parts = [np.flatnonzero(owners == k) for k in range(clients)]
-            if min(map(len, parts)) >= smallest:
+            if min(map(len, parts)) >= min_size:
                 return parts
         problem = (
-            "dirichlet:%g left a client below %d images in %d draws; the last draw was repaired"
+            "dirichlet:%g left a client with fewer than %d images in each of %d draws; images of "
+            "the largest clients were moved to such clients"
         )
-        log.warning(problem, self.beta, smallest, self.max_tries)
-        return _repair(parts, smallest)
+        log.warning(problem, self.beta, min_size, self.max_tries)
+        return _repair(parts, min_size)
 
     def _reserve(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the owner of each image that a client reserves, -1 for all others, [N]."""
@@ -89,7 +94,9 @@ class Dirichlet:
                 owners[rng.choice(images[c])] = k
         return owners
 
-    def _once(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def _draw_owners(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator
+    ) -> np.ndarray:
         """Return the owner of each image, [N]."""
         owners = np.empty(len(labels), np.int64)
         sizes = np.zeros(clients, np.int64)
@@ -115,12 +122,12 @@ class Dirichlet:
         return owners
 
 
-def _repair(parts: list[np.ndarray], smallest: int) -> list[np.ndarray]:
-    """Move single images from the largest client to each one below ``smallest``."""
+def _repair(parts: list[np.ndarray], min_size: int) -> list[np.ndarray]:
+    """Move single images from the largest client to each one below ``min_size``."""
     parts = [*parts]
-    for poor in range(len(parts)):
-        while len(parts[poor]) < smallest:
-            rich = max(range(len(parts)), key=lambda k: len(parts[k]))
-            parts[poor] = np.append(parts[poor], parts[rich][-1])
-            parts[rich] = parts[rich][:-1]
+    for client in range(len(parts)):
+        while len(parts[client]) < min_size:
+            largest_client = max(range(len(parts)), key=lambda k: len(parts[k]))
+            parts[client] = np.append(parts[client], parts[largest_client][-1])
+            parts[largest_client] = parts[largest_client][:-1]
     return parts

@@ -13,20 +13,21 @@ from fczoo.partitioners.size import split_by_shares
 @register_partitioner("dirichlet-size")
 @dataclass(frozen=True)
 class DirichletSize:
-    """The clients' shares of all images are drawn from Dir(alpha, ..., alpha).
+    """Size skew: the clients' shares of all images are drawn from Dir(alpha, ..., alpha).
 
-    The images of a client are drawn at random, so labels are IID. Shares hold for the whole data
-    set, and a small client may have nothing in a task; with ``scope=task`` each task has other
-    shares. Every client has at least ``min_size`` images, capped at an equal share.
+    The images of a client are drawn at random, so labels are IID. By default one draw holds for the
+    whole data set, and a small client may have no images in a task; with ``scope=task`` shares are
+    drawn for each task. Every client has at least ``min_size`` images, capped at an equal share.
     """
 
-    alpha: float = option(0.5, "concentration: small is unequal, large is equal", low=1e-6)
+    alpha: float = option(0.5, "concentration parameter; small: unequal, large: equal", low=1e-6)
     scope: Literal["task", "dataset"] = option(
         "dataset",
-        "split the whole data set before it is cut into tasks, or every task by itself",
+        "unit of the split: task, each task separately; dataset, the whole data set before it is "
+        "cut into tasks",
         kw_only=True,
     )
-    min_size: int = option(1, "fewest images a client may own", low=1)
+    min_size: int = option(1, "minimum number of images per client", low=1)
 
     def __post_init__(self) -> None:
         check_options(self)

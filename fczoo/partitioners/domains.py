@@ -16,8 +16,8 @@ from fczoo.partitioners.dirichlet import Dirichlet
 class Domains:
     """Every client has images of one domain; with more clients than domains, several share one.
 
-    Client k of 0, 1, ... has domain k modulo the number of domains. With as many clients as domains
-    each client has a whole domain. A client may have nothing in a task.
+    Client k = 0, 1, ... has domain k modulo the number of domains. With as many clients as domains
+    each client has a whole domain. A client may have no images in a task.
     """
 
     needs_groups: ClassVar[bool] = True
@@ -25,8 +25,8 @@ class Domains:
 
     alpha: float | None = option(
         None,
-        "concentration of the Dirichlet draw by which the clients of a domain share each class; "
-        "none: equal shares",
+        "concentration of the Dirichlet shares of a domain's clients in each class; none: equal "
+        "shares",
         low=1e-6,
     )
 
@@ -38,7 +38,7 @@ class Domains:
     ) -> list[np.ndarray]:
         names = np.unique(groups)
         if clients < len(names):
-            problem = f"domains gives each of {len(names)} domains a client, not {clients} clients"
+            problem = f"{len(names)} domains need at least as many clients, not {clients}"
             raise FczooError(f"{problem}; raise --clients, or take --partition natural")
         parts = [np.empty(0, np.int64)] * clients
         for number, name in enumerate(names):

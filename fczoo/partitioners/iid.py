@@ -10,7 +10,7 @@ from fczoo.core.registry import register_partitioner
 @register_partitioner("iid")
 @dataclass(frozen=True)
 class IID:
-    """Equal shares of every class; which client gets a left-over image is drawn."""
+    """Equal shares of every class; left-over images go to random clients."""
 
     def __call__(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator

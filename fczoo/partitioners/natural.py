@@ -14,9 +14,9 @@ from fczoo.core.registry import register_partitioner
 class Natural:
     """Every client has all images of one group, such as a hospital, writer or user.
 
-    With as many clients as groups, clients are numbered as the groups are. With fewer clients, each
-    has several whole groups, drawn at random in numbers as equal as possible. A client may have
-    nothing in a task.
+    With as many clients as groups, clients are numbered as the groups. With fewer clients, whole
+    groups are assigned at random; their numbers per client are as equal as possible. A client may
+    have no images in a task.
     """
 
     needs_groups: ClassVar[bool] = True
@@ -27,8 +27,8 @@ class Natural:
     ) -> list[np.ndarray]:
         names, group_of = np.unique(groups, return_inverse=True)
         if clients > len(names):
-            problem = f"natural gives each client a group, and {len(names)} groups have images"
-            raise FczooError(f"{problem}; give --clients {len(names)} or fewer, not {clients}")
+            problem = f"only {len(names)} groups have images, too few for {clients} clients"
+            raise FczooError(f"{problem}; lower --clients to {len(names)} or fewer")
         order = rng.permutation(len(names)) if clients < len(names) else np.arange(len(names))
         owner_of_group = np.empty(len(names), np.int64)
         for client, client_groups in enumerate(np.array_split(order, clients)):

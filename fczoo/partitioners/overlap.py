@@ -1,4 +1,4 @@
-"""Label skew in which clients share images: each owns some classes whole."""
+"""Label skew in which clients share images: each owns all images of some classes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,7 +21,7 @@ class Overlap:
 
     fraction: float = option(
         0.6,
-        "part of a task's classes that a client owns; rounded, one class at least",
+        "share of a task's classes that a client owns; rounded, at least one class",
         low=0,
         high=1,
     )

@@ -15,30 +15,31 @@ from fczoo.core.registry import register_partitioner
 class Quantity:
     """Every client owns ``alpha`` classes of each task; owners of a class share its images.
 
-    By default the shares are equal. Owners are drawn until every class has one, ``max_tries`` times
-    at most; then each class without owner replaces, at a random client, a class that has another
-    owner. This is PILoRA's quantity-based imbalance, as fed-mammoth interprets it.
+    By default the shares are equal. Owners are drawn until every class has one, at most
+    ``max_tries`` times. Then each class without an owner replaces, at a random client, a class that
+    also has another owner. This is PILoRA's quantity-based imbalance, as fed-mammoth interprets it.
 
-    As released by FPPL: ``quantity:ALPHA,scope=dataset,anchored=on``, with alpha as a number
-    instead of a share of the classes.
+    Setting of FPPL's released code: ``quantity:ALPHA,scope=dataset,anchored=on``, with alpha as a
+    number instead of a share of the classes.
     """
 
-    alpha: int = option(2, "classes a client owns in a task", low=1)
+    alpha: int = option(2, "classes per client, in a task or, with scope=dataset, in total", low=1)
     scope: Literal["task", "dataset"] = option(
         "task",
-        "split every task by itself, or the whole data set before it is cut into tasks",
+        "unit of the split: task, each task separately; dataset, the whole data set before it is "
+        "cut into tasks",
         kw_only=True,
     )
-    max_tries: int = option(100, "draws before the repair", low=1)
+    max_tries: int = option(100, "maximum number of draws, then classes are assigned", low=1)
     anchored: bool = option(
         False,
-        "client i owns class i modulo the number of classes, and draws only the others (released "
-        "FPPL)",
+        "client i owns class i modulo the number of classes and draws only the others "
+        "(released FPPL)",
     )
     draw: Literal["shares", "sample"] = option(
         "shares",
-        "share the images of a class equally among its owners, or give each image to an owner "
-        "drawn at random (fed-mammoth)",
+        "shares, divide a class equally among its owners; sample, draw an owner for each image "
+        "(fed-mammoth)",
     )
 
     def __post_init__(self) -> None:
@@ -48,17 +49,16 @@ class Quantity:
         self, labels: np.ndarray, clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
         classes = np.unique(labels)
+        split = "a task" if self.scope == "task" else "the data set"
         if self.alpha > len(classes):
-            problem = (
-                f"quantity:{self.alpha} asks for more classes than the {len(classes)} of a task"
-            )
-            raise FczooError(f"{problem}; lower alpha or --tasks")
+            problem = f"quantity:{self.alpha} needs more classes than the {len(classes)} of {split}"
+            advice = "lower alpha or --tasks" if self.scope == "task" else "lower alpha"
+            raise FczooError(f"{problem}; {advice}")
         if self.alpha * clients < len(classes):
             problem = (
-                f"quantity:{self.alpha} with {clients} clients cannot cover the {len(classes)} "
-                "classes"
+                f"quantity:{self.alpha} with {clients} clients cannot cover the {len(classes)}"
             )
-            raise FczooError(f"{problem} of a task; raise either")
+            raise FczooError(f"{problem} classes of {split}; raise alpha or --clients")
         owns = self._owners(clients, len(classes), rng)
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for i, c in enumerate(classes):
@@ -79,7 +79,7 @@ class Quantity:
         """
         for _ in range(self.max_tries):
             ranks, each = rng.random((clients, classes)).argsort(1), np.arange(clients)
-            if self.anchored:  # the own class changes ranks with the first one
+            if self.anchored:  # swap ranks so that the client's own class is first
                 ranks[each, ranks.argmin(1)] = ranks[each, each % classes]
                 ranks[each, each % classes] = 0
             owns = ranks < self.alpha

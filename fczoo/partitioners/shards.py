@@ -1,6 +1,6 @@
 """Label skew by shards of neighbouring labels (McMahan et al., 2017).
 
-They are drawn as in PILoRA's released code.
+The draw is that of PILoRA's released code.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from fczoo.core.registry import register_partitioner
 class Shards:
     """The task's images, sorted by label, are cut into shards; every client draws ``alpha``.
 
-    Clients overlap and most images belong to no client. PILoRA's released code draws this way (its
-    paper describes ``quantity``), and draws again in every round; here a client keeps its shards
-    for the whole task.
+    Clients overlap and most images belong to no client. This is the draw of PILoRA's released code
+    (its paper describes ``quantity``), which draws again in every round; here a client keeps its
+    shards for the whole task.
     """
 
     disjoint: ClassVar[bool] = False
 
-    alpha: int = option(2, "shards a client draws", low=1)
-    shards: int = option(100, "shards into which a task is cut", low=1)
+    alpha: int = option(2, "shards per client", low=1)
+    shards: int = option(100, "number of shards into which each task is cut", low=1)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -12,20 +12,21 @@ from fczoo.core.registry import register_partitioner
 @register_partitioner("size")
 @dataclass(frozen=True)
 class Size:
-    """Sizes follow a power law: client k of 0, 1, ... has a share in proportion to (k + 1)^-power.
+    """Size skew by a power law: client k = 0, 1, ... has a share proportional to (k + 1)^-power.
 
     The images of a client are drawn at random, so labels are IID. Client 0 is the largest in every
     task. Every client has at least ``min_size`` images, capped at an equal share. As in the linear,
     square and exponential partitioners of flwr-datasets, a client's number determines its size.
     """
 
-    power: float = option(1.2, "exponent of the sizes: 0 is equal, large is unequal", low=0)
+    power: float = option(1.2, "exponent of the power law; 0: equal sizes", low=0)
     scope: Literal["task", "dataset"] = option(
         "task",
-        "split every task by itself, or the whole data set before it is cut into tasks",
+        "unit of the split: task, each task separately; dataset, the whole data set before it is "
+        "cut into tasks",
         kw_only=True,
     )
-    min_size: int = option(1, "fewest images a client may own", low=1)
+    min_size: int = option(1, "minimum number of images per client", low=1)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -51,11 +52,11 @@ def split_by_shares(
     Returns:
         Positions of the images of each client.
     """
-    sizes = whole_sizes(shares / shares.sum(), images, min_size)
+    sizes = round_sizes(shares / shares.sum(), images, min_size)
     return np.split(rng.permutation(images), np.cumsum(sizes)[:-1])
 
 
-def whole_sizes(shares: np.ndarray, images: int, min_size: int) -> np.ndarray:
+def round_sizes(shares: np.ndarray, images: int, min_size: int) -> np.ndarray:
     """Round shares of the images to whole numbers, by the largest remainders.
 
     Images then move, one after another, from the largest client to those below the least size.

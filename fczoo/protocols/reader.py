@@ -9,9 +9,32 @@ import msgspec
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import read_toml
-from fczoo.protocols.source import ByBeta, ByTasks, Kind, OfSetting, SharedOut, Source, Statement
+from fczoo.protocols.stated_values import (
+    EvenShare,
+    Kind,
+    SettingReference,
+    Source,
+    Statement,
+    ValuesByBeta,
+    ValuesByTasks,
+)
 
 Sections = dict[str, dict[str, Statement]]  # data set or method -> name -> statement
+
+SETTING_RULES = {
+    "none": "{ none = true }",
+    "total": "{ total = N, least = N }",
+    "tasks": "{ tasks = [N, ...], values = [...] }",
+    "same_as": "{ same_as = SETTING }",
+}
+"""Rules for values of settings: first key of the table -> form of the table."""
+
+OPTION_RULES = {
+    "none": "{ none = true }",
+    "same_as": "{ same_as = OPTION }",
+    "setting": "{ setting = NAME }",
+}
+"""Rules for values of hyper-parameters."""
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -28,7 +51,7 @@ class _Group(_Strict):
 
     source: str
     values: dict[str, Any]
-    printed: dict[str, Any] = {}  # what the paper prints, where the value follows something else
+    printed: dict[str, Any] = {}  # what the paper prints, if the value has another source
     open: bool = False  # whether the paper leaves the values open
     datasets: list[str] = []  # none: every data set
     # of settings: a pre-training set; they hold on data sets that share classes with it
@@ -40,8 +63,8 @@ class _Group(_Strict):
 class _Row(_Strict):
     methods: list[str]
     options: list[str]  # options that have the row's values
-    values: list[Any]  # one per data set; a list: one per split of the data set
-    printed: list[Any] = []  # what the paper prints, where the values follow something else
+    values: list[Any]  # one per data set; a list: one per partition of the data set
+    printed: list[Any] = []  # what the paper prints, if the values have another source
 
 
 class _Table(_Strict):
@@ -114,6 +137,8 @@ class _Reader:
 
     def __init__(self, file: _SourceFile, kind: Kind, name: str, protocol: Callable[[str], Any]):
         self.file, self.kind, self.name = file, kind, name
+        if kind == "protocol" and file.protocol:
+            _refuse("protocol", "only a release names the protocol of its paper")
         self.base: Source | None = protocol(file.protocol) if file.protocol else None
         self.settings: dict[str, Statement] = {}
         self.datasets: Sections = {dataset: {} for dataset in file.datasets}
@@ -129,10 +154,10 @@ class _Reader:
             self._copy(copy, f"copies[{i}]")
         for i, group in enumerate(file.settings):
             for target in self._setting_targets(group, f"settings[{i}]"):
-                self._add(target, group, f"settings[{i}]")
+                self._add(target, group, f"settings[{i}]", SETTING_RULES)
         for i, options in enumerate(file.options):
             for target in self._option_targets(options, f"options[{i}]"):
-                self._add(target, options, f"options[{i}]")
+                self._add(target, options, f"options[{i}]", OPTION_RULES)
         for i, table in enumerate(file.tables):
             self._add_table(table, f"tables[{i}]")
         if file.search:
@@ -155,7 +180,7 @@ class _Reader:
             notes=tuple(file.notes),
             paper=file.paper,
             release=file.release,
-            partitions={name: tuple(splits) for name, splits in file.partitions.items()},
+            partitions={name: tuple(specs) for name, specs in file.partitions.items()},
             repository=file.repository,
             splits=file.splits,
         )
@@ -169,7 +194,7 @@ class _Reader:
 
     def _setting_targets(self, group: _Group, key: str) -> Iterator[dict[str, Statement]]:
         if group.methods or group.every_method:
-            _refuse(key, "settings are of no method; write [[options]]")
+            _refuse(key, "settings have no methods; write [[options]]")
         if group.shares_classes_with:
             yield self.overlap_settings.setdefault(group.shares_classes_with, {})
         elif group.datasets:
@@ -202,15 +227,19 @@ class _Reader:
                 _refuse(f"{key}.datasets", f"{dataset!r} is not in the file's list of data sets")
         return datasets
 
-    def _add(self, target: dict[str, Statement], group: _Group, key: str) -> None:
+    def _add(
+        self, target: dict[str, Statement], group: _Group, key: str, rules: Mapping[str, str]
+    ) -> None:
         if unknown := group.printed.keys() - group.values.keys():
             _refuse(f"{key}.printed", f"{', '.join(sorted(unknown))} has no value")
         for name, raw in group.values.items():
             printed = group.printed.get(name, ...)
             target[name] = Statement(
-                _value(raw, f"{key}.values.{name}", target),
+                _value(raw, f"{key}.values.{name}", target, rules),
                 group.source,
-                printed if printed is ... else _value(printed, f"{key}.printed.{name}", target),
+                printed
+                if printed is ...
+                else _value(printed, f"{key}.printed.{name}", target, rules),
                 group.open,
             )
 
@@ -231,23 +260,27 @@ class _Reader:
         """Return the cells of a row, one per data set."""
         if len(cells) != len(datasets):
             _refuse(key, f"{len(cells)} values for {len(datasets)} data sets")
+        if any(isinstance(cell, dict) for cell in cells):
+            _refuse(key, "give values, or lists with one value per partition")
         return [
             self._by_beta(dataset, cell, key) if isinstance(cell, list) else cell
             for dataset, cell in zip(datasets, cells, strict=True)
         ]
 
-    def _by_beta(self, dataset: str, cell: list[Any], key: str) -> ByBeta:
-        """Return a cell with one value per split of a data set."""
-        splits = self.file.partitions.get(dataset, [])
+    def _by_beta(self, dataset: str, cell: list[Any], key: str) -> ValuesByBeta:
+        """Return a cell with one value per partition of a data set."""
+        partitions = self.file.partitions.get(dataset, [])
         try:
-            betas = [float(split.removeprefix("dirichlet:").split(",")[0]) for split in splits]
+            betas = [float(spec.removeprefix("dirichlet:").split(",")[0]) for spec in partitions]
         except ValueError:
-            _refuse(f"partitions.{dataset}", "values by split need splits dirichlet:BETA")
+            _refuse(f"partitions.{dataset}", "lists of values need partitions dirichlet:BETA")
         if not cell or len(betas) != len(cell):
-            _refuse(key, f"{len(cell)} values for the {len(betas)} splits of {dataset}")
-        return ByBeta(dict(zip(betas, cell, strict=True)))
+            _refuse(key, f"{len(cell)} values for the {len(betas)} partitions of {dataset}")
+        return ValuesByBeta(dict(zip(betas, cell, strict=True)))
 
     def _add_search(self, search: _Search) -> None:
+        if "dataset" not in search.settings:
+            _refuse("search.settings", "give the dataset of the search")
         for method, values in search.methods.items():
             target = self.methods.setdefault(method, {})
             for name, value in values.items():
@@ -258,21 +291,21 @@ class _Reader:
             _refuse(key, "the file names no protocol to copy from")
         sections: Mapping[str, Any] = getattr(self.base, copy.section)
         if copy.section == "settings":
-            self.settings |= _chosen(self.base.settings, copy)
+            self.settings |= _select_statements(self.base.settings, copy)
         elif copy.section == "dataset_options":
             for dataset in self._known([*sections], key):
                 for method, statements in self.base.dataset_options[dataset].items():
                     if not copy.methods or method in copy.methods:
-                        self._options(dataset, method).update(_chosen(statements, copy))
+                        self._options(dataset, method).update(_select_statements(statements, copy))
         else:
             by_dataset = copy.section == "datasets"
             targets = self.datasets if by_dataset else self.methods
             for name in self._known([*sections], key) if by_dataset else sections:
                 if by_dataset or not copy.methods or name in copy.methods:
-                    targets.setdefault(name, {}).update(_chosen(sections[name], copy))
+                    targets.setdefault(name, {}).update(_select_statements(sections[name], copy))
 
 
-def _chosen(statements: Mapping[str, Statement], copy: _Copy) -> dict[str, Statement]:
+def _select_statements(statements: Mapping[str, Statement], copy: _Copy) -> dict[str, Statement]:
     """Return the named statements, under another source if there is one."""
     return {
         name: Statement(statement.value, copy.source) if copy.source else statement
@@ -281,38 +314,37 @@ def _chosen(statements: Mapping[str, Statement], copy: _Copy) -> dict[str, State
     }
 
 
-def _value(raw: Any, key: str, siblings: Mapping[str, Statement]) -> Any:
+def _value(raw: Any, key: str, siblings: Mapping[str, Statement], rules: Mapping[str, str]) -> Any:
     """Return the value of a key: lists become tuples, and tables become rules.
 
     A rule is the absence of a value, a total that tasks share, or values by number of tasks. It may
-    also name another option of the group, or a setting of the run, and copy its value.
+    also name another option of the group, or a setting of the run, and copy its value. ``rules``
+    has the rules that are valid here: first key of the table -> form of the table.
     """
     if isinstance(raw, list):
-        return tuple(_value(item, key, siblings) for item in raw)
+        return tuple(_value(item, key, siblings, rules) for item in raw)
     if not isinstance(raw, dict):
         return raw
     match raw:
+        case _ if not rules.keys() & raw.keys():
+            pass
         case {"none": True} if len(raw) == 1:
             return None
         case {"total": int(total)} if len(raw) == 1:
-            return SharedOut(total)
+            return EvenShare(total)
         case {"total": int(total), "least": int(least)} if len(raw) == 2:
-            return SharedOut(total, least)
+            return EvenShare(total, least)
         case {"same_as": str(name)} if len(raw) == 1 and name in siblings:
             return siblings[name].value
         case {"setting": str(name)} if len(raw) == 1:
-            return OfSetting(name)
+            return SettingReference(name)
         case {"tasks": [_, *_] as tasks, "values": [*values], **more} if (
             not more
             and len(tasks) == len(values)
             and all(isinstance(number, int) for number in tasks)
         ):
-            return ByTasks(dict(zip(tasks, values, strict=True)))
-    _refuse(
-        key,
-        "a table must be { none = true }, { total = N, least = N }, "
-        "{ tasks = [N, ...], values = [...] }, { same_as = OPTION } or { setting = NAME }",
-    )
+            return ValuesByTasks(dict(zip(tasks, values, strict=True)))
+    _refuse(key, f"a table must be {' or '.join(rules.values())}")
 
 
 def _refuse(key: str, problem: str) -> NoReturn:

@@ -10,18 +10,17 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import cached_property
-from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fczoo.core.discovery import PLUGINS, Registration, first_paragraph
+from fczoo.core.discovery import Registration, first_paragraph, plugin_entries
 from fczoo.core.errors import FczooError
 from fczoo.core.options import OptionDeclaration
 from fczoo.core.registry import DATASETS, SPECS, Registry
 from fczoo.protocols.reader import read_source
-from fczoo.protocols.source import Kind, Source, Statement
+from fczoo.protocols.stated_values import Kind, Source, Statement
 
 if TYPE_CHECKING:
     from fczoo.core.method import Method
@@ -51,8 +50,8 @@ class SourceRegistry(Registry[Source]):
             FczooError: Always; the message says where the file belongs.
         """
         raise FczooError(
-            f"{self._kind} {name!r} is a class; write {self.decorator}/{name}{SUFFIX} in the "
-            "plug-in's package (see docs/runs.md)"
+            f"{self._kind} {name!r} must be a TOML file, not a class; write "
+            f"{self.decorator}/{name}{SUFFIX} in the plug-in's package (see docs/runs.md)"
         )
 
     def get(self, name: str) -> Source:
@@ -85,7 +84,7 @@ class SourceRegistry(Registry[Source]):
         for path in (files("fczoo.assets") / self.decorator).iterdir():
             if path.name.endswith(SUFFIX):
                 self._find(path, self.packages[0], records)
-        for entry in entry_points(group=PLUGINS):
+        for entry in plugin_entries():
             for path in _plugin_files(entry.module, self.decorator):
                 try:
                     self._read(path.name.removesuffix(SUFFIX), path)
@@ -96,13 +95,13 @@ class SourceRegistry(Registry[Source]):
         return records
 
     @property
-    def _unread(self) -> bool:
+    def _has_dynamic_plugins(self) -> bool:
         return False
 
     def _find(self, path: Traversable, place: str, records: dict[str, Registration]) -> None:
         name = path.name.removesuffix(SUFFIX)
         if name in records and records[name].module != place:
-            raise self._twice(name, records[name].module, place)
+            raise self._duplicate_error(name, records[name].module, place)
         records[name] = Registration(name, place, "", "")
         self._check_spelling(name, place, {key: value.module for key, value in records.items()})
         self._paths[name] = path

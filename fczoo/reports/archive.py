@@ -24,14 +24,14 @@ from fczoo.core.files import (
     write_safely,
 )
 from fczoo.core.metrics import METRICS, MORE_METRICS
-from fczoo.federation.result import EVALUATION_METRICS, METRIC_FIELDS, Result, consistent
+from fczoo.federation.result import EVALUATION_METRICS, METRIC_FIELDS, Result, check_result
 from fczoo.reports.run_folder import BenchFile, PartitionSummary, RunRecord, Runs, check_bench_file
 from fczoo.reports.text_format import option_word
 
 FORMAT = "fczoo-archive-2"
-OLD_FORMAT = "fczoo-archive-1"  # without cells of the form REPEATED; with empty FOLDER_COLUMNS
+OLD_FORMAT = "fczoo-archive-1"  # without cells of the form REFERENCE; with empty FOLDER_COLUMNS
 NATURAL = "natural"
-SETTING = "settings."  # prefix of the columns of settings
+SETTING_PREFIX = "settings."  # prefix of the columns of settings
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -102,11 +102,11 @@ RESULT_COLUMNS = [name for name in _COLUMNS if name in Result.__dataclass_fields
 BENCH_COLUMNS = [name for name in _COLUMNS if name in BenchFile.__struct_fields__]
 """Columns that contain an unchanged field of ``BenchFile``."""
 METRIC_COLUMNS = (*METRICS, *MORE_METRICS, *EVALUATION_METRICS)
-TEXTS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
-ADVICE = "`fczoo report FOLDER --archive FILE` makes one of run folders"
-REPEATED = re.compile(r"as row ([1-9]\d{0,8})")  # the header is row 1, as in spreadsheets
-LONGEST_REPEATED = 20  # characters up to which a repeated cell is written in full
-NEVER_REPEATED = {"folder", "method", "remark"}  # free texts, which could look like a reference
+TEXT_COLUMNS = tuple(f.name for f in msgspec.structs.fields(Row) if f.type is str)
+ADVICE = "create one from run folders with `fczoo report FOLDER --archive FILE`"
+REFERENCE = re.compile(r"as row ([1-9]\d{0,8})")  # the header is row 1, as in spreadsheets
+MAX_FULL_LENGTH = 20  # characters up to which a repeated cell is written in full
+FREE_TEXTS = {"folder", "method", "remark"}  # free texts, which could look like a reference
 FOLDER_COLUMNS = (
     "backbone_shape",
     "train_counts",
@@ -119,14 +119,14 @@ FOLDER_COLUMNS = (
 """Columns that are filled only in the first row of a folder in archives of the old format."""
 
 
-def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
+def write_archive(all_runs: Sequence[Runs], path: Path) -> tuple[int, int]:
     """Write every finished run to a CSV file.
 
     Runs share long values, such as class order, split and options. If an earlier row N has the same
-    text of more than ``LONGEST_REPEATED`` characters in the column, the cell is ``as row N``.
+    text of more than ``MAX_FULL_LENGTH`` characters in the column, the cell is ``as row N``.
 
     Args:
-        found: Runs by run folder.
+        all_runs: Runs by run folder.
         path: File to write.
 
     Returns:
@@ -136,7 +136,7 @@ def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
         FczooError: Two run folders have the same name.
     """
     rows, names = [], set()
-    for runs in found:
+    for runs in all_runs:
         if runs.name in names:
             raise FczooError(f"two run folders are called {runs.name}; give their parent folder")
         names.add(runs.name)
@@ -152,12 +152,12 @@ def write_archive(found: Sequence[Runs], path: Path) -> tuple[int, int]:
         cells = [_shorten(column, cell, number, first_rows) for column, cell in full_row.items()]
         lines.append([*cells, content_sha256(full_row)])
     write_safely(path, to_csv_text(lines).encode())
-    return len(rows), sum(len(runs.records) for runs in found) - len(rows)
+    return len(rows), sum(len(runs.records) for runs in all_runs) - len(rows)
 
 
 def _shorten(column: str, cell: str, number: int, first_rows: dict[tuple[str, str], int]) -> str:
     """Return a cell, or a reference to the first row with the same text in its column."""
-    if len(cell) <= LONGEST_REPEATED or column in NEVER_REPEATED:
+    if len(cell) <= MAX_FULL_LENGTH or column in FREE_TEXTS:
         return cell
     first = first_rows.setdefault((column, cell), number)
     return cell if first == number else f"as row {first}"
@@ -166,13 +166,13 @@ def _shorten(column: str, cell: str, number: int, first_rows: dict[tuple[str, st
 def _cells(runs: Runs, record: RunRecord, result: Result) -> dict[str, str]:
     """Return one run's row by column."""
     bench_file = runs.bench_file
-    natural = result.class_order == list(range(sum(result.task_sizes)))
+    is_natural = result.class_order == list(range(sum(result.task_sizes)))
     row = Row(
         format=FORMAT,
         folder=runs.name,
         **{name: getattr(result, name) for name in RESULT_COLUMNS},
         **{name: getattr(bench_file, name) for name in BENCH_COLUMNS},
-        class_order=NATURAL if natural else option_word(result.class_order),
+        class_order=NATURAL if is_natural else option_word(result.class_order),
         backbone=bench_file.backbone["name"],
         backbone_sha256=bench_file.backbone["sha256"],
         pretraining=bench_file.contamination,
@@ -190,11 +190,12 @@ def _cells(runs: Runs, record: RunRecord, result: Result) -> dict[str, str]:
     )
     plain = msgspec.to_builtins(row)
     texts = {
-        k: v if k in TEXTS else encode_json(v, separators=(",", ":")) for k, v in plain.items()
+        k: v if k in TEXT_COLUMNS else encode_json(v, separators=(",", ":"))
+        for k, v in plain.items()
     }
     metrics = {k: encode_json(v) for k, v in result.metrics.items() if math.isfinite(v)}
     settings = {
-        f"{SETTING}{name}": option_word(value) for name, value in bench_file.settings.items()
+        f"{SETTING_PREFIX}{name}": option_word(value) for name, value in bench_file.settings.items()
     }
     return {**texts, **metrics, **settings}
 
@@ -212,17 +213,17 @@ def read_archive(path: Path) -> list[Runs]:
         FczooError: The file is not an archive; the message names line and column.
     """
     folders: dict[str, list[RunRecord]] = {}
-    first: dict[str, Row] = {}
+    first_rows: dict[str, Row] = {}
     for number, cells in enumerate(_rows(path), 2):
         try:
-            row = _row(cells, first)
+            row = _row(cells, first_rows)
             record = _run_record(path, row, cells)
         except ValueError as error:
             problem = f"{path} is not a valid archive of runs: line {number}: {error}"
             raise FczooError(f"{problem}; {ADVICE}") from error
-        first.setdefault(row.folder, row)
+        first_rows.setdefault(row.folder, row)
         folders.setdefault(row.folder, []).append(record)
-    return [_runs(path, first[name], records) for name, records in folders.items()]
+    return [_runs(path, first_rows[name], records) for name, records in folders.items()]
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
@@ -231,7 +232,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
             reader = csv.DictReader(file, strict=True)
             if "format" not in (reader.fieldnames or ()):
                 raise FczooError(
-                    f"{path} is not an archive of runs: it has no column format; {ADVICE}"
+                    f"{path} is not an archive of runs: it has no column 'format'; {ADVICE}"
                 )
             rows: list[dict[str, str]] = []
             for cells in reader:
@@ -249,17 +250,17 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 def _restore(column: str, cell: str, rows: Sequence[Mapping[str, str]]) -> str:
     """Return the full text of a cell that may refer to an earlier row."""
     # A cell is no text in a row with too few or too many cells, which ``_row`` refuses.
-    is_text = isinstance(cell, str) and column not in NEVER_REPEATED
-    reference = REPEATED.fullmatch(cell) if is_text else None
+    is_text = isinstance(cell, str) and column not in FREE_TEXTS
+    reference = REFERENCE.fullmatch(cell) if is_text else None
     if reference is None:
         return cell
     index = int(reference[1]) - 2
     if not 0 <= index < len(rows):
-        raise ValueError(f"line {len(rows) + 2}: {column} is {cell!r}, not an earlier row")
+        raise ValueError(f"line {len(rows) + 2}: {column} is {cell!r}, which is not an earlier row")
     return rows[index][column]
 
 
-def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
+def _row(cells: Mapping[str, str], first_rows: Mapping[str, Row]) -> Row:
     if cells.get("format") not in (FORMAT, OLD_FORMAT):
         raise ValueError(f"format is {cells.get('format')!r}, expected {FORMAT!r}")
     if None in cells or None in cells.values() or cells.get("sha256") != content_sha256(cells):
@@ -272,12 +273,12 @@ def _row(cells: Mapping[str, str], first: Mapping[str, Row]) -> Row:
             raise ValueError(f"it lacks the column {field.name}")
         text = cells[field.name]
         if not text and cells["format"] == OLD_FORMAT and field.name in FOLDER_COLUMNS:
-            if cells["folder"] not in first:
+            if cells["folder"] not in first_rows:
                 raise ValueError(f"{field.name} is empty in the first row of {cells['folder']}")
-            content[field.name] = getattr(first[cells["folder"]], field.name)
+            content[field.name] = getattr(first_rows[cells["folder"]], field.name)
             continue
         try:
-            content[field.name] = text if field.name in TEXTS else json.loads(text)
+            content[field.name] = text if field.name in TEXT_COLUMNS else json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{field.name}: {error}") from error
     return convert_json(restore_nan(content, METRIC_FIELDS), Row)
@@ -288,12 +289,14 @@ def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
 
     Raises ValueError if the row is inconsistent.
     """
-    names = [name for name in cells if name.startswith(SETTING)]
+    names = [name for name in cells if name.startswith(SETTING_PREFIX)]
     bench_file = check_bench_file(
         BenchFile(
             methods={row.method: row.options},
             seeds=[row.seed],
-            settings={name.removeprefix(SETTING): cells[name] for name in names if cells[name]},
+            settings={
+                name.removeprefix(SETTING_PREFIX): cells[name] for name in names if cells[name]
+            },
             backbone={"name": row.backbone, "sha256": row.backbone_sha256, **row.backbone_shape},
             partition={"spec": row.partition, "sha256": row.partition_sha256},
             versions=row.versions,
@@ -302,20 +305,20 @@ def _run_record(path: Path, row: Row, cells: Mapping[str, str]) -> RunRecord:
             **{name: getattr(row, name) for name in BENCH_COLUMNS},
         )
     )
-    natural = row.class_order == NATURAL
+    is_natural = row.class_order == NATURAL
     result = Result(
         settings=bench_file.settings,
         backbone=bench_file.backbone,
         partition={**bench_file.partition, "seed": row.partition_seed},
         class_order=list(range(sum(row.task_sizes)))
-        if natural
+        if is_natural
         else [*map(int, row.class_order.split(","))],
         metrics={name: float(cells[name]) for name in METRIC_COLUMNS if cells.get(name)},
         versions=row.versions,
         **{name: getattr(row, name) for name in RESULT_COLUMNS},
     )
     location = f"{path}: {row.folder}/{row.method}/seed{row.seed}"
-    return RunRecord(location, None, bench_file, row.method, row.seed, consistent(result))
+    return RunRecord(location, None, bench_file, row.method, row.seed, check_result(result))
 
 
 def _runs(path: Path, row: Row, records: Sequence[RunRecord]) -> Runs:

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fczoo.core.errors import FczooError
+from fczoo.core.options import plural
 from fczoo.core.registry import create_method
-from fczoo.data.stream_variants import variant_words
-from fczoo.data.task_schedule import in_stages
-from fczoo.reports.run_config import BY_USER, DATASET, recorded_config
+from fczoo.data.client_stages import uses_stages
+from fczoo.data.stream_variants import describe_variants
+from fczoo.reports.run_config import DATASET, SET, TUNED, recorded_config
 from fczoo.reports.run_folder import BenchFile
 from fczoo.reports.runs import Experiment, Line
 from fczoo.reports.text_format import early_tasks, option_word
@@ -36,13 +37,13 @@ def describe(experiment: Experiment) -> str:
 
 
 def _data(experiment: Experiment) -> str:
-    s, result, split = experiment.settings, experiment.first, experiment.split
+    s, result, split = experiment.settings, experiment.first_result, experiment.split
     sizes = sorted(set(result.task_sizes))
     first = "the first " if s["stop_after_tasks"] else ""
     classes = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     kind = s["tasks"] if isinstance(s["tasks"], str) else "tasks"
     if "class-order" in s["vary"]:
-        order = "class order by the run's seed"
+        order = "class order drawn per seed"
     elif s["class_order"] != "natural":
         order = "given class order"
     elif s["class_order_seed"] is None:
@@ -50,38 +51,40 @@ def _data(experiment: Experiment) -> str:
     else:
         order = f"class order seed {s['class_order_seed']}"
     joining = f" and {s['joining']} more per task" if s["joining"] else ""
-    if in_stages(s["moving"], s["task_order"]):
+    if uses_stages(s["moving"], s["task_order"]):
         number = "" if isinstance(s["tasks"], str) else f"{experiment.task_count} "
         kind = f"stages of {number}{kind},"
-        joining = f", {s['moving'] or 'all'} move to their next task at a time"
+        joining = f", {s['moving'] or 'all'} continue to their next task at each stage"
         joining += ", each in its own order" if s["task_order"] == "own" else ""
     spec, sha256 = (
         experiment.bench_file.partition["spec"],
         experiment.bench_file.partition["sha256"],
     )
     draw_source = (
-        "by the run's seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
+        "drawn per seed" if "partition" in s["vary"] else f"seed {split.seed}, {sha256[:8]}"
     )
-    each = ""
-    if most := s["train_per_class"]:
-        arrived = sum(result.task_sizes) if first else len(result.class_order)
-        has_cap = split.images < most * arrived
-        each = f" ({'at most ' if has_cap else ''}{most} per class)"
-    training = f"{split.images} training{each} and " if split.counts else ""
+    per_class_text = ""
+    if limit := s["train_per_class"]:
+        class_count = sum(result.task_sizes) if first else len(result.class_order)
+        has_cap = split.images < limit * class_count
+        per_class_text = f" ({'at most ' if has_cap else ''}{limit} per class)"
+    training = f"{split.images} training{per_class_text} and " if split.counts else ""
     start = ""
     if s["start_from"]:
         number = f"{result.start['tasks']} of them" if result.start else "the first"
         start = f" ({number} learned by the kept model {s['start_from']})"
-    variant = "".join(f", {words}" for words in variant_words(s))
-    part = "" if _only_surveys(experiment) else f", participation {s['participation']:g}"
+    variant = "".join(f", {words}" for words in describe_variants(s))
+    participation_text = (
+        "" if _has_no_training(experiment) else f", participation {s['participation']:g}"
+    )
     return (
         f"{s['dataset']}: {first}{len(result.task_sizes)} {kind} of {classes} classes{start}, "
         f"{training}{sum(result.test_counts)} test images, {order}{variant}; "
-        f"{s['clients']} clients{joining}, {spec} ({draw_source}){part}"
+        f"{s['clients']} clients{joining}, {spec} ({draw_source}){participation_text}"
     )
 
 
-def _only_surveys(experiment: Experiment) -> bool:
+def _has_no_training(experiment: Experiment) -> bool:
     """Return whether no method of the table trains, so that the schedule has no effect."""
     results = [result for line in experiment.lines for result in line.results]
     return all(
@@ -101,7 +104,7 @@ def _training(experiment: Experiment) -> str:
     )
     return (
         f"{backbone['name']}{pixels}{pool} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
-        f"{source}{'no training' if _only_surveys(experiment) else schedule}; "
+        f"{source}{'no training' if _has_no_training(experiment) else schedule}; "
         f"seeds {', '.join(map(str, experiment.seeds))}{_seed_sources(experiment)}"
     )
 
@@ -139,10 +142,10 @@ def conditions(experiment: Experiment) -> list[str]:
     Returns:
         One text per condition.
     """
-    s, trains = experiment.settings, not _only_surveys(experiment)
+    s, trains = experiment.settings, not _has_no_training(experiment)
     descriptions = []
     if s["attack"] is not None:
-        descriptions.append(f"attack {s['attack']} by {s['attackers']:g} of the clients")
+        descriptions.append(f"attack {s['attack']} by {100 * s['attackers']:g} % of the clients")
     if s["aggregator"] is not None and trains:
         descriptions.append(f"aggregator {s['aggregator']}")
     if s["local"] is not None:
@@ -161,13 +164,13 @@ def conditions(experiment: Experiment) -> list[str]:
     if s["outliers"] is not None:
         descriptions.append(f"outliers beyond {s['outliers']:g} median distances left out")
     if s["merge_statistics"] is not None:
-        descriptions.append(f"class statistics merged from their {s['merge_statistics']}")
+        descriptions.append(f"class statistics merged by {s['merge_statistics']}")
     if s["drop_rate"] and trains:
         descriptions.append(f"drop rate {s['drop_rate']:g}")
     if s["min_clients"] > 1:
-        descriptions.append(f"at least {s['min_clients']} clients")
+        descriptions.append(f"at least {s['min_clients']} valid uploads per round")
     if s["min_class_count"] > 1 and _withholds_classes(experiment):
-        descriptions.append(f"statistics of at least {s['min_class_count']} images of a class")
+        descriptions.append(f"class statistics of at least {s['min_class_count']} images per class")
     if s["dp_clip"] is not None:
         descriptions.append(f"uploads clipped to norm {s['dp_clip']:g}")
     if s["dp_noise"]:
@@ -195,7 +198,7 @@ def _epsilon(experiment: Experiment) -> str:
     ]
     if not privacy:
         return ""
-    low, high = (choose(p["epsilon"] for p in privacy) for choose in (min, max))
+    low, high = (extreme(p["epsilon"] for p in privacy) for extreme in (min, max))
     epsilon = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
     return f", epsilon {epsilon} at delta {experiment.settings['dp_delta']:g}"
 
@@ -219,12 +222,11 @@ def notes(experiment: Experiment) -> list[str]:
     if experiment.settings["dp_noise"]:
         lines.append(
             f"epsilon, at delta {experiment.settings['dp_delta']:g}, is for all data of one "
-            "client together; "
-            f"losses, numbers of images and diagnostics carry no noise"
+            "client; losses, numbers of images and diagnostics have no noise and are not covered"
         )
     if experiment.settings["dp_subsampling"]:
         lines.append(
-            "epsilon holds only if no one sees which clients are drawn, nor whose an upload is"
+            "epsilon is valid only if the sampled clients and the sender of each upload are secret"
         )
     for line in experiment.lines:
         texts = (*_changed_options(experiment, line), _rejections(line), _outlier_note(line))
@@ -249,16 +251,16 @@ def warnings_of(experiment: Experiment) -> list[str]:
 def _search_note(bench_file: BenchFile) -> str:
     """Describe the search that found the options of some methods, and its effort."""
     search = bench_file.tuned
-    each = f"{search['trials']} trials of {search['image_steps']} image-steps each"
+    trials_text = f"{search['trials']} trials of {search['image_steps']} image-steps each"
     tasks = early_tasks(search["tasks"])
     data_words = f"{tasks} of {search['dataset']}, with a separate class order and partition"
     differences = [f"{k}={option_word(v)}" for k, v in search.get("other_settings", {}).items()]
     if search.get("weights", bench_file.backbone["sha256"]) != bench_file.backbone["sha256"]:
         differences.append("other weights of the backbone")
-    under = f", with {', '.join(differences)}" if differences else ""
+    differences_text = f", with {', '.join(differences)}" if differences else ""
     scoring = f", scored on {search['scored']} images" if "scored" in search else ""
     return (
-        f"values found by fczoo tune, {each}, on {data_words}{scoring}{under}: "
+        f"values found by fczoo tune, {trials_text}, on {data_words}{scoring}{differences_text}: "
         f"{', '.join(search['methods'])}"
     )
 
@@ -267,7 +269,8 @@ def _changed_options(experiment: Experiment, line: Line) -> list[str]:
     """List options that are not defaults, by origin: user, protocol or data set."""
     config = recorded_config(line.records[0])
     texts = (
-        (BY_USER, "other than by default"),
+        ([SET], "set by the user"),
+        ([TUNED], "found by fczoo tune"),
         (config.source_names, ", ".join(config.source_names)),
         ([DATASET], f"the method's values for {experiment.settings['dataset']}"),
     )
@@ -284,10 +287,9 @@ def _rejections(line: Line) -> str:
     reasons = Counter(r["reason"] for result in line.results for r in result.rejected)
     if not reasons:
         return ""
-    often = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
-    return (
-        f"uploads rejected or lost: {reasons.total()}, {often}{'; …' if len(reasons) > 3 else ''}"
-    )
+    reasons_text = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
+    ending = "; …" if len(reasons) > 3 else ""
+    return f"uploads rejected or lost: {reasons.total()}, {reasons_text}{ending}"
 
 
 def _outlier_note(line: Line) -> str:
@@ -295,10 +297,11 @@ def _outlier_note(line: Line) -> str:
     counts = sum((Counter(result.far) for result in line.results), Counter[str]())
     if not counts:
         return ""
-    clients = ", ".join(f"client {client} in {number}" for client, number in counts.most_common(3))
+    clients = ", ".join(
+        f"client {client} ({plural(number, 'upload')})" for client, number in counts.most_common(3)
+    )
     return (
-        f"uploads with class statistics more than {EXTREME_FACTOR:g} median distances from the other "
-        f"clients': {clients}"
-        f"{' …' if len(counts) > 3 else ''}; "
-        "--outliers leaves them out, --merge-statistics tolerates them"
+        f"class statistics more than {EXTREME_FACTOR:g} median distances from the clients' centre: "
+        f"{clients}{', …' if len(counts) > 3 else ''}; exclude them with --outliers, or merge "
+        "robustly with --merge-statistics"
     )

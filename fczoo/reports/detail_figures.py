@@ -9,11 +9,11 @@ from fczoo.core.class_metrics import confusion_matrix, task_confusion
 from fczoo.core.errors import FczooError
 from fczoo.federation.diagnostics import FILE, read
 from fczoo.federation.result import Result
-from fczoo.reports.figure import Colours, Curves, Figure, HeatMap, Points, number_labels
+from fczoo.reports.figure_data import Colours, Curves, Figure, HeatMap, Points, number_labels
 from fczoo.reports.runs import Experiment, Line
 
-MOST_COLUMNS = 50  # columns of a readable heat map
-MOST_CLASSES = 20  # classes of a readable confusion matrix
+MAX_COLUMNS = 50  # columns of a readable heat map
+MAX_CLASSES = 20  # classes of a readable confusion matrix
 
 
 def class_map(experiment: Experiment) -> HeatMap | None:
@@ -24,13 +24,15 @@ def class_map(experiment: Experiment) -> HeatMap | None:
 
     Returns:
         Heat map [lines, classes] in percent, mean over seeds; None if no run recorded it, or with
-        more than ``MOST_COLUMNS`` classes.
+        more than ``MAX_COLUMNS`` classes.
     """
-    return _map_of(
+    return _accuracy_map(
         experiment,
         lambda result: result.class_accuracy[-1] if result.class_accuracy else [],
         name="classes",
-        caption="Accuracy on each class after the last task, %, in order of arrival; mean of seeds",
+        caption=(
+            "Accuracy on each class, in order of arrival, after the last task, %; mean over seeds"
+        ),
         x="class",
         first=1,
     )
@@ -44,15 +46,15 @@ def client_map(experiment: Experiment) -> HeatMap | None:
 
     Returns:
         Heat map [lines, clients] in percent, mean over seeds; None if no run recorded it, or with
-        more than ``MOST_COLUMNS`` clients.
+        more than ``MAX_COLUMNS`` clients.
     """
-    return _map_of(
+    return _accuracy_map(
         experiment,
         lambda result: result.client_accuracy,
         name="client accuracies",
         caption=(
             "Accuracy of the global model for each client, on test images with its own class mix, "
-            "after the last task, %; mean of seeds"
+            "after the last task, %; mean over seeds"
         ),
         x="client",
         first=0,
@@ -68,20 +70,20 @@ def personal_map(experiment: Experiment) -> HeatMap | None:
     Returns:
         Heat map as from ``client_map``.
     """
-    return _map_of(
+    return _accuracy_map(
         experiment,
         lambda result: result.personal_accuracy,
         name="personal accuracies",
         caption=(
             "Accuracy of each client's own model after fine-tuning, on test images with its own "
-            "class mix, %; mean of seeds"
+            "class mix, %; mean over seeds"
         ),
         x="client",
         first=0,
     )
 
 
-def _map_of(
+def _accuracy_map(
     experiment: Experiment,
     values_of: Callable[[Result], Sequence[float | None]],
     *,
@@ -96,7 +98,7 @@ def _map_of(
         runs = [accuracies for r in line.results if (accuracies := values_of(r))]
         if runs:
             rows[line.label] = np.mean(np.array(runs, float), 0)
-    if not rows or len(next(iter(rows.values()))) > MOST_COLUMNS:
+    if not rows or len(next(iter(rows.values()))) > MAX_COLUMNS:
         return None
     means = np.array([*rows.values()])
     return HeatMap(
@@ -130,18 +132,18 @@ def confusion_map(line: Line) -> HeatMap | None:
 
     Returns:
         Heat map [tasks, tasks] in percent after the last task, mean over seeds; None if no run
-        recorded it, if tasks share classes, or with more than ``MOST_COLUMNS`` tasks.
+        recorded it, if tasks share classes, or with more than ``MAX_COLUMNS`` tasks.
     """
     sizes = line.results[0].task_sizes
     runs = [r for r in line.results if r.confusion and sum(sizes) == len(r.class_accuracy[-1])]
-    if not runs or len(sizes) > MOST_COLUMNS:
+    if not runs or len(sizes) > MAX_COLUMNS:
         return None
     shares = [task_confusion(confusion_matrix(r.confusion, sum(sizes)), sizes) for r in runs]
     return HeatMap(
         name=f"confusion {line.label}",
         caption=(
             f"{line.label}: test images of each task that are predicted as a class of each task, "
-            "after the last task, %; mean of seeds"
+            "after the last task, %; mean over seeds"
         ),
         x="task of the predicted class",
         y="task of the image",
@@ -163,11 +165,11 @@ def class_confusion_map(line: Line) -> HeatMap | None:
 
     Returns:
         Heat map [classes, classes] in percent after the last task, mean over seeds; None if no run
-        recorded it, or with more than ``MOST_CLASSES`` classes.
+        recorded it, or with more than ``MAX_CLASSES`` classes.
     """
     runs = [r for r in line.results if r.confusion]
     count = len(line.results[0].class_order)
-    if not runs or count > MOST_CLASSES:
+    if not runs or count > MAX_CLASSES:
         return None
     matrices = [np.array(confusion_matrix(r.confusion, count), float) for r in runs]
     shares = [100 * m / np.maximum(m.sum(1, keepdims=True), 1) for m in matrices]
@@ -175,7 +177,7 @@ def class_confusion_map(line: Line) -> HeatMap | None:
         name=f"confusion of classes {line.label}",
         caption=(
             f"{line.label}: test images of each class that are predicted as each class, in order "
-            "of arrival, after the last task, %; mean of seeds"
+            "of arrival, after the last task, %; mean over seeds"
         ),
         x="predicted class",
         y="true class",
@@ -192,7 +194,7 @@ def class_confusion_map(line: Line) -> HeatMap | None:
 Records = dict[str, list[dict[str, Any]]]  # records by kind, one per task
 
 
-def insights(line: Line) -> Iterator[Figure]:
+def diagnostic_figures(line: Line) -> Iterator[Figure]:
     """Yield figures of the diagnostics of one line's first seed.
 
     Args:
@@ -205,30 +207,30 @@ def insights(line: Line) -> Iterator[Figure]:
     if folder is None:  # an archive has no diagnostics
         return
     try:
-        yield from _insights(line, read(folder))
+        yield from _figures_of_records(line, read(folder))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FczooError(
             f"{folder / FILE} is not a valid list of diagnostics: {type(error).__name__} {error}"
         ) from error
 
 
-def _insights(line: Line, found: Sequence[dict[str, Any]]) -> Iterator[Figure]:
+def _figures_of_records(line: Line, diagnostics: Sequence[dict[str, Any]]) -> Iterator[Figure]:
     records: Records = {}
-    for record in found:
+    for record in diagnostics:
         records.setdefault(record["kind"], []).append(record)
     seed = f"{line.label}, seed {line.seeds[0]}"
     if "confusion" in records:
-        yield _square(
+        yield _task_map(
             f"why confusion {line.label}",
             f"{seed}: images of a task predicted as a class of another, % (after the last task)",
-            "answered",
+            "task of the predicted class",
             100 * np.array(records["confusion"][-1]["matrix"], dtype=float),
             "orange",
         )
     if "clients" in records:
         yield _clients(records["clients"], line.label, seed)
     if "lora" in records:
-        yield _square(
+        yield _task_map(
             f"why lora {line.label}",
             f"{seed}: cosine between the LoRA updates of the tasks",
             "task",
@@ -245,7 +247,7 @@ def _insights(line: Line, found: Sequence[dict[str, Any]]) -> Iterator[Figure]:
         yield _drift(records["task drift"], line.label, seed)
 
 
-def _square(
+def _task_map(
     name: str,
     caption: str,
     columns: str,
@@ -279,8 +281,8 @@ def _clients(records: list[dict[str, Any]], label: str, seed: str) -> HeatMap:
     return HeatMap(
         name=f"why clients {label}",
         caption=(
-            f"{seed}: evenness of each client's answers on the task's test images after local "
-            "training"
+            f"{seed}: evenness (normalised entropy) of each client's predictions on the task's "
+            "test images, after local training"
         ),
         x="client",
         y="task",
@@ -298,7 +300,7 @@ def _choices(record: dict[str, Any], label: str, seed: str) -> HeatMap:
     values = 100 * np.array(record["share"], dtype=float)
     return HeatMap(
         name=f"why choices {label}",
-        caption=f"{seed}: share of each prompt in a task's test images' choices, % (last task)",
+        caption=f"{seed}: how often the test images of a task select each prompt, % (last task)",
         x="prompt",
         y="images of task",
         values=values,
@@ -312,8 +314,8 @@ def _choices(record: dict[str, Any], label: str, seed: str) -> HeatMap:
 def _reweight(records: list[dict[str, Any]], label: str, seed: str) -> Points:
     return Points(
         name=f"why reweight {label}",
-        caption=f"{seed}: weight of a client's prototype against its share of the class's images",
-        x="share of the class's images",
+        caption=f"{seed}: weight of a client's prototype against the client's share of the class",
+        x="client's share of the class's images",
         y="weight of the client's prototype",
         points={
             f"task {r['task'] + 1}": np.stack(
@@ -329,9 +331,9 @@ def _reweight(records: list[dict[str, Any]], label: str, seed: str) -> Points:
 def _drift(records: list[dict[str, Any]], label: str, seed: str) -> Curves:
     return Curves(
         name=f"why drift {label}",
-        caption=f"{seed}: how far trained tensors moved in each task, relative to their size",
+        caption=f"{seed}: change of the trained tensors in each task, |end - start| / |start|",
         x="task",
-        y="change / size",
+        y="relative change",
         curves={
             prefix.rstrip("."): np.array([[r["by prefix"][prefix] for r in records]], dtype=float)
             for prefix in records[0]["by prefix"]

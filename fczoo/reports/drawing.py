@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fczoo.core.errors import FczooError
-from fczoo.reports.figure import Bars, Curves, Figure, HeatMap, ImageGrid, Points
+from fczoo.reports.figure_data import Bars, Curves, Figure, HeatMap, ImageGrid, Points
 from fczoo.reports.figures import colour_order, figures
 from fczoo.reports.runs import Experiment, read_experiments
 
@@ -57,7 +57,7 @@ def import_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise FczooError("a picture needs matplotlib; run pip install 'fczoo[plot]'") from error
+        raise FczooError("figures need matplotlib; run pip install 'fczoo[plot]'") from error
     return matplotlib
 
 
@@ -69,9 +69,9 @@ def picture_class() -> Any:
     """
     import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Drawn
+    from matplotlib.figure import Figure as MatplotlibFigure
 
-    class Picture(Drawn):
+    class Picture(MatplotlibFigure):
         """Figure without a window, which notebooks display as PNG."""
 
         def __init__(self, **options: Any) -> None:
@@ -87,14 +87,14 @@ def picture_class() -> Any:
 
 
 def write_all_figures(
-    places: Sequence[Path], folder: Path, more: Sequence[Sequence[Figure]] = ()
+    places: Sequence[Path], folder: Path, extra_figures: Sequence[Sequence[Figure]] = ()
 ) -> None:
     """Write the figures of all experiments; several experiments get numbered folders.
 
     Args:
         places: Run folders, archives, or folders that contain them.
         folder: Folder of the figures; it is created if needed.
-        more: Further figures of each experiment, in the order of ``read_experiments``.
+        extra_figures: Further figures of each experiment, in the order of ``read_experiments``.
 
     Raises:
         FczooError: No run is finished, or matplotlib is not installed.
@@ -103,14 +103,14 @@ def write_all_figures(
     order = colour_order(experiments)
     for i, experiment in enumerate(experiments):
         place = folder / f"{i + 1}" if len(experiments) > 1 else folder
-        write_figures(experiment, place, order, more[i] if more else ())
+        write_figures(experiment, place, order, extra_figures[i] if extra_figures else ())
 
 
 def write_figures(
     experiment: Experiment,
     folder: Path,
     order: Mapping[str, int] | None = None,
-    more: Sequence[Figure] = (),
+    extra_figures: Sequence[Figure] = (),
 ) -> list[Path]:
     """Write every figure of an experiment as PNG and PDF.
 
@@ -118,7 +118,7 @@ def write_figures(
         experiment: Experiment to draw.
         folder: Folder of the figures; it is created if needed.
         order: Colour number by row label, for a whole report; None: for this experiment.
-        more: Further figures.
+        extra_figures: Further figures.
 
     Returns:
         Files that were written.
@@ -128,16 +128,16 @@ def write_figures(
     """
     folder.mkdir(parents=True, exist_ok=True)
     order = colour_order([experiment]) if order is None else order
-    return save_figures((*figures(experiment), *more), folder, order)
+    return save_figures((*figures(experiment), *extra_figures), folder, order)
 
 
 def save_figures(
-    some: Sequence[Figure], folder: Path, order: Mapping[str, int] | None = None
+    figure_list: Sequence[Figure], folder: Path, order: Mapping[str, int] | None = None
 ) -> list[Path]:
     """Write figures as PNG and PDF, with file names from their names.
 
     Args:
-        some: Figures to draw.
+        figure_list: Figures to draw.
         folder: Existing folder.
         order: Colour number by row label; None: rows are numbered in their order.
 
@@ -147,14 +147,14 @@ def save_figures(
     Raises:
         FczooError: matplotlib is not installed.
     """
-    written = []
-    for figure in some:
+    paths = []
+    for figure in figure_list:
         stem = re.sub(r"[^\w=.-]+", "-", figure.name).strip("-")
         picture = draw(figure, order)
-        for end in ("png", "pdf"):
-            written.append(folder / f"{stem}.{end}")
-            picture.savefig(written[-1], dpi=160, metadata=WITHOUT_DATE.get(f".{end}"))
-    return written
+        for suffix in ("png", "pdf"):
+            paths.append(folder / f"{stem}.{suffix}")
+            picture.savefig(paths[-1], dpi=160, metadata=WITHOUT_DATE.get(f".{suffix}"))
+    return paths
 
 
 def draw(figure: Figure, order: Mapping[str, int] | None = None) -> Any:
@@ -201,24 +201,22 @@ def _draw(figure: Figure, order: Mapping[str, int]) -> Any:
 def _curves(figure: Curves, order: Mapping[str, int]) -> Any:
     picture, axes = _new_picture((5.2, 3.4))
     foreground = {k: v for k, v in figure.curves.items() if k not in figure.background}
-    for label, values, colour, turn in _with_colours(foreground, order, figure.controls):
+    for label, values, colour, style in _with_colours(foreground, order, figure.controls):
         x, mean = figure.x_of(label), values.mean(0)
-        marks = {"marker": MARKERS[turn], "markersize": 3.5} if figure.marks else {}
-        strokes = {"linewidth": 1.6, "linestyle": STROKES[turn]}
-        above = {"zorder": 2.5} if label in figure.controls else {}
-        axes.plot(x, mean, label=label, color=colour, **marks, **strokes, **above)
+        marks = {"marker": MARKERS[style], "markersize": 3.5} if figure.marks else {}
+        strokes = {"linewidth": 1.6, "linestyle": STROKES[style]}
+        z_order = {"zorder": 2.5} if label in figure.controls else {}
+        axes.plot(x, mean, label=label, color=colour, **marks, **strokes, **z_order)
         if len(values) > 1:
-            spread = values.std(0, ddof=1)
-            axes.fill_between(
-                x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0
-            )
+            std = values.std(0, ddof=1)
+            axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     for i, label in enumerate(figure.background):
         legend = {} if i else {"label": f"others ({len(figure.background)})"}
         x, mean = figure.x_of(label), figure.curves[label].mean(0)
         axes.plot(x, mean, color="0.75", linewidth=0.7, zorder=1, **legend)
     axes.set(xlabel=figure.x, ylabel=figure.y, yscale="log" if figure.log else "linear")
-    whole = all((figure.x_of(label) % 1 == 0).all() for label in figure.curves)
-    axes.xaxis.get_major_locator().set_params(integer=whole)
+    has_whole_positions = all((figure.x_of(label) % 1 == 0).all() for label in figure.curves)
+    axes.xaxis.get_major_locator().set_params(integer=has_whole_positions)
     points = max((values.shape[1] for values in figure.curves.values()), default=0)
     if figure.ticks:
         axes.set_xticks(range(1, len(figure.ticks) + 1), figure.ticks)
@@ -236,9 +234,11 @@ def _points(figure: Points, order: Mapping[str, int]) -> Any:
         axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
     front_points = np.array([figure.points[label].mean(0) for label in figure.front]).reshape(-1, 2)
     axes.plot(*front_points.T, color="grey", linewidth=0.8)
-    for label, values, colour, turn in _with_colours(figure.points, order):
+    for label, values, colour, style in _with_colours(figure.points, order):
         if len(values):
-            axes.scatter(*values.T, label=label, color=colour, marker=MARKERS[turn], s=18, zorder=3)
+            axes.scatter(
+                *values.T, label=label, color=colour, marker=MARKERS[style], s=18, zorder=3
+            )
     axes.set(xlabel=figure.x, ylabel=figure.y)
     _start_at_zero(axes)
     if figure.log:
@@ -269,9 +269,9 @@ def _heat(figure: HeatMap, order: Mapping[str, int]) -> Any:
     mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=MAPS[figure.colours], **limits)
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            dark = sum(mesh.cmap(mesh.norm(value))[:3]) < 1.6
-            middle = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
-            axes.text(column + 0.5, row + 0.5, figure.cell(value), fontsize=7.5, **middle)
+            is_dark = sum(mesh.cmap(mesh.norm(value))[:3]) < 1.6
+            alignment = {"ha": "center", "va": "center", "color": "white" if is_dark else "black"}
+            axes.text(column + 0.5, row + 0.5, figure.cell(value), fontsize=7.5, **alignment)
     axes.set_xticks(np.arange(values.shape[1]) + 0.5, figure.columns)
     axes.set_yticks(np.arange(len(values)) + 0.5, figure.rows)
     axes.set(xlabel=figure.x, ylabel=figure.y)
@@ -315,11 +315,11 @@ def _with_colours(
 ) -> Iterator[tuple[str, np.ndarray, str, int]]:
     """Yield each label with its values, its colour, and the number of earlier uses of it."""
     for i, (label, values) in enumerate(by_label.items()):
-        turn, number = divmod(order.get(label, i), len(COLOURS))
+        style, number = divmod(order.get(label, i), len(COLOURS))
         colour = COLOURS[number]
         if label in controls:
-            colour, turn = "black", sorted(controls).index(label)
-        yield label, values, colour, turn % len(STROKES)
+            colour, style = "black", sorted(controls).index(label)
+        yield label, values, colour, style % len(STROKES)
 
 
 def _with_legend(figure: Any, axes: Any) -> Any:
@@ -363,7 +363,7 @@ def check_plot(path: Path, option: str = "--plot") -> None:
     kinds = sorted(picture_class()().canvas.get_supported_filetypes())
     if path.suffix.removeprefix(".").lower() not in kinds:
         raise FczooError(
-            f"{option} {path} has no suffix of a picture; it must be one of .{', .'.join(kinds)}"
+            f"{option} {path} is not an image file; its suffix must be one of .{', .'.join(kinds)}"
         )
 
 
@@ -380,7 +380,8 @@ def write_importance(path: Path, importance: Mapping[str, Mapping[str, float]]) 
     shares = {method: options for method, options in importance.items() if options}
     if not shares:
         raise FczooError(
-            f"--plot {path} has nothing to show: no method has two options that matter"
+            f"--plot {path} has nothing to show: it needs a method with two or more searched "
+            "options and trials with different scores"
         )
     figure = picture_class()(figsize=(8, 0.8 + 0.4 * len(shares)), layout="constrained")
     axes = figure.subplots()

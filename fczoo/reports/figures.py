@@ -13,10 +13,10 @@ from fczoo.reports.detail_figures import (
     class_map,
     client_map,
     confusion_maps,
-    insights,
+    diagnostic_figures,
     personal_map,
 )
-from fczoo.reports.figure import Bars, Curves, Figure, HeatMap, Points, number_labels
+from fczoo.reports.figure_data import Bars, Curves, Figure, HeatMap, Points, number_labels
 from fczoo.reports.learning_curves import (
     accuracy_over_bytes,
     accuracy_over_hours,
@@ -35,7 +35,7 @@ def colour_order(experiments: Iterable[Experiment]) -> dict[str, int]:
     Returns:
         Numbers from 0 by row label.
     """
-    labels = (line.label for e in experiments for line in (*e.lines, *e.recoded))
+    labels = (line.label for e in experiments for line in (*e.lines, *e.other_compression_lines))
     return {label: i for i, label in enumerate(dict.fromkeys(labels))}
 
 
@@ -50,7 +50,7 @@ def figures(experiment: Experiment) -> Iterator[Figure]:
         yield accuracy_matrix(line)
         yield from confusion_maps(line)
     for line in experiment.lines:
-        yield from insights(line)
+        yield from diagnostic_figures(line)
 
 
 def overview(experiment: Experiment) -> Iterator[Figure]:
@@ -60,11 +60,11 @@ def overview(experiment: Experiment) -> Iterator[Figure]:
         experiment: Experiment to show.
     """
     yield accuracy_curves(experiment)
-    for over in (accuracy_over_rounds, accuracy_over_bytes, accuracy_over_hours):
-        curves = over(experiment)
+    for plot in (accuracy_over_rounds, accuracy_over_bytes, accuracy_over_hours):
+        curves = plot(experiment)
         if any(values.shape[1] > 1 for values in curves.curves.values()):
             yield curves
-    if len(experiment.first.task_sizes) > 1:
+    if len(experiment.first_result.task_sizes) > 1:
         yield forgetting_map(experiment)
     if (clients := client_quantiles(experiment)).curves:
         yield clients
@@ -89,7 +89,7 @@ def accuracy_curves(experiment: Experiment) -> Curves:
     Returns:
         Curves in percent, one row per run.
     """
-    tasks = range(len(experiment.first.task_sizes))
+    tasks = range(len(experiment.first_result.task_sizes))
     return Curves(
         name="accuracy",
         caption=(
@@ -119,14 +119,14 @@ def forgetting_map(experiment: Experiment) -> HeatMap:
     return HeatMap(
         name="forgetting",
         caption=(
-            "Forgetting of each task, points: best accuracy before the end minus the last; "
-            "mean of seeds"
+            "Forgetting of each task, points: best accuracy before the last task minus final "
+            "accuracy; mean over seeds"
         ),
         x="task",
         y="",
         values=np.array([np.mean([drops(r.accuracy) for r in line.results], 0) for line in lines]),
         rows=[line.label for line in lines],
-        columns=number_labels(len(experiment.first.task_sizes) - 1),
+        columns=number_labels(len(experiment.first_result.task_sizes) - 1),
         colours="blue to red",
         low=-100,
         high=100,
@@ -142,8 +142,8 @@ def accuracy_against_bytes(experiment: Experiment) -> Points:
     Returns:
         Points of MB and A_N in percent, one per run, including runs with other compression.
     """
-    return _against(
-        (*experiment.lines, *experiment.recoded),
+    return _accuracy_against_cost(
+        (*experiment.lines, *experiment.other_compression_lines),
         "bytes",
         "Final accuracy against all bytes sent",
         "MB sent in the run, all clients, up and down",
@@ -160,17 +160,17 @@ def accuracy_against_seconds(experiment: Experiment) -> Points:
     Returns:
         Points of seconds and A_N in percent, one per run.
     """
-    return _against(
+    return _accuracy_against_cost(
         experiment.lines,
         "seconds",
-        "Final accuracy against the seconds of a run, which compare where hardware and load are "
-        "the same",
+        "Final accuracy against the time of a run; times are comparable only with equal hardware "
+        "and load",
         "seconds of the run",
         lambda r: r.seconds,
     )
 
 
-def _against(
+def _accuracy_against_cost(
     lines: Sequence[Line], name: str, caption: str, x: str, cost: Callable[[Result], float]
 ) -> Points:
     """Plot final accuracy against a cost on a logarithmic axis, without runs of zero cost."""
@@ -183,20 +183,20 @@ def _against(
     means = {
         line.label: points[line.label].mean(0)
         for line in lines
-        if line.competes and len(points[line.label])
+        if line.is_ranked and len(points[line.label])
     }
     return Points(
         name=name,
-        caption=f"{caption}; the line joins those that no other beats in both",
+        caption=f"{caption}; line: Pareto front of the means",
         x=x,
         y="A_N, %",
         points=points,
-        front=front(means),
+        front=pareto_front(means),
         log=True,
     )
 
 
-def front(means: dict[str, np.ndarray]) -> list[str]:
+def pareto_front(means: dict[str, np.ndarray]) -> list[str]:
     """Return the labels of the Pareto front, in order of cost.
 
     Args:
@@ -275,13 +275,13 @@ def loss_curves(experiment: Experiment) -> Curves:
     curves = {}
     for line in experiment.lines:
         losses = [_losses(record.folder / ROUNDS) for record in line.records if record.folder]
-        if shortest := min(map(len, losses), default=0):
-            curves[line.label] = np.array([c[:shortest] for c in losses])
+        if round_count := min(map(len, losses), default=0):
+            curves[line.label] = np.array([c[:round_count] for c in losses])
     return Curves(
         name="loss",
         caption="Training loss in each round",
         x="round",
-        y="loss, each method's own",
+        y="loss, as each method defines it",
         curves=curves,
         marks=False,
     )
@@ -354,5 +354,5 @@ def _losses(path: Path) -> np.ndarray:
         return np.array([r["loss"] for r in read_lines(path, "list of rounds")], dtype=float)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FczooError(
-            f"{path} is not a valid list of rounds: a round has no loss that is a number"
+            f"{path} is not a valid list of rounds: a round has no numeric loss"
         ) from error

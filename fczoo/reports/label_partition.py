@@ -106,9 +106,10 @@ class LabelPartition:
         if not isinstance(path, str | os.PathLike) or Path(path).suffix != ".json":
             raise FczooError(f"{quote(path)} is not a JSON file; give a name such as split.json")
         file = Path(path)
-        if file.is_dir() or not file.absolute().parent.is_dir():
-            problem = "is a folder" if file.is_dir() else f"has no folder {file.parent}"
-            raise FczooError(f"{file} {problem}; give a file in a folder that exists")
+        if file.is_dir():
+            raise FczooError(f"{file} is a folder; give a file")
+        if not file.absolute().parent.is_dir():
+            raise FczooError(f"{file}: no folder {file.parent}; create it first")
         lists = [positions.tolist() for positions in self.indices]
         write_safely(file, f"{encode_json(lists)}\n".encode())
 
@@ -153,16 +154,16 @@ def partition(
     if group_numbers is not None and len(group_numbers) != images:
         raise FczooError(
             f"groups has {plural(len(group_numbers), 'entry', 'entries')} and labels has {images}; "
-            "give one per image"
+            "give one group per image"
         )
     partitioner: Partitioner | None = None
     if not spec.startswith("file:"):
         partitioner = PARTITIONERS.create(spec)
         if getattr(partitioner, "needs_groups", False) and groups is None:
-            raise FczooError(f"{spec} needs the group of each image; give groups=")
+            raise FczooError(f"{spec} needs the group of each image; give them as groups=")
         if images < count and getattr(partitioner, "disjoint", True):
             raise FczooError(
-                f"labels has {plural(images, 'image')} for {count} clients; lower clients"
+                f"labels has {plural(images, 'image')}, fewer than {count} clients; lower clients"
             )
     task = Task(0, 0, len(classes), len(classes), 1)
     stream = Stream(
@@ -189,27 +190,27 @@ def _number_values(values: Any, name: str) -> tuple[tuple[int | str, ...], np.nd
     Raises:
         FczooError: A value has another type, or the list is empty.
     """
-    advice = f"{name} must be a list of whole numbers or words, one per image"
+    advice = f"{name} must be a list of whole numbers or strings, one per image"
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise FczooError(f"{name} is {quote(values)}; {advice}")
     try:
         array = np.asarray(values)
     except Exception as error:  # lists of different lengths; a tensor on a GPU or with a gradient
-        raise FczooError(f"{name} is not an array of one axis; {advice}") from error
+        raise FczooError(f"{name} cannot be converted to an array; {advice}") from error
     if array.ndim != 1:
         raise FczooError(f"{name} has shape {list(array.shape)}; {advice}")
     if not len(array):
         raise FczooError(f"{name} is empty; {advice}")
     if array.dtype.kind == "O":
-        wrong = [value for value in array if not isinstance(value, str)]
+        wrong_values = [value for value in array if not isinstance(value, str)]
     elif array.dtype.kind == "U" and not isinstance(values, np.ndarray):
         # NumPy has converted all values to text: look at those from before.
-        wrong = [value for value in values if not isinstance(value, str)]
+        wrong_values = [value for value in values if not isinstance(value, str)]
     else:
-        wrong = [] if array.dtype.kind in "iuU" else [*array[:1].tolist()]
-    if wrong:
-        raise FczooError(f"{name} contains {quote(plain(wrong[0]))}; {advice}")
-    distinct, positions = np.unique(
+        wrong_values = [] if array.dtype.kind in "iuU" else [*array[:1].tolist()]
+    if wrong_values:
+        raise FczooError(f"{name} contains {quote(plain(wrong_values[0]))}; {advice}")
+    distinct_values, positions = np.unique(
         array.astype(str) if array.dtype.kind == "O" else array, return_inverse=True
     )
-    return tuple(distinct.tolist()), positions.astype(np.int64)
+    return tuple(distinct_values.tolist()), positions.astype(np.int64)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fczoo.federation.result import Result
-from fczoo.reports.figure import Curves
+from fczoo.reports.figure_data import Curves
 from fczoo.reports.runs import Experiment, Line
 
 OVER_SEEDS = "mean over seeds; band: standard deviation of the accuracy over seeds"
@@ -29,14 +29,16 @@ def curve_points(result: Result) -> list[CurvePoint]:
     Args:
         result: Result of the run; results of older versions have no curve.
     """
-    points, before = [], 0
+    points, earlier_rounds = [], 0
     hours: list[float | None] = [seconds / 3600 for seconds in result.curve_seconds]
     times = iter(hours or [None] * len(result.curve))
     for task, entries in groupby(result.curve, lambda entry: entry[0]):
         rounds = 0
         for _, rounds, accuracy, size in entries:
-            points.append(CurvePoint(task, before + rounds, accuracy, size / 1e6, next(times)))
-        before += rounds
+            points.append(
+                CurvePoint(task, earlier_rounds + rounds, accuracy, size / 1e6, next(times))
+            )
+        earlier_rounds += rounds
     return points
 
 
@@ -52,7 +54,7 @@ def rounds_to(result: Result, accuracy: float) -> float | None:
     Returns:
         Rounds since the start of the run; None if the curve does not reach the accuracy.
     """
-    point = _first_at(result, accuracy)
+    point = _first_point_at(result, accuracy)
     return point.rounds if point else None
 
 
@@ -66,7 +68,7 @@ def megabytes_to(result: Result, accuracy: float) -> float | None:
     Returns:
         MB of all clients since the start of the run; None if the curve does not reach the accuracy.
     """
-    point = _first_at(result, accuracy)
+    point = _first_point_at(result, accuracy)
     return point.megabytes if point else None
 
 
@@ -81,11 +83,11 @@ def hours_to(result: Result, accuracy: float) -> float | None:
         Hours since the start of the run; None without client devices, or if the curve does not
         reach the accuracy.
     """
-    point = _first_at(result, accuracy)
+    point = _first_point_at(result, accuracy)
     return point.hours if point else None
 
 
-def _first_at(result: Result, accuracy: float) -> CurvePoint | None:
+def _first_point_at(result: Result, accuracy: float) -> CurvePoint | None:
     last = len(result.task_sizes) - 1
     points = curve_points(result)
     return next((p for p in points if p.task == last and p.accuracy >= accuracy), None)
@@ -102,8 +104,8 @@ def accuracy_over_rounds(experiment: Experiment) -> Curves:
     }
     return _accuracy_curves(
         "rounds",
-        "after rounds of the run; it falls where new classes arrive; band: standard deviation over "
-        "seeds",
+        "against the rounds of the run; it falls where new classes arrive; band: standard "
+        "deviation over seeds",
         "round of the run",
         by_line,
         {
@@ -119,7 +121,7 @@ def accuracy_over_bytes(experiment: Experiment) -> Curves:
     Args:
         experiment: Experiment to show, including its rows with other compression.
     """
-    by_line = _points_by_line((*experiment.lines, *experiment.recoded))
+    by_line = _points_by_line((*experiment.lines, *experiment.other_compression_lines))
     return _accuracy_curves(
         "bytes",
         f"against all bytes sent by then, {OVER_SEEDS}",
@@ -138,7 +140,7 @@ def accuracy_over_hours(experiment: Experiment) -> Curves:
     Args:
         experiment: Experiment to show; runs without ``--client-devices`` are left out.
     """
-    lines = (*experiment.lines, *experiment.recoded)
+    lines = (*experiment.lines, *experiment.other_compression_lines)
     by_line = _points_by_line([x for x in lines if all(r.curve_seconds for r in x.results)])
     return _accuracy_curves(
         "hours",
@@ -154,7 +156,7 @@ def accuracy_over_hours(experiment: Experiment) -> Curves:
 
 def _accuracy_curves(
     quantity: str,
-    reading: str,
+    description: str,
     x: str,
     by_line: dict[str, list[list[CurvePoint]]],
     positions: dict[str, np.ndarray],
@@ -162,7 +164,7 @@ def _accuracy_curves(
     """Plot the accuracy over a quantity, whose values are ``positions``."""
     return Curves(
         name=f"accuracy over {quantity}",
-        caption=f"Accuracy over all classes seen so far, {reading}",
+        caption=f"Accuracy over all classes seen so far, {description}",
         x=x,
         y="accuracy over all classes seen, %",
         curves={label: _accuracies(runs) for label, runs in by_line.items()},
@@ -184,8 +186,10 @@ def _shared_points(line: Line) -> list[list[CurvePoint]]:
     """
     runs = [curve_points(result) for result in line.results if result.curve]
     places = [_places(run) for run in runs]
-    shared = set.intersection(*(set(by_place) for by_place in places)) if places else set()
-    return [[by_place[place] for place in by_place if place in shared] for by_place in places]
+    shared_places = set.intersection(*(set(by_place) for by_place in places)) if places else set()
+    return [
+        [by_place[place] for place in by_place if place in shared_places] for by_place in places
+    ]
 
 
 def _places(run: Sequence[CurvePoint]) -> dict[tuple[int, int, bool], CurvePoint]:

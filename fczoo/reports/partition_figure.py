@@ -57,11 +57,11 @@ def draw_partition(
                 axes.axvline(start - 0.5, color="black", linewidth=0.8)
             axes.set(xlabel=f"{order} (lines separate tasks)" if task_starts else order)
             if class_count <= FEW_CLASSES and not task_starts:
-                short = max(map(len, classes)) <= 2
-                turn: Any = (
-                    {} if short else {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+                is_short = max(map(len, classes)) <= 2
+                rotation: Any = (
+                    {} if is_short else {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
                 )
-                axes.set_xticks(range(class_count), classes, **turn)
+                axes.set_xticks(range(class_count), classes, **rotation)
                 axes.tick_params(axis="x", labelsize=8)
             else:
                 axes.xaxis.get_major_locator().set_params(integer=True)

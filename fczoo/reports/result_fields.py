@@ -29,7 +29,7 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "task_sizes": ("classes", "classes per task"),
     "test_counts": ("images", "test images per task"),
     "trained_scalars": ("numbers", "parameters that a client trains in the latest task"),
-    "remark": ("", "notes on the method as it ran"),
+    "remark": ("", "notes on the method and the run, which reports print"),
     "start": (
         "",
         "kept model from which the run started: its name, number of tasks, and SHA-256 of its "
@@ -63,17 +63,18 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "client_tasks": (
         "stages",
-        "list of [client, first stage, last stage], an entry per task of a client, if clients are "
-        "in different tasks",
+        "list of [client, first stage, last stage], an entry per client-task; empty if all clients "
+        "are in the same task",
     ),
     "client_task_accuracy": (
         "%",
-        "[s]: accuracy per entry of client_tasks that has begun by stage s, on test images with "
-        "its class mix",
+        "[s]: accuracy after stage s per client-task that has begun, on test images with its class "
+        "mix",
     ),
     "personal_accuracy": (
         "%",
-        "after the last task: as client_accuracy, of each client's own fine-tuned model",
+        "accuracy per client of its own fine-tuned model after the last task, on the test images "
+        "of client_accuracy",
     ),
     "curve": (
         "rounds, %, bytes",
@@ -85,7 +86,10 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "bytes_up": ("bytes", "all uploads of all clients"),
     "bytes_down": ("bytes", "all broadcasts; a tensor that a client already has is not sent again"),
     "client_rounds": ("uploads", "number of uploads of all clients"),
-    "uploaded": ("bytes", "bytes_up by what they disclose of a client's data"),
+    "uploaded": (
+        "bytes",
+        "bytes_up by content, which determines what they disclose about a client",
+    ),
     "rejected": (
         "",
         "uploads rejected or lost, in whole or in part: task, round or task boundary (moment), "
@@ -97,7 +101,7 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "far": (
         "uploads",
-        "client -> number of its uploads whose class statistics are far from the other clients'",
+        "client -> number of its uploads with outlying class statistics, which the run used",
     ),
     "privacy": ("", "epsilon and delta of a client's uploads, with dp_noise"),
     "seconds": ("s", "time of the run"),
@@ -116,35 +120,35 @@ METRIC_MEANINGS = {
     "A_N": "% of the test images of all seen classes classified correctly after the last task",
     "Avg": "mean over the tasks of the accuracy on all classes seen so far",
     "FAA": "mean of the tasks' accuracies after the last task",
-    "Abar": "mean over time of the means over the tasks seen",
-    "forgetting": "mean drop of old tasks from their best before the end",
-    "forgetting_first": "mean drop since a task was learned, last task counted",
-    "forgetting_best": "mean drop from the best, last row and last task counted",
-    "BWT": "mean change of old tasks since they were learned",
+    "Abar": "mean over the tasks of the mean accuracy of the tasks seen so far",
+    "forgetting": "mean drop of earlier tasks from their best accuracy before the last task",
+    "forgetting_first": "mean drop of all tasks since they were learned; the last task counts as 0",
+    "forgetting_best": "mean drop of all tasks from their best accuracy, including the final one",
+    "BWT": "mean change of the accuracy of earlier tasks since they were learned",
     "plasticity": "mean of the tasks' accuracies right after they were learned",
     "AUC": "area under the curve of the accuracy over all seen classes, after each task",
     "task_aware": "A_N, but predicted among the classes of the image's task",
     "top5": "% of all test images whose class is among the five highest logits",
     "ECE": "expected calibration error in points; only of methods that give logits",
-    "base": "accuracy on the classes of the first task at the end; where that has most classes",
-    "novel": "accuracy on the classes of all later tasks at the end",
+    "base": "final accuracy on the first task, if it has at least twice as many classes as others",
+    "novel": "final accuracy on all later tasks, for the same runs as base",
     "harmonic": "harmonic mean of base and novel",
     "base_novel_mean": "arithmetic mean of base and novel",
-    "old": "accuracy at the end on the tasks of the kept model from which the run started",
-    "new": "accuracy at the end on the tasks that the run has learned itself",
-    "FWT": "mean accuracy on a task before it is learned, above chance; only of domains",
+    "old": "final accuracy on the tasks of the kept model from which the run started",
+    "new": "final accuracy on the tasks after those of the kept model",
+    "FWT": "mean accuracy on a task before it is learned, minus chance level; for domains",
     "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
-    "client_std": "standard deviation over clients of what client_mean averages",
-    "client_worst": "client_mean over the worst 10 % of the clients only",
+    "client_std": "standard deviation over clients of the accuracies in client_mean",
+    "client_worst": "client_mean over the 10 % of clients with the lowest accuracies",
     "personal_mean": "client_mean of the clients' own models, after --personal-epochs",
     "personal_std": "client_std of the clients' own models",
     "personal_worst": "client_worst of the clients' own models",
-    "client_task_final": "mean over tasks of clients (--moving) of the accuracy at the end",
-    "client_task_accuracy": "the same over the tasks that have begun, mean over stages",
-    "client_task_forgetting": "mean over stages of the drop of such tasks from their best before",
-    "client_task_backward": "mean over stages of the change of ended tasks since they ended",
-    "client_task_forward": "accuracy of tasks as they end minus that of `local`, mean over stages",
-    "client_task_total": "client_task_forward plus client_task_backward, over the stages",
+    "client_task_final": "mean final accuracy of the client-tasks (--moving)",
+    "client_task_accuracy": "mean over stages of the accuracy of the client-tasks that have begun",
+    "client_task_forgetting": "mean over stages of the drop of client-tasks from their earlier best",
+    "client_task_backward": "mean over stages of the change of ended client-tasks since their end",
+    "client_task_forward": "mean over stages of the gain over `local` of client-tasks that end",
+    "client_task_total": "sum of forward and backward transfer, divided by the number of stages",
 }
 """Meaning by metric."""
 LOWER_IS_BETTER = (

@@ -11,9 +11,9 @@ from fczoo.core.method import Method
 from fczoo.core.options import spaces
 from fczoo.core.registry import DATASETS, METHODS, create_method
 from fczoo.federation.settings import Settings
-from fczoo.federation.start import start_options
+from fczoo.federation.warm_start import start_options
 from fczoo.protocols.registry import PROTOCOLS
-from fczoo.protocols.source import Source, Statement
+from fczoo.protocols.stated_values import Source, Statement
 from fczoo.reports.run_folder import RunRecord, recorded_settings
 from fczoo.reports.runs import Line
 
@@ -23,7 +23,7 @@ DATASET = "data set"
 GIVEN = "given"  # setting from the user
 SET = "--set"  # option from the user
 TUNED = "--tuned"  # option from ``fczoo tune``
-BY_USER = (SET, TUNED)
+USER_ORIGINS = (SET, TUNED)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class RunConfig:
             name: value
             for name, value in self.options.items()
             if (origin := self.option_origins.get(name)) in origins
-            and (origin in BY_USER or value != defaults[name])
+            and (origin in USER_ORIGINS or value != defaults[name])
         }
 
     @cached_property
@@ -126,12 +126,12 @@ class RunConfig:
         }
         schedule = asdict(DATASETS.get(settings.dataset).defaults)
         for setting in fields(Settings):
-            usual = setting.default, DEFAULT
+            expected = setting.default, DEFAULT
             if setting.name in schedule:
-                usual = schedule[setting.name], DATASET
-            usual_value, origin = statements.get(setting.name, usual)
-            is_usual = getattr(settings, setting.name) == usual_value
-            origins[setting.name] = origin if is_usual else GIVEN
+                expected = schedule[setting.name], DATASET
+            expected_value, origin = statements.get(setting.name, expected)
+            is_expected = getattr(settings, setting.name) == expected_value
+            origins[setting.name] = origin if is_expected else GIVEN
         return origins
 
 
@@ -199,7 +199,7 @@ def protocol_of_value(
     return None
 
 
-def count_changes(line: Line, stated: Collection[str] = ()) -> int:
+def count_changes(line: Line, excluded_options: Collection[str] = ()) -> int:
     """Count the options that a user changed from protocol and data set.
 
     Numbers with a search space do not count: other rates do not change the method, but another
@@ -207,16 +207,16 @@ def count_changes(line: Line, stated: Collection[str] = ()) -> int:
 
     Args:
         line: Row of a table.
-        stated: Options that do not count.
+        excluded_options: Options that do not count.
 
     Returns:
         Number of options; 0 for a method that is not installed here.
     """
     config = recorded_config(line.records[0])
-    options = config.changed_options(*BY_USER)
+    options = config.changed_options(*USER_ORIGINS)
     searched = spaces(METHODS.get(config.method)) if options else {}
     return sum(
         name not in searched or isinstance(value, bool | str)
         for name, value in options.items()
-        if name not in stated
+        if name not in excluded_options
     )

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fczoo.backbones.weights import contamination, identify_weights
+from fczoo.backbones.pretraining_overlap import contamination, identify_weights
 from fczoo.core.errors import FczooError, printable
 from fczoo.core.files import (
     Count,
@@ -24,7 +24,8 @@ from fczoo.core.files import (
 )
 from fczoo.core.options import build
 from fczoo.core.registry import PARTITIONERS
-from fczoo.data.partition import HASHED_AS, PARTITION, load_partition
+from fczoo.data.partition import HASHED_AS, load_partition
+from fczoo.data.partition_file import PARTITION
 from fczoo.federation.result import Result, read_result
 from fczoo.federation.settings import Settings
 
@@ -77,7 +78,7 @@ class BenchFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ValueError: ``tuned`` lacks a field that reports require.
         """
         if self.tuned and (missing := sorted(SEARCH_FIELDS - self.tuned.keys())):
-            raise ValueError(f"tuned has no {', '.join(missing)}")
+            raise ValueError(f"tuned lacks {', '.join(missing)}")
 
     @property
     def contamination(self) -> str:
@@ -177,10 +178,10 @@ def read_bench_file(folder: Path) -> BenchFile:
         FczooError: The file is damaged or invalid.
     """
     path = folder / BENCH
-    advice = "restore it, or leave its folder out and run the command again elsewhere"
+    advice = "restore it, or exclude its folder and run the command again with another --out"
     try:
-        written = read_record(path, "run description", BenchFile, FORMAT)
-        return _with_canonical_spec(check_bench_file(written), folder / PARTITION)
+        bench_file = read_record(path, "run description", BenchFile, FORMAT)
+        return _with_canonical_spec(check_bench_file(bench_file), folder / PARTITION)
     except FczooError as error:
         raise FczooError(f"{error}; {advice}") from error
     except ValueError as error:
@@ -218,10 +219,10 @@ def check_bench_file(bench_file: BenchFile) -> BenchFile:
     for field, name in (("backbone", "name"), ("partition", "spec")):
         for key in (name, "sha256"):
             if not isinstance(getattr(bench_file, field).get(key), str):
-                raise ValueError(f"{field}: {key} is missing or not a text")
+                raise ValueError(f"{field}: {key} is missing or not a string")
     for method in bench_file.methods:
         if Path(method).name != method or "\\" in method:  # it names a folder
-            raise ValueError(f"methods: {method!r} is not a name of a method")
+            raise ValueError(f"methods: {method!r} is not the name of a method")
     try:
         settings = current_settings(bench_file.settings)
     except FczooError as error:
@@ -240,8 +241,8 @@ def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         FczooError: A value is invalid.
     """
-    read = through_json(dataclasses.asdict(recorded_settings(settings)))
-    return {name: read.get(name, value) for name, value in settings.items()}
+    known_settings = through_json(dataclasses.asdict(recorded_settings(settings)))
+    return {name: known_settings.get(name, value) for name, value in settings.items()}
 
 
 def recorded_settings(settings: Mapping[str, Any]) -> Settings:

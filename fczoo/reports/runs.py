@@ -63,7 +63,7 @@ class Line:
         return self.results[0].remark
 
     @property
-    def competes(self) -> bool:
+    def is_ranked(self) -> bool:
         """Return whether the line is ranked; upper bounds are not, since they pool images."""
         return not self.remark.startswith("upper bound")
 
@@ -81,7 +81,7 @@ class Experiment:
     unfinished_runs: tuple[RunRecord, ...]
     runs: tuple[Runs, ...]  # run folders of the experiment
     # rows that differ only in the compression of uploads, for figures over bytes
-    recoded: tuple[Line, ...] = ()
+    other_compression_lines: tuple[Line, ...] = ()
 
     @property
     def bench_file(self) -> BenchFile:
@@ -96,7 +96,7 @@ class Experiment:
     def task_count(self) -> int:
         tasks = self.settings["tasks"]
         if isinstance(tasks, str) or self.settings["start_from"]:
-            return len(self.first.task_sizes)
+            return len(self.first_result.task_sizes)
         return tasks if isinstance(tasks, int) else len(tasks)
 
     @property
@@ -108,7 +108,7 @@ class Experiment:
         return self.runs[0].split
 
     @property
-    def first(self) -> Result:
+    def first_result(self) -> Result:
         """Return the first finished result; tasks, test images and backbone are equal in all."""
         return self.lines[0].results[0]
 
@@ -145,10 +145,17 @@ def identity(bench_file: BenchFile, *ignored: str) -> tuple[str, ...]:
     split = settings["partition"] if by_seed else bench_file.partition["sha256"]
     split = "" if "partition" in ignored else split
     by_split = () if by_seed else ("partition_seed",)  # other seeds may draw the same split
-    excluded_names = (*WITHOUT_EFFECT, "backbone", "partition", *by_split, *by_seed, *ignored)
-    same = [encode_json(value) for name, value in settings.items() if name not in excluded_names]
+    excluded_names = (
+        *WITHOUT_EFFECT,
+        "backbone",
+        "partition",
+        *by_split,
+        *by_seed,
+        *ignored,
+    )
+    values = [encode_json(value) for name, value in settings.items() if name not in excluded_names]
     return (
-        *same,
+        *values,
         bench_file.backbone["sha256"],
         split,
         str((bench_file.data or {}).get("devices")),
@@ -188,7 +195,9 @@ def read_runs(places: Iterable[Path]) -> list[Runs]:
         paths = places_below(root)
         if not paths:
             if run_folder := _run_folder_above(root):
-                raise FczooError(f"{root} is a part of the run folder {run_folder}; give that one")
+                raise FczooError(
+                    f"{root} is inside the run folder {run_folder}; give the run folder"
+                )
             raise FczooError(
                 f"no run folder at or below {root}; give a folder that fczoo bench wrote, or an "
                 f"archive of runs"
@@ -199,8 +208,8 @@ def read_runs(places: Iterable[Path]) -> list[Runs]:
                 runs_by_path[path] = _read(path, name)
     return [
         runs
-        for some in runs_by_path.values()
-        for runs in (some if isinstance(some, list) else [some])
+        for entry in runs_by_path.values()
+        for runs in (entry if isinstance(entry, list) else [entry])
     ]
 
 
@@ -222,53 +231,58 @@ def read_experiments(places: Sequence[Path]) -> list[Experiment]:
     return experiments_of(read_runs(places), ", ".join(map(str, places)))
 
 
-def experiments_below(place: Path, excluded: Path | None = None) -> list[Experiment]:
+def experiments_below(place: Path, excluded_folder: Path | None = None) -> list[Experiment]:
     """Read a folder as ``read_experiments`` does; return no experiment without a finished run.
 
     Args:
         place: Folder, which may not exist.
-        excluded: Folder below it that is not read.
+        excluded_folder: Folder below it that is not read.
     """
     places = places_below(place) if place.exists() else []
-    return _group_runs(read_runs(p for p in places if excluded not in p.parents))
+    return _group_runs(read_runs(p for p in places if excluded_folder not in p.parents))
 
 
-def experiments_of(found: Iterable[Runs], place: str) -> list[Experiment]:
+def experiments_of(all_runs: Iterable[Runs], place: str) -> list[Experiment]:
     """Group runs as ``read_experiments`` does.
 
     Args:
-        found: Runs of any folders.
+        all_runs: Runs of any folders.
         place: Source of the runs, for messages.
 
     Raises:
         FczooError: No run is finished, or two folders have the same run with different results.
     """
-    experiments = _group_runs(found)
+    experiments = _group_runs(all_runs)
     if not experiments:
-        raise FczooError(f"no run is finished in {place}; the same bench command resumes")
+        raise FczooError(f"no run is finished in {place}; resume with the same fczoo bench command")
     return experiments
 
 
-def _group_runs(found: Iterable[Runs]) -> list[Experiment]:
-    groups: dict[tuple[str, ...], list[tuple[dict[int, str], list[Runs]]]] = {}
-    for runs in found:
-        images, alike = _images(runs.bench_file), groups.setdefault(identity(runs.bench_file), [])
-        fitting = (
-            g for g in alike if all(g[0].get(s, sha256) == sha256 for s, sha256 in images.items())
+def _group_runs(all_runs: Iterable[Runs]) -> list[Experiment]:
+    groups_by_identity: dict[tuple[str, ...], list[tuple[dict[int, str], list[Runs]]]] = {}
+    for runs in all_runs:
+        images = _image_hashes(runs.bench_file)
+        candidate_groups = groups_by_identity.setdefault(identity(runs.bench_file), [])
+        matching_groups = (
+            g
+            for g in candidate_groups
+            if all(g[0].get(s, sha256) == sha256 for s, sha256 in images.items())
         )
-        group = next(fitting, None)
+        group = next(matching_groups, None)
         if group is None:
-            alike.append(group := ({}, []))
+            candidate_groups.append(group := ({}, []))
         group[0].update(images)
         group[1].append(runs)
-    experiments = [_experiment(runs) for alike in groups.values() for _, runs in alike]
+    experiments = [
+        _experiment(runs) for groups in groups_by_identity.values() for _, runs in groups
+    ]
     return _add_other_compressions([experiment for experiment in experiments if experiment.lines])
 
 
 def _add_other_compressions(experiments: Sequence[Experiment]) -> list[Experiment]:
     """Add to each experiment the rows of others that differ only in the compression of uploads."""
-    keys = [(identity(e.bench_file, "compress"), _images(e.bench_file)) for e in experiments]
-    recoded = [
+    keys = [(identity(e.bench_file, "compress"), _image_hashes(e.bench_file)) for e in experiments]
+    other_lines = [
         tuple(
             Line(f"{line.label}, {other.settings['compress'] or 'exact'}", line.records)
             for other, other_key in zip(experiments, keys, strict=True)
@@ -277,10 +291,13 @@ def _add_other_compressions(experiments: Sequence[Experiment]) -> list[Experimen
         )
         for experiment, key in zip(experiments, keys, strict=True)
     ]
-    return [dataclasses.replace(e, recoded=r) for e, r in zip(experiments, recoded, strict=True)]
+    return [
+        dataclasses.replace(e, other_compression_lines=lines)
+        for e, lines in zip(experiments, other_lines, strict=True)
+    ]
 
 
-def _images(bench_file: BenchFile) -> dict[int, str]:
+def _image_hashes(bench_file: BenchFile) -> dict[int, str]:
     """Return the SHA-256 of the images in class order by seed.
 
     The seed is 0 if seeds do not change the order. Empty if an older version did not record it.
@@ -302,8 +319,8 @@ def _experiment(runs: Sequence[Runs]) -> Experiment:
             earlier_record.result, record.result
         ):
             raise FczooError(
-                f"{record.method} with seed {record.seed} is in {earlier_record.place} and, with "
-                f"other numbers, in {record.place}; give one of the two"
+                f"{record.method} with seed {record.seed} has different results in "
+                f"{earlier_record.place} and {record.place}; give one of the two"
             )
         # prefer the run with searched values to an equal run with values set by the user
         if record.trials > earlier_record.trials:
@@ -331,16 +348,21 @@ def _label(key: tuple[str, str], groups: Mapping[tuple[str, str], Mapping[int, R
     """
     method = key[0]
     own_options = json.loads(key[1])
-    namesakes = [json.loads(options) for name, options in groups if name == method]
-    differing = [
-        n for n in own_options if any(namesake.get(n) != own_options[n] for namesake in namesakes)
+    options_of_rows = [json.loads(options) for name, options in groups if name == method]
+    differing_names = [
+        n
+        for n in own_options
+        if any(row_options.get(n) != own_options[n] for row_options in options_of_rows)
     ]
-    without = [{n: v for n, v in namesake.items() if not is_rate(n)} for namesake in namesakes]
-    if all(without.count(namesake) == 1 for namesake in without):
-        differing = [n for n in differing if not is_rate(n)]
-    if not differing:
+    options_without_rates = [
+        {n: v for n, v in row_options.items() if not is_rate(n)} for row_options in options_of_rows
+    ]
+    if all(options_without_rates.count(row_options) == 1 for row_options in options_without_rates):
+        differing_names = [n for n in differing_names if not is_rate(n)]
+    if not differing_names:
         return method
-    return f"{method} ({', '.join(f'{n}={_short(n, own_options, namesakes)}' for n in differing)})"
+    texts = [f"{n}={_short_value(n, own_options, options_of_rows)}" for n in differing_names]
+    return f"{method} ({', '.join(texts)})"
 
 
 def is_rate(option: str) -> bool:
@@ -352,13 +374,15 @@ def is_rate(option: str) -> bool:
     return "lr" in option.split("_")
 
 
-def _short(name: str, own: Mapping[str, Any], namesakes: Sequence[Mapping[str, Any]]) -> str:
+def _short_value(
+    name: str, own_options: Mapping[str, Any], options_of_rows: Sequence[Mapping[str, Any]]
+) -> str:
     """Format an option's value with three digits, or with all if three do not distinguish it."""
     digits = [
-        float(f"{v:.3g}") if isinstance(v := namesake.get(name), float) else v
-        for namesake in namesakes
+        float(f"{v:.3g}") if isinstance(v := row_options.get(name), float) else v
+        for row_options in options_of_rows
     ]
-    values = [namesake.get(name) for namesake in namesakes]
+    values = [row_options.get(name) for row_options in options_of_rows]
     if len({*map(repr, digits)}) == len({*map(repr, values)}):
-        return option_word(digits[values.index(own[name])])
-    return option_word(own[name])
+        return option_word(digits[values.index(own_options[name])])
+    return option_word(own_options[name])

@@ -41,7 +41,7 @@ class SeedValues:
         return _deviation(list(self.by_seed.values())) if len(self.by_seed) > 1 else None
 
 
-def significant(a: SeedValues, b: SeedValues) -> bool | None:
+def differ_significantly(a: SeedValues, b: SeedValues) -> bool | None:
     """Return whether two entries differ in a two-sided paired t test over shared seeds.
 
     Args:
@@ -174,36 +174,40 @@ class CriticalDifference:
     blocks: int  # number of blocks
 
     @property
-    def separates(self) -> bool:
+    def is_informative(self) -> bool:
         """Return whether the critical difference is at most two thirds of the range of ranks."""
         return 3 * self.distance <= 2 * (len(self.ranks) - 1)
 
 
 def critical_difference(
-    blocks: Sequence[Mapping[str, float]], least: int = MIN_BLOCKS
+    blocks: Sequence[Mapping[str, float]], min_blocks: int = MIN_BLOCKS
 ) -> CriticalDifference | None:
     """Compute mean ranks and critical difference over the blocks and methods of ``choose_blocks``.
 
     Args:
         blocks: Values by method, one mapping per seed or benchmark; higher is better.
-        least: Smallest number of blocks.
+        min_blocks: Smallest number of blocks.
 
     Returns:
         Mean ranks with the critical difference; None with too few blocks or methods.
     """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
-    names, having = choose_blocks(blocks)
-    if not _enough(blocks, names, least):
+    names, complete_blocks = choose_blocks(blocks)
+    if not _has_enough_data(blocks, names, min_blocks):
         return None
-    ranks = [rankdata([-block[name] for name in names]) for block in having]
+    ranks = [rankdata([-block[name] for name in names]) for block in complete_blocks]
     means = {name: statistics.fmean(row[i] for row in ranks) for i, name in enumerate(names)}
-    p = float(friedmanchisquare(*([block[name] for block in having] for name in names)).pvalue)
+    p = float(
+        friedmanchisquare(*([block[name] for block in complete_blocks] for name in names)).pvalue
+    )
     k = len(names)
     q = float(studentized_range.ppf(1 - LEVEL, k, 1e6)) / math.sqrt(2)
-    distance = q * math.sqrt(k * (k + 1) / (6 * len(having)))
+    distance = q * math.sqrt(k * (k + 1) / (6 * len(complete_blocks)))
     mean_ranks = dict(sorted(means.items(), key=lambda item: item[1]))
-    return CriticalDifference(mean_ranks, distance, 1.0 if math.isnan(p) else p, len(having))
+    return CriticalDifference(
+        mean_ranks, distance, 1.0 if math.isnan(p) else p, len(complete_blocks)
+    )
 
 
 def choose_blocks(
@@ -220,15 +224,15 @@ def choose_blocks(
     Returns:
         Names of the methods, and the blocks that have all of them.
     """
-    enough = min(MIN_BLOCKS, len(blocks))
+    min_blocks = min(MIN_BLOCKS, len(blocks))
     block_counts = Counter(name for block in blocks for name in block)
     names: list[str] = []
-    having = list(blocks)
+    complete_blocks = list(blocks)
     for name, _ in block_counts.most_common():
-        remaining_blocks = [block for block in having if name in block]
-        if len(remaining_blocks) >= enough:
-            names, having = [*names, name], remaining_blocks
-    return names, having
+        remaining_blocks = [block for block in complete_blocks if name in block]
+        if len(remaining_blocks) >= min_blocks:
+            names, complete_blocks = [*names, name], remaining_blocks
+    return names, complete_blocks
 
 
 def describe_shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
@@ -239,15 +243,15 @@ def describe_shortage(blocks: Sequence[Mapping[str, float]], what: str) -> str:
         what: Name of the blocks in the text, such as ``seeds`` or ``benchmarks``.
     """
     names, _ = choose_blocks(blocks)
-    if _enough(blocks, names):
+    if _has_enough_data(blocks, names):
         return ""
     return (
-        f"No critical-difference picture: it needs {MIN_BLOCKS} {what} or more with {MIN_METHODS} "
-        f"methods or more in common; {what} here: {len(blocks)}, methods in common: {len(names)}."
+        f"No critical-difference diagram: it needs at least {MIN_BLOCKS} {what} that share "
+        f"{MIN_METHODS} methods or more; {what} here: {len(blocks)}, shared methods: {len(names)}."
     )
 
 
-def _enough(
-    blocks: Sequence[Mapping[str, float]], names: Sequence[str], least: int = MIN_BLOCKS
+def _has_enough_data(
+    blocks: Sequence[Mapping[str, float]], names: Sequence[str], min_blocks: int = MIN_BLOCKS
 ) -> bool:
-    return len(blocks) >= least and len(names) >= MIN_METHODS
+    return len(blocks) >= min_blocks and len(names) >= MIN_METHODS

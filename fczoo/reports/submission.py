@@ -8,9 +8,10 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, read_json
 from fczoo.core.registry import DATASETS, create_method
-from fczoo.data.partition import PARTITION, load_partition
+from fczoo.data.client_stages import uses_stages
+from fczoo.data.partition import load_partition
+from fczoo.data.partition_file import PARTITION
 from fczoo.data.stream import DOMAINS, make_tasks
-from fczoo.data.task_schedule import in_stages
 from fczoo.federation.environment import code_of, digest
 from fczoo.federation.result import Result
 from fczoo.reports.archive import read_archive, write_archive
@@ -28,17 +29,17 @@ from fczoo.reports.runs import WITHOUT_EFFECT, identity, read_runs, with_default
 VERSIONS = ("fczoo", "python", "torch", "torchvision", "timm", "numpy", "code")
 ROUNDING_TOLERANCE = 1e-4  # largest deviation of an image count from a whole number
 RERUN_ADVICE = "run it again with this version of fczoo"
-DATA = ("dataset", "train_per_class", "test_per_class", "stored_size", "resize")
+IMAGE_SETTINGS = ("dataset", "train_per_class", "test_per_class", "stored_size", "resize")
 """Settings that determine the images of a run, together with the class order."""
 
 
-def submit(place: Path, archive: Path, enter: bool = True) -> tuple[int, list[str]]:
+def submit(place: Path, archive: Path, write: bool = True) -> tuple[int, list[str]]:
     """Check the run folders at or below a path and append their runs to an archive.
 
     Args:
         place: Run folder, or folder that contains run folders.
         archive: CSV file; it is created if needed.
-        enter: Whether to write the archive; False: only check.
+        write: Whether to write the archive; False: only check.
 
     Returns:
         Number of runs, and one line per fault; if there is a fault, no run is entered.
@@ -53,7 +54,7 @@ def submit(place: Path, archive: Path, enter: bool = True) -> tuple[int, list[st
         for i, runs in enumerate(new_runs)
         for fault in _faults(runs, [*archive_runs, *new_runs[:i]], archive)
     ]
-    if enter and not faults:
+    if write and not faults:
         archive.parent.mkdir(parents=True, exist_ok=True)
         write_archive([*archive_runs, *new_runs], archive)
     return sum(len(runs.records) for runs in new_runs), faults
@@ -63,29 +64,29 @@ def _rename_runs(runs: Runs, place: Path) -> Runs:
     """Add the submitted folder's name to the names of its subfolders' runs."""
     if runs.folder is None:
         raise FczooError(
-            f"{runs.place} is in an archive; give the run folder that fczoo bench wrote"
+            f"{runs.place} is not a run folder; give the folder that fczoo bench wrote"
         )
     if runs.folder == place:
         return runs
     return dataclasses.replace(runs, name=f"{place.resolve().name}/{runs.name}")
 
 
-def _faults(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
+def _faults(runs: Runs, archive_runs: Sequence[Runs], archive: Path) -> Iterator[str]:
     """Yield the reasons to reject a folder."""
     assert runs.folder is not None
-    yield from _incomplete(runs, runs.folder)
+    yield from _unfinished_runs(runs, runs.folder)
     yield from _missing_checksums(runs, runs.folder)
-    yield from _code(runs)
+    yield from _code_faults(runs)
     for record in runs.records:
         if record.result is not None:
             yield from _contradictions(record, record.result, runs.folder)
-            yield from _impossible(record, record.result)
-            yield from _test_set(record, record.result)
-    yield from _other_data(runs, entered, archive)
-    yield from _duplicates(runs, entered, archive)
+            yield from _impossible_values(record, record.result)
+            yield from _test_set_faults(record, record.result)
+    yield from _different_images(runs, archive_runs, archive)
+    yield from _duplicates(runs, archive_runs, archive)
 
 
-def _incomplete(runs: Runs, folder: Path) -> Iterator[str]:
+def _unfinished_runs(runs: Runs, folder: Path) -> Iterator[str]:
     problems = {(record.method, record.seed): record.problem for record in runs.records}
     for method in runs.bench_file.methods:
         for seed in runs.bench_file.seeds:
@@ -108,20 +109,20 @@ def _missing_checksums(runs: Runs, folder: Path) -> Iterator[str]:
             yield f"{path} {problem}; {RERUN_ADVICE}"
 
 
-def _code(runs: Runs) -> Iterator[str]:
+def _code_faults(runs: Runs) -> Iterator[str]:
     bench_file = runs.bench_file
     if bench_file.changed_code:
         when = ", ".join(str(change.get("when", "?")) for change in bench_file.changed_code)
-        problem = f"code changed between its runs ({when}), and that was accepted"
+        problem = f"the code changed between its runs ({when}; --accept-changed-code)"
         yield f"{runs.place}: {problem}; {RERUN_ADVICE}"
     if not bench_file.code:
         yield f"{runs.place}: {BENCH} has no hashes of the code; {RERUN_ADVICE}"
         return
     for record in runs.records:
-        made_by = record.result.versions.get("code") if record.result else None
+        result_digest = record.result.versions.get("code") if record.result else None
         code_digest = _digest(bench_file, record)
-        if made_by and code_digest and made_by != code_digest:
-            problem = f"its result was made with other code than {BENCH} records"
+        if result_digest and code_digest and result_digest != code_digest:
+            problem = f"the code hash of its result differs from that in {BENCH}"
             yield f"{record.place}: {problem}; {RERUN_ADVICE}"
 
 
@@ -163,7 +164,7 @@ def _contradictions(record: RunRecord, result: Result, folder: Path) -> Iterator
         ("settings " + ", ".join(differing_names), bool(differing_names), False),
         ("backbone", result.backbone.get("sha256"), bench_file.backbone["sha256"]),
         ("partition", sha256, bench_file.partition["sha256"]),
-        ("partition file", partition.sha256, bench_file.partition["sha256"]),
+        ("hash of the partition file", partition.sha256, bench_file.partition["sha256"]),
         ("data set of the partition", partition.dataset, folder_settings["dataset"]),
         ("class order", result.class_order, list(partition.class_order)),
         ("number of tasks", len(result.task_sizes), len(partition.tasks)),
@@ -171,29 +172,29 @@ def _contradictions(record: RunRecord, result: Result, folder: Path) -> Iterator
     for quantity, result_value, folder_value in pairs:
         if result_value != folder_value:
             yield (
-                f"{record.place}: {quantity} differs from the folder's description; "
-                "take the files of one bench"
+                f"{record.place}: files disagree on {quantity}; submit the unchanged files of one "
+                "fczoo bench command"
             )
 
 
-def _impossible(record: RunRecord, result: Result) -> Iterator[str]:
+def _impossible_values(record: RunRecord, result: Result) -> Iterator[str]:
     """Yield impossible values of a result."""
-    hits = [
+    correct_counts = [
         a * n / 100
         for row in result.accuracy
         for a, n in zip(row, result.test_counts, strict=False)
     ]
-    if any(abs(hit - round(hit)) > ROUNDING_TOLERANCE for hit in hits):
-        problem = "an accuracy is not a whole number of its task's test images"
+    if any(abs(count - round(count)) > ROUNDING_TOLERANCE for count in correct_counts):
+        problem = "an accuracy does not match a whole number of test images"
         yield f"{record.place}: {problem}; {RERUN_ADVICE}"
     if result.uploaded and result.bytes_up != (content_bytes := sum(result.uploaded.values())):
         yield (
-            f"{record.place}: bytes_up is {result.bytes_up}, "
-            f"but its kinds of content are {content_bytes}; {RERUN_ADVICE}"
+            f"{record.place}: bytes_up is {result.bytes_up}, but the sizes in uploaded sum to "
+            f"{content_bytes}; {RERUN_ADVICE}"
         )
 
 
-def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
+def _test_set_faults(record: RunRecord, result: Result) -> Iterator[str]:
     """Yield numbers of classes, tasks or test images that do not match the data set."""
     settings = with_defaults(record.bench_file.settings)
     name = settings["dataset"]
@@ -201,24 +202,23 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
     if name not in DATASETS:
         yield (
             f"{record.place}: data set {name} is unknown here, so its test images cannot be "
-            "checked; "
-            "install its plug-in"
+            "checked; install its plug-in"
         )
         return
     if not record.bench_file.data.get("sha256") or not record.bench_file.split:
         yield f"{record.place}: the hash of its images is not recorded; {RERUN_ADVICE}"
     cls = DATASETS.get(name)
-    has_stages = in_stages(settings["moving"], settings["task_order"])
+    has_stages = uses_stages(settings["moving"], settings["task_order"])
     if settings["start_from"]:
         yield (
-            f"{record.place}: it starts from a kept model, whose own training is not part of it; "
-            "enter a run of all tasks in one go"
+            f"{record.place}: it starts from a kept model, so it does not train the first tasks; "
+            "submit a run of all tasks"
         )
         return
     if settings["stop_after_tasks"]:
         yield (
             f"{record.place}: it stops after task {settings['stop_after_tasks']} of "
-            f"{settings['tasks']}; enter a run of all tasks"
+            f"{settings['tasks']}; submit a run of all tasks"
         )
         return
     if settings["tasks"] == DOMAINS or has_stages or settings["blurry"]:
@@ -235,24 +235,25 @@ def _test_set(record: RunRecord, result: Result) -> Iterator[str]:
         )
     if cls.official is None:
         return
-    each, test_limit = cls.official.test_per_class, settings["test_per_class"]
-    if each:
-        official_counts = [size * min(each, test_limit or each) for size in result.task_sizes]
+    official_per_class, test_limit = cls.official.test_per_class, settings["test_per_class"]
+    if official_per_class:
+        official_counts = [
+            size * min(official_per_class, test_limit or official_per_class)
+            for size in result.task_sizes
+        ]
         if result.test_counts != official_counts:
-            mismatch = (
-                f"{sum(result.test_counts)} test images, but {name} gives {sum(official_counts)}"
-            )
-            yield f"{record.place}: {mismatch} with these settings, task by task; {advice}"
+            mismatch = f"{result.test_counts} test images per task, but {name} has"
+            yield f"{record.place}: {mismatch} {official_counts} with these settings; {advice}"
     elif test_limit is None and cls.official.test and sum(result.test_counts) != cls.official.test:
         mismatch = f"{sum(result.test_counts)} test images, but {name} has {cls.official.test}"
         yield f"{record.place}: {mismatch}; {advice}"
 
 
-def _other_data(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
+def _different_images(runs: Runs, archive_runs: Sequence[Runs], archive: Path) -> Iterator[str]:
     """Yield a fault if runs in the archive used other images with the same settings."""
-    mine = _images(runs)
-    for archive_entry in entered:
-        if mine is None or _images(archive_entry) != mine:
+    images_key = _images(runs)
+    for archive_entry in archive_runs:
+        if images_key is None or _images(archive_entry) != images_key:
             continue
         for quantity, our_hash, archive_hash in (
             (
@@ -264,7 +265,7 @@ def _other_data(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[
         ):
             if our_hash and archive_hash and our_hash != archive_hash:
                 mismatch = (
-                    f"{runs.place}: its {quantity} ({our_hash[:12]}) are not those of "
+                    f"{runs.place}: SHA-256 of {quantity} ({our_hash[:12]}) differs from that of "
                     f"{archive_entry.name} in {archive}"
                 )
                 advice = f"fczoo data check {runs.bench_file.settings['dataset']}"
@@ -277,16 +278,16 @@ def _images(runs: Runs) -> tuple[Any, ...] | None:
     settings = with_defaults(runs.bench_file.settings)
     orders = [record.result.class_order for record in runs.records if record.result]
     domains = settings["tasks"] == DOMAINS
-    return (*(settings[name] for name in DATA), domains, orders[0]) if orders else None
+    return (*(settings[name] for name in IMAGE_SETTINGS), domains, orders[0]) if orders else None
 
 
-def _duplicates(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[str]:
+def _duplicates(runs: Runs, archive_runs: Sequence[Runs], archive: Path) -> Iterator[str]:
     archive_names = {
         (
             identity(archive_entry.bench_file),
             *_key(record),
         ): f"{archive_entry.name}/{record.method}/seed{record.seed}"
-        for archive_entry in entered
+        for archive_entry in archive_runs
         for record in archive_entry.records
     }
     records_with_names = [
@@ -299,12 +300,12 @@ def _duplicates(runs: Runs, entered: Sequence[Runs], archive: Path) -> Iterator[
                 f"{record.place} is in {archive} already, as {archive_name}; "
                 "submit a folder without it"
             )
-    if runs.name in {archive_entry.name for archive_entry in entered} and not any(
+    if runs.name in {archive_entry.name for archive_entry in archive_runs} and not any(
         archive_name for _, archive_name in records_with_names
     ):
         yield (
             f"{runs.place}: {archive} has other runs in a folder called {runs.name}; "
-            "rename this one"
+            "rename this folder"
         )
 
 

@@ -43,7 +43,7 @@ class SuiteRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def label(self) -> str:
         return self.name or self.method
 
-    def searched(self, trials: int) -> bool:
+    def has_search(self, trials: int) -> bool:
         """Return whether options are searched for this row.
 
         Args:
@@ -72,15 +72,24 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 label is not a valid folder name or has a comma, or a compared row is unknown.
         """
         labels = [row.label for row in self.rows]
-        if twice := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
-            raise ValueError(f"two rows are called {twice[0]}; give one another name")
-        declared = [row.method for row in self.rows if row.role != "ablation"]
-        if twice := [name for name in dict.fromkeys(declared) if declared.count(name) > 1]:
-            raise ValueError(f"{twice[0]} has two rows; give all but one the role ablation")
-        if bad := [label for label in labels if Path(label).name != label or "\\" in label]:
-            raise ValueError(f"{bad[0]!r} cannot name a folder; use letters and digits")
-        if bad := [label for label in labels if "," in label]:  # --rows is separated by commas
-            raise ValueError(f"the row's name {bad[0]!r} has a comma; use letters and digits")
+        if duplicates := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
+            raise ValueError(f"two rows are called {duplicates[0]}; rename one of them")
+        main_methods = [row.method for row in self.rows if row.role != "ablation"]
+        if duplicates := [
+            name for name in dict.fromkeys(main_methods) if main_methods.count(name) > 1
+        ]:
+            raise ValueError(
+                f"several rows have method {duplicates[0]}; set role = 'ablation' on all but one"
+            )
+        if invalid_labels := [
+            label for label in labels if Path(label).name != label or "\\" in label
+        ]:
+            raise ValueError(
+                f"row name {invalid_labels[0]!r} cannot name a folder; use letters and digits"
+            )
+        # --rows is separated by commas
+        if invalid_labels := [label for label in labels if "," in label]:
+            raise ValueError(f"row name {invalid_labels[0]!r} has a comma; use letters and digits")
         for label in (label for pair in self.compare for label in pair):
             if label not in labels:
                 raise ValueError(f"compare has unknown row {label!r}; {nearest(label, labels)}")
@@ -93,7 +102,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Args:
             cell: The cell.
         """
-        if not cell.row.searched(self.trials):
+        if not cell.row.has_search(self.trials):
             return 0.0
         tasks = cell.configs[0].settings.task_count
         return self.trials * (1 - self.held_out) * min(self.first_tasks, tasks) / tasks
@@ -106,15 +115,15 @@ class SuiteCell:
     row: SuiteRow
     setting: str  # name of the setting; empty if the suite has a single one
     configs: tuple[RunConfig, ...]  # one per seed, with the row's options, before any search
-    pending: tuple[int, ...] = ()  # seeds to run
-    archived: RunRecord | None = None  # current run whose searched values pending runs reuse
+    pending_seeds: tuple[int, ...] = ()  # seeds to run
+    archived_run: RunRecord | None = None  # current run whose searched values pending runs reuse
 
     @property
     def name(self) -> str:
         """Return the name of the row and the setting."""
         return f"{self.row.label}/{self.setting}" if self.setting else self.row.label
 
-    def archived_as(self, seed: int) -> str:
+    def archive_name(self, seed: int) -> str:
         """Return the name of a run's folder in the archive.
 
         Args:
@@ -137,10 +146,12 @@ def read_suite(path: Path) -> Suite:
         suite = convert_json(content, Suite)
     except FileNotFoundError:
         names = sorted(file.stem for file in path.parent.glob("*.toml"))
-        advice = nearest(path.stem, names) if names else "write one as the handbook describes"
-        raise FczooError(f"no suite is at {path}; {advice}") from None
+        advice = nearest(path.stem, names) if names else "write one (see docs/tables.md)"
+        raise FczooError(f"no suite at {path}; {advice}") from None
     except (ValueError, RecursionError) as error:
-        raise FczooError(f"{path} is not a suite: {first_line(error)}; correct the file") from error
+        raise FczooError(
+            f"{path} is not a valid suite: {first_line(error)}; correct the file"
+        ) from error
     for row in suite.rows:
         METHODS.get(row.method)
     return suite
@@ -182,24 +193,24 @@ def state_of(
     """
     if record is None or record.result is None:
         return "missing", ""
-    trials = suite.trials if row.searched(suite.trials) else 0
-    searched = spaces(METHODS.get(row.method)).keys() - row.set if trials else set()
+    trials = suite.trials if row.has_search(suite.trials) else 0
+    searched_options = spaces(METHODS.get(row.method)).keys() - row.set if trials else set()
     ours, theirs = through_json(dict(config.options)), through_json(record.result.options)
     effort = {
         "trials": suite.trials,
         "tasks": min(suite.first_tasks, config.settings.task_count),
         "held_out": suite.held_out,
     }
-    recorded = {name: record.search.get(name) for name in effort}
-    same = {
-        "options": {k: v for k, v in ours.items() if k not in searched}
-        == {k: v for k, v in theirs.items() if k not in searched},
-        "search": recorded == effort if trials else not record.trials,
+    recorded_effort = {name: record.search.get(name) for name in effort}
+    unchanged = {
+        "options": {k: v for k, v in ours.items() if k not in searched_options}
+        == {k: v for k, v in theirs.items() if k not in searched_options},
+        "search": recorded_effort == effort if trials else not record.trials,
         "code": record.result.versions.get("code") == code,
         "settings": _comparable(recorded_settings(record.bench_file.settings))
         == _comparable(config.settings),
     }
-    reasons = [name for name, is_same in same.items() if not is_same]
+    reasons = [name for name, is_unchanged in unchanged.items() if not is_unchanged]
     return ("outdated", reasons[0]) if reasons else ("current", "")
 
 
@@ -210,17 +221,17 @@ def _comparable(settings: Settings) -> dict[str, Any]:
     return {**values, "backbone": file.removesuffix(".safetensors")}
 
 
-def enter_runs(archive: Path, found: Mapping[str, Runs]) -> None:
+def enter_runs(archive: Path, runs_by_name: Mapping[str, Runs]) -> None:
     """Add runs to the archive of a suite; replace runs of the same names.
 
     Args:
         archive: CSV file; it is created if needed.
-        found: Runs with one record each, by name in the archive.
+        runs_by_name: Runs with one record each, by name in the archive.
     """
-    earlier = {runs.name: runs for runs in read_archive(archive)} if archive.exists() else {}
-    new = {name: replace(runs, name=name) for name, runs in found.items()}
+    earlier_runs = {runs.name: runs for runs in read_archive(archive)} if archive.exists() else {}
+    new_runs = {name: replace(runs, name=name) for name, runs in runs_by_name.items()}
     archive.parent.mkdir(parents=True, exist_ok=True)
-    write_archive([*{**earlier, **new}.values()], archive)
+    write_archive([*{**earlier_runs, **new_runs}.values()], archive)
 
 
 def other_archives(results: Path, name: str) -> dict[str, list[Runs]]:
@@ -261,23 +272,23 @@ def find_equal_runs(
                 continue
             if state_of(config, cell.row, suite, record, code)[0] == "current":
                 row = rows.setdefault(runs.name.rpartition("/")[0], {})
-                row[cell.archived_as(record.seed)] = runs
+                row[cell.archive_name(record.seed)] = runs
         for row in rows.values():
             if len(row) == len(cell.configs):
                 return file, row
     return "", {}
 
 
-def split_by_seed(cell: SuiteCell, found: Sequence[Runs]) -> dict[str, Runs]:
+def split_by_seed(cell: SuiteCell, cell_runs: Sequence[Runs]) -> dict[str, Runs]:
     """Return the finished runs of a cell's run folders by name in the archive.
 
     Args:
         cell: The cell.
-        found: Runs of its run folders.
+        cell_runs: Runs of its run folders.
     """
     return {
-        cell.archived_as(record.seed): replace(runs, records=(record,))
-        for runs in found
+        cell.archive_name(record.seed): replace(runs, records=(record,))
+        for runs in cell_runs
         for record in runs.records
         if record.result is not None
     }
@@ -299,7 +310,7 @@ def suite_experiments(suite: Suite, archive: Path) -> list[Experiment]:
     experiments = []
     for experiment in experiments_of(read_archive(archive), str(archive)):
         lines = [
-            replace(x, label=archived_as(x.records[0]).split("/")[0]) for x in experiment.lines
+            replace(x, label=archive_name(x.records[0]).split("/")[0]) for x in experiment.lines
         ]
         lines = sorted(
             (line for line in lines if line.label in labels), key=lambda x: labels.index(x.label)
@@ -316,7 +327,7 @@ def suite_experiments(suite: Suite, archive: Path) -> list[Experiment]:
     return experiments
 
 
-def archived_as(record: RunRecord) -> str:
+def archive_name(record: RunRecord) -> str:
     """Return the name of a run in its archive: row, setting and seed.
 
     Args:
@@ -364,5 +375,5 @@ def all_experiments(results: Path) -> list[Experiment]:
     Raises:
         FczooError: A suite, an archive or a run is damaged.
     """
-    others = experiments_below(results, excluded=results / RUNS)  # archives have these runs
+    others = experiments_below(results, excluded_folder=results / RUNS)  # archives have these runs
     return [*(experiments_of_suites(results) or []), *others]

@@ -12,17 +12,18 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, to_csv_text
 from fczoo.core.options import flag
 from fczoo.reports.captions import describe
-from fczoo.reports.figure import Curves
-from fczoo.reports.formats import legend, number, to_json, to_latex, to_markdown, to_text
-from fczoo.reports.paper_tables import display_name
+from fczoo.reports.figure_data import Curves
+from fczoo.reports.paper_style_tables import display_name
 from fczoo.reports.runs import Experiment, Line, effective_settings
+from fczoo.reports.table_formats import legend, number, to_json, to_latex, to_markdown, to_text
 from fczoo.reports.tables import Table, column_of, entry_of, mark_entries, percent
 from fczoo.reports.text_format import columns as terminal_width
 from fczoo.reports.text_format import option_word, short_name
 
 METRICS = ("A_N", "Avg", "FAA", "forgetting")
 NOTE = (
-    "These are accuracies on test images. fczoo tune chooses values for a comparison without them."
+    "These are accuracies on test images. To choose values for a comparison, use fczoo tune, which "
+    "does not use test images."
 )
 
 
@@ -82,15 +83,15 @@ def find_sweeps(experiments: Iterable[Experiment]) -> list[OptionSweep]:
             by_partition.setdefault(_partition(experiment), []).append((experiment, line))
     sweeps = []
     for (_, method), by_partition in groups.items():
-        with_values = [lines for lines in by_partition.values() if len(lines) > 1]
-        if with_values:
-            sweeps += [_sweep(method, lines) for lines in with_values]
+        varied_lines = [lines for lines in by_partition.values() if len(lines) > 1]
+        if varied_lines:
+            sweeps += [_sweep(method, lines) for lines in varied_lines]
         elif len(by_partition) > 1:  # only the partition differs
             sweeps.append(_sweep(method, [lines[0] for lines in by_partition.values()]))
     if not sweeps:
         raise FczooError(
-            "no method has runs with several values of an option or setting; fczoo bench --sweep "
-            "makes them"
+            "no method has runs with several values of an option or setting; "
+            "run them with fczoo bench --sweep"
         )
     return sweeps
 
@@ -111,7 +112,9 @@ def _sweep(method: str, lines: Sequence[tuple[Experiment, Line]]) -> OptionSweep
     ranks = {
         name: {
             encode_json(value): rank
-            for rank, value in enumerate(_in_order(values.get(name) for values in values_of_lines))
+            for rank, value in enumerate(
+                _sort_values(values.get(name) for values in values_of_lines)
+            )
         }
         for name in axes
     }
@@ -138,11 +141,11 @@ def _values(method: str, experiment: Experiment, line: Line) -> dict[str, Any]:
     }
 
 
-def _in_order(values: Iterable[Any]) -> list[Any]:
+def _sort_values(values: Iterable[Any]) -> list[Any]:
     """Return distinct values: sorted numbers first, then others in order of appearance."""
-    distinct = list({encode_json(value): value for value in values}.values())
-    numbers = [v for v in distinct if isinstance(v, int | float) and not isinstance(v, bool)]
-    return [*sorted(numbers), *(value for value in distinct if value not in numbers)]
+    distinct_values = list({encode_json(value): value for value in values}.values())
+    numbers = [v for v in distinct_values if isinstance(v, int | float) and not isinstance(v, bool)]
+    return [*sorted(numbers), *(value for value in distinct_values if value not in numbers)]
 
 
 def sweep_table(sweep: OptionSweep, names: Sequence[str] = METRICS) -> Table:
@@ -290,7 +293,7 @@ def _figure(sweeps: Sequence[OptionSweep], metric: str, place: str) -> Curves:
     column, axes = column_of(metric), sweeps[0].axes
     points = [(sweep, point) for sweep in sweeps for point in sweep.points]
     x = _x_axis(sweeps)
-    ticks = [option_word(v) for v in _in_order(point.values[x] for _, point in points)]
+    ticks = [option_word(v) for v in _sort_values(point.values[x] for _, point in points)]
     curves: dict[str, list[tuple[int, Mapping[int, float]]]] = {}
     is_line = all(_is_function(sweep, x) for sweep in sweeps)
     for sweep, point in points:

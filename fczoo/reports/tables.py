@@ -24,7 +24,7 @@ from fczoo.federation.result import EVALUATION_METRICS, Result
 from fczoo.reports.learning_curves import hours_to, megabytes_to, rounds_to
 from fczoo.reports.result_fields import LOWER_IS_BETTER, METRIC_MEANINGS
 from fczoo.reports.runs import Experiment, Line
-from fczoo.reports.significance import DIGITS, Mark, SeedValues, significant
+from fczoo.reports.significance import DIGITS, Mark, SeedValues, differ_significantly
 from fczoo.security.privacy import DISCLOSURES
 
 
@@ -80,13 +80,15 @@ def _metric_of(result: Result, name: str) -> float | None:
     return result.metrics.get(name)
 
 
-def _against_alone(
-    result: Result, alone: Result, metric: Callable[[ClientTasks, Rows, Rows], float]
+def _relative_to_local(
+    result: Result, local_result: Result, metric: Callable[[ClientTasks, Rows, Rows], float]
 ) -> float:
     """Return a metric relative to the run of ``local``; NaN without tasks of clients."""
-    if not result.client_task_accuracy or result.client_tasks != alone.client_tasks:
+    if not result.client_task_accuracy or result.client_tasks != local_result.client_tasks:
         return math.nan
-    return metric(result.client_tasks, result.client_task_accuracy, alone.client_task_accuracy)
+    return metric(
+        result.client_tasks, result.client_task_accuracy, local_result.client_task_accuracy
+    )
 
 
 def per_upload(total: float, result: Result) -> float:
@@ -112,8 +114,8 @@ def _peak(result: Result) -> float | None:
     return _megabytes(result.peak_memory.get("cuda", result.peak_memory.get("run")))
 
 
-def _content(content: Content, disclosed: str) -> Column:
-    meaning = f"MB of a client's upload in a round that disclose {disclosed}"
+def _content(content: Content, disclosure: str) -> Column:
+    meaning = f"MB of a client's upload in a round that disclose {disclosure}"
     return Column(content, meaning, partial(_upload_of, content=content), thousandths)
 
 
@@ -121,36 +123,36 @@ ACCURACY = tuple(map(_metric, METRICS))
 COSTS = (
     Column(
         "MB up",
-        "a client's upload in a round (1 MB = 10^6 bytes)",
+        "mean size of a client's upload per round (1 MB = 10^6 bytes)",
         lambda r: per_upload(r.bytes_up, r),
         thousandths,
     ),
     Column(
         "MB down",
-        "a client's download in a round",
+        "mean size of a client's download per round",
         lambda r: per_upload(r.bytes_down, r),
         thousandths,
     ),
     Column(
         "MB sent",
-        "all that is sent in the run, by all clients and to them",
+        "all uploads and downloads of all clients in the run",
         lambda r: (r.bytes_up + r.bytes_down) / 1e6,
         thousandths,
     ),
     Column("trained", "trained parameters of a client", lambda r: r.trained_scalars, no_decimals),
     Column(
         "client MB",
-        "what a client stores, without the backbone and its images of the task",
+        "largest storage of a client, without the backbone and the images of the task",
         lambda r: _megabytes(r.client_storage),
         thousandths,
     ),
     Column(
         "server MB",
-        "what the server stores, without the backbone",
+        "largest size of the server's state, without the backbone",
         lambda r: _megabytes(r.server_storage),
         thousandths,
     ),
-    Column("seconds", "of a run, evaluation included", lambda r: r.seconds, no_decimals),
+    Column("seconds", "time of a run, including evaluation", lambda r: r.seconds, no_decimals),
     Column(
         "peak MB",
         "largest memory in the run: of the GPU or, without one, of the process",
@@ -159,7 +161,7 @@ COSTS = (
     ),
 )
 UPLOADS = (
-    *(_content(content, disclosed) for content, disclosed in DISCLOSURES.items()),
+    *(_content(content, disclosure) for content, disclosure in DISCLOSURES.items()),
     Column(
         "rejected",
         "uploads that were rejected, in whole or in part, or lost",
@@ -168,12 +170,12 @@ UPLOADS = (
     ),
     Column(
         "epsilon",
-        "of (epsilon, delta)-differential privacy of a client's uploads",
+        "privacy loss of a client's uploads, of (epsilon, delta)-differential privacy",
         lambda r: r.privacy.get("epsilon"),
         "{:.2f}".format,
     ),
 )
-MORE = (
+OPTIONAL_COLUMNS = (
     *map(_metric, (*MORE_METRICS, *BASE_METRICS, "old", "new", *EVALUATION_METRICS)),
     Column(
         "intransigence",
@@ -190,14 +192,14 @@ MORE = (
             lambda _: None,
             percent,
             "high",
-            partial(_against_alone, metric=metric),
+            partial(_relative_to_local, metric=metric),
             "local",
         )
         for name, metric in REFERENCE_METRICS.items()
     ),
     Column(
         "hours",
-        "of the virtual clock, with --client-devices",
+        "time of a run on the virtual clock, with --client-devices",
         lambda r: r.virtual_seconds / 3600 if r.curve_seconds else None,
         thousandths,
     ),
@@ -205,9 +207,9 @@ MORE = (
 """Columns that are only shown on request."""
 REACH = re.compile(r"(rounds|mb|hours)(?: to |@)(\d+(?:\.\d+)?)(?: ?%)?", re.IGNORECASE)
 """Name of a column of rounds, MB or hours to an accuracy: ``rounds@70`` or ``rounds to 70 %``."""
-COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS, *UPLOADS, *MORE)}
+COLUMNS = {c.name: c for c in (*ACCURACY, *COSTS, *UPLOADS, *OPTIONAL_COLUMNS)}
 GROUPS = tuple(tuple(c.name for c in group) for group in (ACCURACY, COSTS, UPLOADS))
-SHORT = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
+SUMMARY_COLUMNS = ("A_N", "Avg", "FAA", "forgetting", "MB up", "seconds")
 
 
 @dataclass(frozen=True)
@@ -262,8 +264,10 @@ def make_table(experiment: Experiment, names: Collection[str]) -> Table:
     by_column = []
     for column in columns:
         entries = [entry_of(line, column, references[column.reference]) for line in lines]
-        competing = [e if line.competes else None for e, line in zip(entries, lines, strict=True)]
-        marked_entries = mark_entries(competing, column)
+        ranked_entries = [
+            e if line.is_ranked else None for e, line in zip(entries, lines, strict=True)
+        ]
+        marked_entries = mark_entries(ranked_entries, column)
         by_column.append(
             [mark or entry for mark, entry in zip(marked_entries, entries, strict=True)]
         )
@@ -284,27 +288,27 @@ def column_of(name: str) -> Column:
         return _reach_column(reach[1].lower(), float(reach[2]))
     if name.strip().lower().startswith(("rounds", "mb@", "mb to", "hours@", "hours to")):
         raise FczooError(
-            f"{name!r} is not a metric; an accuracy from 0 to 100 follows: rounds@70, MB@70"
+            f"{name!r} is not a metric; give an accuracy from 0 to 100, as in rounds@70 or MB@70"
         )
     columns = all_columns()
-    known = match(name, columns) or match(re.sub("[_-]", " ", name), columns)
-    if known is None:
+    full_name = match(name, columns) or match(re.sub("[_-]", " ", name), columns)
+    if full_name is None:
         raise FczooError(f"no metric is called {name!r}; {nearest(name, columns)}")
-    return columns[known]
+    return columns[full_name]
 
 
 def _reach_column(unit: str, accuracy: float) -> Column:
     """Create the column of rounds, MB or hours to reach an accuracy."""
-    until = f"until the accuracy on all classes reaches {accuracy:g} %, in the last task"
-    unreached = "empty if a seed does not reach it at a measured point"
+    until_text = f"until the accuracy on all classes reaches {accuracy:g} % in the last task"
+    unreached_note = "empty unless all seeds reach it at an evaluation"
     if unit == "rounds":
-        meaning = f"rounds of the run {until}; {unreached}"
+        meaning = f"rounds of the run {until_text}; {unreached_note}"
         to_accuracy, show = partial(rounds_to, accuracy=accuracy), no_decimals
     elif unit == "hours":
-        meaning = f"hours of the virtual clock {until}; {unreached}"
+        meaning = f"hours of the virtual clock {until_text}; {unreached_note}"
         to_accuracy, show = partial(hours_to, accuracy=accuracy), thousandths
     else:
-        meaning = f"MB sent in the run {until}; {unreached}"
+        meaning = f"MB sent in the run {until_text}; {unreached_note}"
         to_accuracy, show = partial(megabytes_to, accuracy=accuracy), thousandths
     unit = "MB" if unit == "mb" else unit
     return Column(f"{unit} to {accuracy:g} %", meaning, to_accuracy, show, of_all_seeds=True)
@@ -355,14 +359,14 @@ def mark_entries(entries: Sequence[SeedValues | None], column: Column) -> list[S
     best = [e for e in measurements if round(e.mean, DIGITS) == means[0]]
     many_seeds = any(len(e.by_seed) > 1 for e in measurements)
     marks: dict[int, Mark] = {0: "best", 1: "second"}
-    out: list[SeedValues | None] = []
+    marked_entries: list[SeedValues | None] = []
     for entry in entries:
         if entry is None:
-            out.append(None)
+            marked_entries.append(None)
             continue
         rank = means.index(round(entry.mean, DIGITS))
-        tests = (significant(best_entry, entry) for best_entry in best) if rank > 0 else iter(())
+        tests = (differ_significantly(top, entry) for top in best) if rank > 0 else iter(())
         differs = next((result for result in tests if result is not None), None)
         lacks_test = rank > 0 and many_seeds and differs is None
-        out.append(SeedValues(entry.by_seed, marks.get(rank, ""), differs, lacks_test))
-    return out
+        marked_entries.append(SeedValues(entry.by_seed, marks.get(rank, ""), differs, lacks_test))
+    return marked_entries

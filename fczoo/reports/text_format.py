@@ -10,7 +10,7 @@ from typing import Any
 from fczoo.core.options import nearest
 from fczoo.core.terminal import is_terminal
 
-SENTENCE = 80  # largest width of a cell with a sentence
+SENTENCE_WIDTH = 80  # largest width of a cell with a sentence
 GAP = 2  # blanks between two columns of a plain table
 
 
@@ -29,7 +29,7 @@ def option_word(value: Any) -> str:
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def nearest_or(word: str, names: Collection[str], advice: str) -> str:
+def nearest_or_advice(word: str, names: Collection[str], advice: str) -> str:
     """Return similar names of an unknown name, or other advice if none is similar.
 
     With hundreds of names, the list that ``nearest`` returns instead would not help.
@@ -39,8 +39,8 @@ def nearest_or(word: str, names: Collection[str], advice: str) -> str:
         names: Known names.
         advice: Advice without similar names.
     """
-    similar = nearest(word, names)
-    return similar if similar.startswith("did you mean") else advice
+    similar_names = nearest(word, names)
+    return similar_names if similar_names.startswith("did you mean") else advice
 
 
 def short_name(axis: str) -> str:
@@ -103,7 +103,7 @@ def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
     from tabulate import tabulate
 
     cell_columns = [[str(cell) for cell in column] for column in zip(head, *rows, strict=True)]
-    words = [
+    min_widths = [
         max(len(token) for cell in column for token in [*cell.split(), " "])
         for column in cell_columns
     ]
@@ -112,16 +112,18 @@ def word_table(rows: list[tuple[Any, ...]], head: list[str]) -> str:
         for column in cell_columns
     ]
     sentences = {len(head) - 1, *(i for i, name in enumerate(head) if name == "what it does")}
-    widths = [min(width, SENTENCE) if i in sentences else width for i, width in enumerate(widths)]
+    widths = [
+        min(width, SENTENCE_WIDTH) if i in sentences else width for i, width in enumerate(widths)
+    ]
 
-    def spare(place: int) -> float:
+    def shrink_priority(place: int) -> float:
         """Return a column's priority for shrinking; sentences keep twice the width of others."""
         return widths[place] / (2 if place in sentences else 1)
 
-    over = sum(widths) + GAP * (len(widths) - 1) - (columns() or math.inf)
-    while over > 0 and (wide := [i for i, width in enumerate(widths) if width > words[i]]):
-        widths[max(wide, key=spare)] -= 1
-        over -= 1
+    excess = sum(widths) + GAP * (len(widths) - 1) - (columns() or math.inf)
+    while excess > 0 and (wide := [i for i, width in enumerate(widths) if width > min_widths[i]]):
+        widths[max(wide, key=shrink_priority)] -= 1
+        excess -= 1
     wrapped_columns = [
         [_wrap(cell, width) for cell in c] for c, width in zip(cell_columns, widths, strict=True)
     ]

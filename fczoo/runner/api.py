@@ -24,10 +24,10 @@ from fczoo.reports.archive import write_archive
 from fczoo.reports.captions import describe
 from fczoo.reports.drawing import draw
 from fczoo.reports.figures import accuracy_curves, colour_order
-from fczoo.reports.formats import number, sections, to_csv
 from fczoo.reports.run_folder import Runs
 from fczoo.reports.runs import Experiment, experiments_of, read_runs
-from fczoo.reports.tables import GROUPS, SHORT, all_columns, make_table
+from fczoo.reports.table_formats import number, sections, to_csv
+from fczoo.reports.tables import GROUPS, SUMMARY_COLUMNS, all_columns, make_table
 from fczoo.runner.configs import ExecutionConfig, make_sweep, store_paths
 from fczoo.runner.sweep import run_sweep
 
@@ -92,7 +92,7 @@ class Results:
     def _repr_html_(self) -> str:
         parts = []
         for experiment in self.experiments:
-            table = make_table(experiment, SHORT)
+            table = make_table(experiment, SUMMARY_COLUMNS)
             rows = [
                 [label, *map(number, row, table.columns)]
                 for label, row in zip(table.labels, table.rows, strict=True)
@@ -117,7 +117,7 @@ class Results:
             return to_csv(self.experiments)
         if style not in ("text", "markdown", "latex"):
             raise FczooError(f"style is {style!r}; it must be text, markdown, latex or csv")
-        return sections(self.experiments, style, GROUPS if every_column else [SHORT])
+        return sections(self.experiments, style, GROUPS if every_column else [SUMMARY_COLUMNS])
 
     def to_pandas(self) -> "DataFrame":
         """Convert to a ``pandas.DataFrame`` with one row per run.

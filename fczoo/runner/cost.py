@@ -19,19 +19,19 @@ from fczoo.core.types import Batch, Boundary, Context, EndsTasks, HasTeacher, Se
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore, get_augment
-from fczoo.federation.batches import Client, Rows, image_draws, stacked_batch
+from fczoo.federation.batches import Client, Rows, image_draws, stack_batch
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.compression import Compression, encoded_form, make_compression
+from fczoo.federation.data_setup import tasks_of
 from fczoo.federation.device import Plan
-from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
 from fczoo.federation.local_trainer import skip_steps
 from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
-from fczoo.federation.stream import tasks_of
 from fczoo.federation.uplink import sum_or_stack
 from fczoo.runner.outline import Outlines, outline_backbone, outline_weights
 
-MOMENTS = {
+CLIENT_PHASES = {
     "task_start": "as statistics at the start of a task",
     "round": "in a round",
     "before_exemplars": "as statistics after the rounds",
@@ -42,7 +42,7 @@ MOMENTS = {
 """Phases of a task in which clients act, in their order, with their descriptions."""
 
 
-def uploads(
+def simulate_task(
     engine: ClientEngine,
     client: Client,
     task: Task,
@@ -58,20 +58,20 @@ def uploads(
     values. With ``first_round_only`` the task ends after its round; a method without rounds runs
     all its phases.
     """
-    trial = _Trial(engine, client, task, state, rng, compression)
-    trial.run(first_round_only)
-    return trial.sent, trial.state
+    simulation = _TaskSimulation(engine, client, task, state, rng, compression)
+    simulation.run(first_round_only)
+    return simulation.uploads, simulation.state
 
 
 @dataclass
-class _Trial:
+class _TaskSimulation:
     engine: ClientEngine
     client: Client
     task: Task
     state: Tree  # current state of the server
     rng: torch.Generator
     compression: Compression | None = None
-    sent: dict[str, Payload] = field(default_factory=dict)  # uploads by phase
+    uploads: dict[str, Payload] = field(default_factory=dict)  # uploads by phase
 
     def run(self, first_round_only: bool) -> None:
         """Run the exchanges of the task in order: all, or those up to the first round."""
@@ -84,9 +84,9 @@ class _Trial:
             elif exchange.balanced:
                 exemplars = self.engine.exemplars(client)
                 if len(exemplars):
-                    self._round("balanced", 1, replace(client, index=exemplars))
+                    self._run_round("balanced", 1, replace(client, index=exemplars))
             else:
-                self._round("round", 0, client)
+                self._run_round("round", 0, client)
                 if first_round_only:
                     return
 
@@ -94,27 +94,27 @@ class _Trial:
         method = self.engine.method
         number = 0 if phase == "task_start" else 1
         (upload,) = self.engine.collect(phase, self._broadcast, [client], self._context(number))
-        self.sent[phase] = upload
+        self.uploads[phase] = upload
         self.state = method.update_from(
-            phase, self.state, self._sum_upload(upload), self._server(number)
+            phase, self.state, self._sum_upload(upload), self._server_context(number)
         )
 
-    def _round(self, phase: str, number: int, client: Client) -> None:
+    def _run_round(self, phase: str, number: int, client: Client) -> None:
         """Record an untrained upload; the server's state stays as it is."""
         ctx = self._context(number)
         (upload,) = self.engine.train(self._broadcast, [client], ctx)
         optims = self.engine.method.training().active_optims(self.task, ctx.round, ctx.balanced)
         start = select(self._broadcast, *optims)
-        self.sent[phase] = encoded_form(self.compression, upload, start)
+        self.uploads[phase] = encoded_form(self.compression, upload, start)
 
     def _end_task(self) -> Client:
         """Return the client with its images of the task and its exemplars."""
         method = self.engine.method
         assert isinstance(method, EndsTasks)
         (upload,) = self.engine.end_task_client([self.client], self._context(1))
-        self.sent["after_rounds"] = upload
+        self.uploads["after_rounds"] = upload
         if upload:
-            sums, ctx = self._sum_upload(upload), self._server(1)
+            sums, ctx = self._sum_upload(upload), self._server_context(1)
             self.state = method.update_from("after_rounds", self.state, sums, ctx)
         return self.engine.with_exemplars(self.client)
 
@@ -131,7 +131,7 @@ class _Trial:
     def _context(self, number: int) -> Context:
         return Context(self.task, number, 1, self._broadcast)
 
-    def _server(self, number: int) -> ServerContext:
+    def _server_context(self, number: int) -> ServerContext:
         backbone = self.engine.backbone
         images, senders = len(self.client.index), (self.client.number,)
         return ServerContext(self.task, number, 1, 1, 1, images, backbone, self.rng, senders)
@@ -142,29 +142,31 @@ class MeasuredCost:
     """Measured cost of a client with two images of every class of the first two tasks."""
 
     backbone: str
-    trained: Tree  # in the first task
-    sent: Mapping[str, Payload]  # uploads in the first task, by phase; see ``MOMENTS``
-    later: Mapping[str, Payload]  # uploads in the second task
+    trained_tensors: Tree  # in the first task
+    first_task_uploads: Mapping[str, Payload]  # by phase; see ``CLIENT_PHASES``
+    second_task_uploads: Mapping[str, Payload]
     client_memory: Tree  # state that the client stores after the first task
     stored_broadcast: Tree  # untrained part of the second task's broadcast
-    received: Tree  # broadcast at the start of the first task; empty with own models
+    broadcast: Tree  # broadcast at the start of the first task; empty with own models
 
 
-EVERY = 20  # largest number of classes per task for which a client has images of all of them
-SOME = (2, 4)  # with more classes: numbers of classes of the two clients to extrapolate from
+# largest number of classes per task for which a client has images of all of them
+MAX_FULL_CLASSES = 20
+# with more classes: numbers of classes of the two clients to extrapolate from
+EXTRAPOLATION_CLASSES = (2, 4)
 
 
 @dataclass(frozen=True)
 class FirstRound:
     """Computation and traffic of a client's first round, from shapes only."""
 
-    trained: Tree
-    up: int  # bytes of its upload in the round; without rounds, of its uploads in all phases
-    received: Tree  # broadcast at the start of the first task; empty with own models
-    weights: int  # bytes of the frozen backbone in float32
+    trained_tensors: Tree
+    upload_bytes: int  # in the round; without rounds, of its uploads in all phases
+    broadcast: Tree  # broadcast at the start of the first task; empty with own models
+    weight_bytes: int  # bytes of the frozen backbone in float32
     # of one image in one training step
     flops: int  # operations of inputs, forward and backward
-    activations: int  # bytes that the step stores for its backward, in float32
+    activation_bytes: int  # bytes that the step stores for its backward, in float32
     query_flops: int  # of its query feature if that is computed once per run, else 0
 
 
@@ -200,20 +202,21 @@ def measure(method: Method, settings: Settings, classes: int = 0) -> MeasuredCos
     optims = method.training().optims
     trained_tensors, broadcast_tree = select(state, *optims), broadcast(method, state)
     compression = make_compression(settings.compress)
-    first_payloads, state = uploads(engine, Client(0, first), task, state, rng, compression)
-    memory, later, untrained_tensors = engine.memories.get(0, {}), dict[str, Payload](), Tree()
+    first_payloads, state = simulate_task(engine, Client(0, first), task, state, rng, compression)
+    memory = engine.memories.get(0, {})
+    second_payloads, untrained_tensors = dict[str, Payload](), Tree()
     if further:
-        engine.taught.clear()
+        engine.teacher_outputs.clear()
         controls.clear()
         state = method.begin_task(state, further[0], backbone, rng)
         untrained_tensors = drop(broadcast(method, state), *optims)
         client = Client(0, second, lambda: first)
-        later, _ = uploads(engine, client, further[0], state, rng, compression)
+        second_payloads, _ = simulate_task(engine, client, further[0], state, rng, compression)
     return MeasuredCost(
         backbone.config.name,
         trained_tensors,
         first_payloads,
-        later,
+        second_payloads,
         memory,
         untrained_tensors,
         {}
@@ -239,20 +242,24 @@ def first_round(
         backbone = outline_backbone(config)
         state = method.begin_task({}, task, backbone, torch.Generator().manual_seed(0))
 
-        def uploads_of(some: int) -> dict[str, Payload]:
-            return _client_uploads(with_fewest_steps(method), settings, task, state, backbone, some)
+        def uploads_of(class_count: int) -> dict[str, Payload]:
+            return _client_uploads(
+                with_fewest_steps(method), settings, task, state, backbone, class_count
+            )
 
         trained_tensors, broadcast_tree = (
             select(state, *method.training().optims),
             broadcast(method, state),
         )
-        few, many = SOME
-        payloads = uploads_of(task.size if task.size <= EVERY else few)
-        up, in_round = _nbytes(payloads), payloads.get("round", Payload({})).tensors
+        few, many = EXTRAPOLATION_CLASSES
+        payloads = uploads_of(task.size if task.size <= MAX_FULL_CLASSES else few)
+        upload_bytes, in_round = _upload_bytes(payloads), payloads.get("round", Payload({})).tensors
         whole_trained = {k: v for k, v in trained_tensors.items() if k in in_round}
         same_for_any = bool(in_round) and _shapes(in_round) == _shapes(whole_trained)
-        if task.size > EVERY and not same_for_any:
-            up += (_nbytes(uploads_of(many)) - up) // (many - few) * (task.size - few)
+        if task.size > MAX_FULL_CLASSES and not same_for_any:
+            upload_bytes += (
+                (_upload_bytes(uploads_of(many)) - upload_bytes) // (many - few) * (task.size - few)
+            )
         step_cost = 0, 0, 0
         if trained_tensors:
             full_backbone = Backbone(config, outline_weights(config), copy=False)
@@ -260,11 +267,13 @@ def first_round(
                 ImageStore(_two_images_per_class(task, 1), full_backbone),
                 Context(task, 0, 1, broadcast_tree),
             )
-            step_cost = _one_step(method, store, trained_tensors, context, settings, outlines)
+            step_cost = _measure_step(method, store, trained_tensors, context, settings, outlines)
     broadcast_tree = {**broadcast_tree, **select(in_round, CONTROL)}
     if method.training().own_models:
         broadcast_tree = {}
-    return FirstRound(trained_tensors, up, broadcast_tree, nbytes(backbone.weights), *step_cost)
+    return FirstRound(
+        trained_tensors, upload_bytes, broadcast_tree, nbytes(backbone.weights), *step_cost
+    )
 
 
 def _two_images_per_class(task: Task, classes: int) -> Images:
@@ -276,20 +285,20 @@ def _two_images_per_class(task: Task, classes: int) -> Images:
 def client_tensors(method: Method, settings: Settings) -> dict[str, Tree]:
     """Return the tensors that a client trains and sends, and the server's state, as shapes only.
 
-    ``trained``, and an entry per phase of ``MOMENTS``, belong to a client with every class of the
-    first task; ``state`` is the server's state at the start of the last task.
+    ``trained``, and an entry per phase of ``CLIENT_PHASES``, belong to a client with every class of
+    the first task; ``state`` is the server's state at the start of the last task.
     """
-    (task, *later), rng = tasks_of(settings, 0), torch.Generator().manual_seed(0)
+    (task, *later_tasks), rng = tasks_of(settings, 0), torch.Generator().manual_seed(0)
     with Outlines():
         backbone = outline_backbone(_configuration(settings))
         state = method.begin_task({}, task, backbone, rng)
-        trained = select(state, *method.training().optims)
-        quick = with_fewest_steps(method)
-        sent = _client_uploads(quick, settings, task, state, backbone, task.size, whole_task=True)
-        for task in later:
+        trained_tensors = select(state, *method.training().optims)
+        fast = with_fewest_steps(method)
+        uploads = _client_uploads(fast, settings, task, state, backbone, task.size, whole_task=True)
+        for task in later_tasks:
             state = method.begin_task(state, task, backbone, rng)
-    tensors = {moment: dict(upload.tensors) for moment, upload in sent.items()}
-    return {"trained": trained, "state": state, **tensors}
+    tensors = {phase: dict(upload.tensors) for phase, upload in uploads.items()}
+    return {"trained": trained_tensors, "state": state, **tensors}
 
 
 def _client_uploads(
@@ -313,16 +322,18 @@ def _client_uploads(
     )
     client, rng = Client(0, torch.arange(2 * classes)), torch.Generator().manual_seed(0)
     compression = make_compression(settings.compress)
-    up_to_round = not whole_task
-    return uploads(engine, client, task, state, rng, compression, first_round_only=up_to_round)[0]
+    uploads, _ = simulate_task(
+        engine, client, task, state, rng, compression, first_round_only=not whole_task
+    )
+    return uploads
 
 
 def _shapes(tree: Tree) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in tree.items()}
 
 
-def _nbytes(sent: Mapping[str, Payload]) -> int:
-    payloads = [sent["round"]] if "round" in sent else sent.values()
+def _upload_bytes(uploads: Mapping[str, Payload]) -> int:
+    payloads = [uploads["round"]] if "round" in uploads else uploads.values()
     return sum(nbytes(upload.tensors) for upload in payloads)
 
 
@@ -343,10 +354,10 @@ def with_random_weights(config: ViTConfig) -> Backbone:
     )
 
 
-def _one_step(
+def _measure_step(
     method: Method,
     store: ImageStore,
-    trained: Tree,
+    trained_tensors: Tree,
     ctx: Context,
     settings: Settings,
     outlines: Outlines,
@@ -358,7 +369,7 @@ def _one_step(
     if "query" in method.training().inputs and (draws is None or settings.cache_queries):
         store.query(index)  # computed once per run, so not part of a step
         query = (outlines.flops - start_flops) // len(store.labels)
-    leaves = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
+    leaves = {k: v.detach().clone().requires_grad_() for k, v in trained_tensors.items()}
     existing = {**store.backbone.weights, **leaves, **ctx.shared}.values()
     existing_addresses = {tensor.untyped_storage().data_ptr() for tensor in existing}
     sizes: dict[int, int] = {}  # bytes of storages kept for the backward, by address
@@ -373,7 +384,7 @@ def _one_step(
     start_flops = outlines.flops
     method_draws = image_draws(method.training(), len(store.labels), index, "cost")
     rows = Rows(index, draws, method_draws, 0)
-    client_batch = stacked_batch(method, store, [rows], augment, settings.cache_queries)
+    client_batch = stack_batch(method, store, [rows], augment, settings.cache_queries)
     batch = Batch(*(v[0] for v in client_batch))
     if isinstance(method, HasTeacher):
         with torch.no_grad():

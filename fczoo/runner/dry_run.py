@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fczoo.backbones.load import configuration
-from fczoo.backbones.weights import weights_needed
+from fczoo.backbones.weights import describe_missing_weights
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.method import Method
@@ -23,6 +23,8 @@ from fczoo.data.stream import DOMAINS, Stream, make_tasks
 from fczoo.data.stream_variants import vary_stream
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
+from fczoo.federation.client_engine import ClientEngine
+from fczoo.federation.data_setup import open_stream, partition_stream, tasks_of
 from fczoo.federation.device import (
     DTYPES,
     Plan,
@@ -31,18 +33,23 @@ from fczoo.federation.device import (
     resolve_precision,
     warn_of_slow_bf16,
 )
-from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import ControlVariates, make_local_training
 from fczoo.federation.local_trainer import skip_steps
-from fczoo.federation.settings import GROUPS, Settings
-from fczoo.federation.start import find_start
-from fczoo.federation.stream import open_stream, split_stream, tasks_of
+from fczoo.federation.setting_groups import GROUPS
+from fczoo.federation.settings import Settings
+from fczoo.federation.warm_start import find_start
 from fczoo.models.storage import KeepModel
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.text_format import option_word, word_table
-from fczoo.runner.cost import EVERY, SOME, FirstRound, first_round, uploads
+from fczoo.runner.cost import (
+    EXTRAPOLATION_CLASSES,
+    MAX_FULL_CLASSES,
+    FirstRound,
+    first_round,
+    simulate_task,
+)
 from fczoo.runner.outline import Outlines, outline_backbone
-from fczoo.runner.progress import say
+from fczoo.runner.progress import print_progress
 from fczoo.runner.schedule_warnings import warn_of_short_schedules, warn_of_unused_settings
 from fczoo.runner.timing import StepTimer, duration_text
 
@@ -63,10 +70,10 @@ def state_sizes(method: Method, settings: Settings, classes: int, config: ViTCon
     tasks = tasks_of(settings, classes)
     if method.training().own_models:
         return [0] * len(tasks)
-    few, many = SOME
+    few, many = EXTRAPOLATION_CLASSES
     most = max(task.size for task in tasks[:2]) if method.training().uploads else few
-    sizes = _measure(method, settings, tasks[:2], config, most if most <= EVERY else few)
-    if most > EVERY:
+    sizes = _measure(method, settings, tasks[:2], config, most if most <= MAX_FULL_CLASSES else few)
+    if most > MAX_FULL_CLASSES:
         larger_sizes = _measure(method, settings, tasks[:2], config, many)
         sizes = [
             size + (larger - size) // (many - few) * (most - few)
@@ -96,7 +103,7 @@ def _measure(
                 make_optimizers=skip_steps,
             )
             state = fast.begin_task(state, task, backbone, rng)
-            _, state = uploads(engine, Client(0, torch.arange(len(labels))), task, state, rng)
+            _, state = simulate_task(engine, Client(0, torch.arange(len(labels))), task, state, rng)
             sizes.append(nbytes(state))
     return sizes
 
@@ -107,7 +114,7 @@ LEGEND = (
     "MB up: a client's upload per round, with every class of the first task (1 MB = 10^6 bytes)\n"
     "MB down: the broadcast at the start of the first task\n"
     "GFLOP per image-step: counted operations of inputs, forward and backward of one image\n"
-    "PFLOP per run: GFLOP per image-step times image-steps; no statistics, server, evaluation\n"
+    "PFLOP per run: GFLOP per image-step x image-steps, without statistics, server and evaluation\n"
     "GB: estimated memory without images and libraries: frozen weights, and for each client that\n"
     "  trains at the same time its values, gradients, two moments and activations of one batch\n"
     "MB kept: models and server state in each run's folder, estimated from two tasks\n"
@@ -142,14 +149,18 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
     classes = len(data[0].classes) if data else 0
     backbone = configuration(settings.backbone, settings.image_size, settings.pool)
     timer = StepTimer(settings, classes, backbone)
-    work = []
+    cost_rows = []
     for name, config in configs.items():
-        say(f"{name}: counting bytes and operations")
+        print_progress(f"{name}: counting bytes and operations")
         method = config.create_method()
         round_cost = first_round(method, settings, classes, backbone)
         sizes = state_sizes(method, settings, classes, backbone)
-        kept = {"final": sizes[-1], "tasks": sum(sizes), "none": 0}[keep]
-        work.append(_work(method, settings, round_cost, kept, timer, clients, sum(steps), images))
+        stored_bytes = {"final": sizes[-1], "tasks": sum(sizes), "none": 0}[keep]
+        cost_rows.append(
+            _cost_row(
+                method, settings, round_cost, stored_bytes, timer, clients, sum(steps), images
+            )
+        )
     warn_of_short_schedules(configs.values())
     warn_of_unused_settings(list(configs.values()))
     seed_list = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
@@ -176,7 +187,7 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
             for option, origin in config.option_origins.items()
         ]
         pages.append(f"{name}:\n{word_table(values, ['option', 'value', 'from'])}")
-    weights = weights_needed(settings.backbone, "--download")
+    weights = describe_missing_weights(settings.backbone, "--download")
     return "\n\n".join(
         [
             f"Settings of {plural(len(runs), 'run')}, {seed_list}:",
@@ -188,7 +199,7 @@ def dry_run(runs: Sequence[RunConfig], keep: KeepModel = "final") -> str:
             *pages,
             f"{data_summary}\nWeights: {weights or f'{settings.backbone} is available'}",
             f"Image-steps per run (images x epochs x rounds), by task: {by_task}",
-            f"{word_table(work, head)}\n\n{LEGEND}",
+            f"{word_table(cost_rows, head)}\n\n{LEGEND}",
         ]
     )
 
@@ -212,12 +223,12 @@ def run_seconds(config: RunConfig) -> tuple[float, float] | None:
     backbone = configuration(settings.backbone, settings.image_size, settings.pool)
     classes, method = len(stream.classes), config.create_method()
     timer, images = StepTimer(settings, classes, backbone), len(stream.train.labels)
-    tested = [len(stream.positions(stream.test, task)) for task in stream.tasks]
+    test_counts = [len(stream.positions(stream.test, task)) for task in stream.tasks]
     if not timer.trains(method):
-        return 0.0, timer.forward_seconds(images + sum(tested))
+        return 0.0, timer.forward_seconds(images + sum(test_counts))
     cost = first_round(method, settings, classes, backbone)
     training = timer.seconds(method, cost, sum(image_steps(settings, *data)), images)
-    passes = images + sum(sum(tested[: i + 1]) for i in range(len(tested)))
+    passes = images + sum(sum(test_counts[: i + 1]) for i in range(len(test_counts)))
     return training + timer.forward_seconds(passes), 0.0
 
 
@@ -227,9 +238,9 @@ def image_steps(settings: Settings, stream: Stream, partition: Partition) -> lis
     If participants are sampled, it is the expected number.
     """
     out = []
-    for task in stream.tasks[stream.learned :]:
+    for task in stream.tasks[stream.learned_count :]:
         sizes = np.array(
-            [len(c) for c in partition.tasks[task.index][: partition.present(task.index)]]
+            [len(c) for c in partition.tasks[task.index][: partition.client_count(task.index)]]
         )
         candidates = len(sizes) if settings.draw_among == "joined" else int((sizes > 0).sum())
         out.append(
@@ -261,7 +272,7 @@ def _data(settings: Settings) -> tuple[str, tuple[Stream, Partition] | None]:
         return (
             f"Data: {error}\nCosts assume {official.train:,} training images, equally many per "
             "class.",
-            split_stream(settings, stream),
+            partition_stream(settings, stream),
         )
     stream, partition = open_stream(settings, pixels=False)
     return (
@@ -305,37 +316,37 @@ def _settings(config: RunConfig) -> dict[str, list[tuple[Any, ...]]]:
     return groups
 
 
-def _work(
+def _cost_row(
     method: Method,
     settings: Settings,
-    seen: FirstRound,
-    kept: int,
+    round_cost: FirstRound,
+    stored_bytes: int,
     timer: StepTimer,
     clients: int,
     steps: float,
     images: int,
 ) -> tuple[Any, ...]:
-    trained_bytes, device = nbytes(seen.trained), pick_device(settings.device)
-    scalars = sum(v.numel() for v in seen.trained.values())
+    trained_bytes, device = nbytes(round_cost.trained_tensors), pick_device(settings.device)
+    scalars = sum(v.numel() for v in round_cost.trained_tensors.values())
     together = min(
         group_size(settings, device, clients, scalars), settings.participant_count(clients)
     )
     part = DTYPES[settings.precision].itemsize / 4  # of the bytes in float32
     memory = (
-        seen.weights * part
+        round_cost.weight_bytes * part
         + trained_bytes * (1 + COPIES * together)
-        + seen.activations * part * settings.batch_size * together
+        + round_cost.activation_bytes * part * settings.batch_size * together
     )
-    seconds = timer.seconds(method, seen, steps, images)
-    operations = f"{seen.flops * steps / 1e15:,.3f}" if steps else "unknown"
-    traffic = f"{seen.up / 1e6:.3f}", f"{nbytes(seen.received) / 1e6:.3f}"
+    seconds = timer.seconds(method, round_cost, steps, images)
+    operations = f"{round_cost.flops * steps / 1e15:,.3f}" if steps else "unknown"
+    traffic = f"{round_cost.upload_bytes / 1e6:.3f}", f"{nbytes(round_cost.broadcast) / 1e6:.3f}"
     return (
         method.name,
         f"{scalars:,}",
         *traffic,
-        f"{seen.flops / 1e9:.3f}",
-        operations if seen.trained else "0",
+        f"{round_cost.flops / 1e9:.3f}",
+        operations if round_cost.trained_tensors else "0",
         f"{memory / 1e9:.2f}",
-        f"{kept / 1e6:.2f}",
+        f"{stored_bytes / 1e6:.2f}",
         duration_text(seconds) if steps else "unknown",
     )

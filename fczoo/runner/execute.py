@@ -15,12 +15,12 @@ from fczoo.core.errors import (
     InterruptedCommandError,
     lacks_memory,
 )
-from fczoo.core.files import encode_json, naming, write_json
+from fczoo.core.files import encode_json, name_file_in_errors, write_json
 from fczoo.core.method import Method
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.callbacks import Callback, CallbackList
 from fczoo.federation.checkpoint import Checkpoint
-from fczoo.federation.device import reproducible
+from fczoo.federation.device import deterministic_operations
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.remote import Transport
 from fczoo.federation.result import write_result
@@ -37,7 +37,7 @@ from fczoo.reports.run_folder import (
     write_bench_file,
 )
 from fczoo.runner.configs import ExecutionConfig, RunSpec, is_finished
-from fczoo.runner.progress import Progress, ProgressCallback, log_to_file, say
+from fczoo.runner.progress import Progress, ProgressCallback, log_to_file, print_progress
 from fczoo.runner.tracked_files import send_run
 from fczoo.runner.trackers import LOGGERS
 from fczoo.runner.warnings import LocatedWarning, WarningRecorder, read_warnings, warning_lines
@@ -68,7 +68,7 @@ class RoundWriter(Callback):
         self.log.truncate(self.log.tell())  # drop logged rounds that the checkpoint does not have
 
     def round(self, record: dict[str, Any]) -> None:
-        with naming(Path(self.log.name)):
+        with name_file_in_errors(Path(self.log.name)):
             self.log.write(encode_json(record).encode() + b"\n")
             self.log.flush()
             os.fsync(self.log.fileno())
@@ -106,7 +106,7 @@ def execute_run(
             )
             if not execution.skip_failed:
                 raise
-            say(f"{run.numbered_label}: failed, {error_text(error)}")
+            print_progress(f"{run.numbered_label}: failed, {error_text(error)}")
     return False
 
 
@@ -115,7 +115,7 @@ def skip_finished(run: RunSpec) -> bool:
     finished = is_finished(run)
     if finished:
         Checkpoint(run.checkpoint).remove()
-        say(f"{run.numbered_label}: finished before, kept")
+        print_progress(f"{run.numbered_label}: already finished, skipped")
     return finished
 
 
@@ -136,32 +136,32 @@ def _run(
             stack.enter_context(LOGGERS[name](run.folder_of_run, portable))
             for name in execution.loggers
         ]
-        stack.enter_context(reproducible(bench.settings.deterministic))
+        stack.enter_context(deterministic_operations(bench.settings.deterministic))
         rounds = stack.enter_context(RoundWriter(run.folder_of_run))
         probe = Probe(run.folder_of_run) if execution.diagnostics else None
         callback = CallbackList([rounds, ProgressCallback(run, progress), *trackers])
         method, seed = run.config.create_method(), run.config.seed
         federated_run = FederatedRun(bench, method, seed, callback, checkpoint, probe, transport)
         for _ in federated_run:
-            _keep(run.folder_of_run, federated_run, execution)
+            # the model first: a finished result implies its model
+            error = _store_model(run.folder_of_run, federated_run, execution)
+            write_result(run.folder_of_run / RESULT, federated_run.result)
+            if error:
+                raise error
         if trackers:
             send_run(run, trackers, files_folder)
     checkpoint.remove()
 
 
-def _keep(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> None:
-    """Write model and result of a task, the model first: a finished result implies its model.
-
-    If an error prevents storing the model, the result is written nevertheless.
-    """
+def _store_model(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> Exception | None:
+    """Write the model of a task; return the error that prevented it, or None."""
     try:
         keep_model(folder, run, execution.keep_model, execution.keep_server_state)
     except InterruptedCommandError:
         raise
-    except Exception:
-        write_result(folder / RESULT, run.result)
-        raise
-    write_result(folder / RESULT, run.result)
+    except Exception as error:
+        return error
+    return None
 
 
 def error_text(error: Exception) -> str:

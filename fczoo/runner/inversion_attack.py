@@ -27,17 +27,17 @@ from fczoo.core.types import Context, HasClientMemory, HasTeacher, Task
 from fczoo.data.views import get_augment
 from fczoo.federation.batches import Client
 from fczoo.federation.benchmark import Benchmark
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import Plan
-from fczoo.federation.engine import ClientEngine
-from fczoo.federation.server import broadcast, on_device
+from fczoo.federation.server import broadcast, to_device
 from fczoo.models.classifier import prediction_batch
-from fczoo.reports.figure import ImageGrid
-from fczoo.runner.cost import uploads
+from fczoo.reports.figure_data import ImageGrid
+from fczoo.runner.cost import simulate_task
 
 STEPS = 300  # of gradient descent
-RATE = 0.1  # learning rate of Adam, on pixels before the logistic function
+LEARNING_RATE = 0.1  # learning rate of Adam, on pixels before the logistic function
 SMOOTHNESS = 1.0  # weight of the mean difference between neighbouring pixels
-MOST_IMAGES = 500  # of the task, over which the mean image is computed
+MAX_IMAGES = 500  # of the task, over which the mean image is computed
 
 HEADERS = (
     "method",
@@ -45,7 +45,7 @@ HEADERS = (
     "distance",
     "MSE to the nearest image",
     "PSNR, dB",
-    "of the mean image, dB",
+    "PSNR of the mean image, dB",
 )
 
 Target = Literal["feature", "prototype", "update"]
@@ -58,7 +58,7 @@ class Inversion:
     target: Target
     classes: list[int]
     images: Tensor  # reconstructions, pixels in [0, 1]
-    nearest: Tensor  # the client's nearest images
+    nearest_images: Tensor  # the client's nearest images
     distance: float  # final distance to the target; 0: features or directions are the same
     error: float  # mean squared error to the nearest image, mean over images
     mean_image_error: float  # mean squared error of the mean image, mean over images
@@ -123,16 +123,16 @@ def invert_uploads(bench: Benchmark, method: Method, steps: int = STEPS) -> list
     """
     attack = _Attack(bench, method, steps)
     classes = attack.classes
-    match_own = attack.match_features(attack.broadcast, attack.own)
-    inversions = [attack.invert("feature", match_own, classes)]
-    for phase, upload in attack.sent.items():
+    match_client = attack.match_features(attack.broadcast, attack.client_features)
+    inversions = [attack.invert("feature", match_client, classes)]
+    for phase, upload in attack.uploads.items():
         if means := class_means(upload, method.training().uploads, attack.task):
-            tree = {**attack.broadcast, **attack.trained(phase)}
-            sent = [c for c in classes if c in means]
-            match_means = attack.match_features(tree, torch.stack([means[c] for c in sent]))
-            inversions.append(attack.invert("prototype", match_means, sent))
+            tree = {**attack.broadcast, **attack.trained_tensors(phase)}
+            sent_classes = [c for c in classes if c in means]
+            match_means = attack.match_features(tree, torch.stack([means[c] for c in sent_classes]))
+            inversions.append(attack.invert("prototype", match_means, sent_classes))
             break
-    if attack.trained("round") and not isinstance(method, HasTeacher | HasClientMemory):
+    if attack.trained_tensors("round") and not isinstance(method, HasTeacher | HasClientMemory):
         inversions.append(attack.invert("update", attack.match_update(), classes))
     return inversions
 
@@ -145,26 +145,28 @@ class _Attack:
         self.bench, self.method, self.backbone = bench, method, bench.backbone
         self.task = bench.stream.tasks[0]
         rng = torch.Generator().manual_seed(0)
-        state = on_device(method.begin_task({}, self.task, self.backbone, rng), self.backbone)
+        state = to_device(method.begin_task({}, self.task, self.backbone, rng), self.backbone)
         plan = Plan(settings.epochs, settings.batch_size, get_augment(settings.augment), 0)
         engine = ClientEngine(method, self.backbone, bench.train, plan)
         clients = bench.clients(self.task, method.training().data_scope)
         self.client: Client = min(clients, key=lambda client: len(client.index))
         self.broadcast = broadcast(method, state)
-        self.sent, _ = uploads(engine, self.client, self.task, state, rng)
+        self.uploads, _ = simulate_task(engine, self.client, self.task, state, rng)
         labels = bench.train.labels.cpu()
         self.labels = labels[self.client.index]
         self.classes: list[int] = torch.unique(self.labels).tolist()
         positions = torch.from_numpy(bench.stream.positions(bench.stream.train, self.task))
-        self.mean_image = self.pixels(positions[:MOST_IMAGES]).mean(0, keepdim=True)
+        self.mean_image = self.pixels(positions[:MAX_IMAGES]).mean(0, keepdim=True)
         first = [int((self.labels == c).nonzero()[0]) for c in self.classes]
         self.examples = self.client.index[torch.tensor(first)]
-        self.own = self.features(self.broadcast, self.pixels(self.examples)).detach()
+        self.client_features = self.features(self.broadcast, self.pixels(self.examples)).detach()
 
-    def trained(self, phase: str) -> Tree:
+    def trained_tensors(self, phase: str) -> Tree:
         """Return the trained tensors in the upload of a round; empty for other phases."""
         optims = self.method.training().optims
-        return select(self.sent[phase].tensors, *optims) if phase == "round" in self.sent else {}
+        return (
+            select(self.uploads[phase].tensors, *optims) if phase == "round" in self.uploads else {}
+        )
 
     def pixels(self, index: Tensor) -> Tensor:
         """Return images [n, 3, S, S] as the network sees them, in [0, 1]."""
@@ -191,9 +193,9 @@ class _Attack:
 
         There is one image per class.
         """
-        trained, ctx = self.trained("round"), Context(self.task, 0, 1, self.broadcast)
-        change = torch.cat([(trained[k] - self.broadcast[k]).flatten() for k in trained])
-        leaves = {k: self.broadcast[k].clone().requires_grad_() for k in trained}
+        tensors, ctx = self.trained_tensors("round"), Context(self.task, 0, 1, self.broadcast)
+        change = torch.cat([(tensors[k] - self.broadcast[k]).flatten() for k in tensors])
+        leaves = {k: self.broadcast[k].clone().requires_grad_() for k in tensors}
         counts = torch.bincount(self.labels, minlength=self.task.classes).to(change)
 
         def loss(images: Tensor) -> Tensor:
@@ -217,11 +219,13 @@ class _Attack:
         """Optimize grey images, one per class, and compare them with the client's images."""
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
             images = descend(distance, self.mean_image, len(classes), self.steps)
-            left = float(distance(images).detach())
+            final_distance = float(distance(images).detach())
         nearest, errors, mean_errors = [], [], []
         for i, c in enumerate(classes):
-            own = self.client.index[self.labels == c] if target != "feature" else self.examples[[i]]
-            candidates = self.pixels(own)
+            indices = (
+                self.client.index[self.labels == c] if target != "feature" else self.examples[[i]]
+            )
+            candidates = self.pixels(indices)
             (error,) = mean_squared_errors(images[[i]], candidates)
             nearest.append(candidates[error.argmin()])
             errors.append(float(error.min()))
@@ -231,7 +235,7 @@ class _Attack:
             classes,
             images,
             torch.stack(nearest),
-            left,
+            final_distance,
             float(np.mean(errors)),
             float(np.mean(mean_errors)),
         )
@@ -251,7 +255,7 @@ def descend(distance: Callable[[Tensor], Tensor], like: Tensor, number: int, ste
     """
     noise = torch.randn(number, *like.shape[1:], generator=torch.Generator().manual_seed(0))
     values = (0.1 * noise).to(like).requires_grad_()
-    optimizer = torch.optim.Adam([values], lr=RATE)
+    optimizer = torch.optim.Adam([values], lr=LEARNING_RATE)
     for _ in range(steps):
         optimizer.zero_grad()
         images = values.sigmoid()
@@ -291,12 +295,12 @@ def inversion_grid(name: str, label: str, inversions: list[Inversion]) -> ImageG
     """
     rows = {}
     for i in inversions:
-        rows["image" if i.target == "feature" else f"nearest to {i.target}"] = i.nearest
+        rows["image" if i.target == "feature" else f"nearest to {i.target}"] = i.nearest_images
         rows[f"from {i.target}, {signal_to_noise(i.error):.1f} dB"] = i.images
     pixels = torch.stack([*rows.values()]).movedim(2, -1).cpu().numpy()
     return ImageGrid(
         name=f"{name} {label}",
-        caption=f"{label}: what a server reconstructs from one client's upload",
+        caption=f"{label}: images that a server reconstructs from one client's upload",
         x="class",
         y="",
         pixels=pixels,

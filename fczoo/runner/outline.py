@@ -20,7 +20,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.tree import Tree
 from fczoo.core.vit_config import ViTConfig
 
-LARGE = 1 << 16  # elements above which a tensor is represented by its shape only
+MAX_ELEMENTS = 1 << 16  # elements above which a tensor is represented by its shape only
 
 
 class Outlines(TorchDispatchMode):
@@ -60,21 +60,21 @@ class Outlines(TorchDispatchMode):
         if alias == "write":
             target = inputs[0]
             strides = zip(target.stride(), target.shape, strict=True)
-            if _any_large(inputs) or any(step == 0 and size > 1 for step, size in strides):
+            if _has_large(inputs) or any(step == 0 and size > 1 for step, size in strides):
                 return args[0] if func._schema.returns else None  # outlines stay as they are
             return func(*args, **kwargs)
-        large = _any_large(inputs)
+        large = _has_large(inputs)
         if inputs and not large and not _grows(func):
             return self._outline_large(func(*args, **kwargs))
         key = func, _shape_key(args), _shape_key(tuple(kwargs.items()))
         if key not in _RESULTS:
-            _RESULTS[key] = _on_shapes(func, args, kwargs)
+            _RESULTS[key] = _run_on_shapes(func, args, kwargs)
         result = _RESULTS[key]
         if result is None:
             return self._outline_large(func(*args, **kwargs))
         shapes, flops = result
         self.flops += flops
-        if not (large or _any_large(shapes)):
+        if not (large or _has_large(shapes)):
             return func(*args, **kwargs)
         outputs = [self._filled_output(func, s) if isinstance(s, Tensor) else s for s in shapes]
         returns = func._schema.returns
@@ -84,23 +84,23 @@ class Outlines(TorchDispatchMode):
 
     def _filled_output(self, func: Any, shape: Tensor) -> Tensor:
         value = int(func not in _ZERO and (shape.is_floating_point() or shape.dtype == torch.bool))
-        if shape.numel() > LARGE:
+        if shape.numel() > MAX_ELEMENTS:
             return self.outline(shape.shape, shape.dtype, value)
         return torch.full(shape.shape, value, dtype=shape.dtype)
 
-    def _outline_large(self, found: Any) -> Any:
-        if isinstance(found, Tensor):
-            return self.outline(found.shape, found.dtype) if found.numel() > LARGE else found
-        if isinstance(found, tuple | list):
-            return type(found)(map(self._outline_large, found))
-        return found
+    def _outline_large(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.outline(value.shape, value.dtype) if value.numel() > MAX_ELEMENTS else value
+        if isinstance(value, tuple | list):
+            return type(value)(map(self._outline_large, value))
+        return value
 
     def outline(self, shape: Iterable[int], dtype: torch.dtype, value: int = 1) -> Tensor:
         """Return a tensor that represents one of this shape and type."""
         size = tuple(shape)
         # fused attention requires contiguous rows
         number = torch.full(
-            size[-1:] if len(size) > 1 and size[-1] <= LARGE else (), value, dtype=dtype
+            size[-1:] if len(size) > 1 and size[-1] <= MAX_ELEMENTS else (), value, dtype=dtype
         )
         self._numbers.append(number)
         tensor = number.expand(size)
@@ -131,8 +131,8 @@ def _aliases(func: Any) -> Literal["view", "write", ""]:
     return "write" if any(info.is_write for info in infos) else "view" if infos else ""
 
 
-def _any_large(tensors: Iterable[Any]) -> bool:
-    return any(isinstance(value, Tensor) and value.numel() > LARGE for value in tensors)
+def _has_large(tensors: Iterable[Any]) -> bool:
+    return any(isinstance(value, Tensor) and value.numel() > MAX_ELEMENTS for value in tensors)
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
@@ -154,14 +154,14 @@ def _shape_key(value: Any) -> Any:
     return None if isinstance(value, torch.Generator) else (type(value), value)
 
 
-def _on_shapes(
+def _run_on_shapes(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], int] | None:
     """Return outputs and flops of an operation on shapes; None if they depend on values."""
-    kwargs = {k: None if isinstance(v, torch.Generator) else _on_meta(v) for k, v in kwargs.items()}
+    kwargs = {k: None if isinstance(v, torch.Generator) else _to_meta(v) for k, v in kwargs.items()}
     if "device" in kwargs:
         kwargs["device"] = torch.device("meta")
-    args = _on_meta(args)
+    args = _to_meta(args)
     try:
         output = func(*args, **kwargs)
     except (NotImplementedError, RuntimeError):
@@ -171,10 +171,10 @@ def _on_shapes(
     return tuple(output) if isinstance(output, tuple | list) else (output,), flops
 
 
-def _on_meta(value: Any) -> Any:
+def _to_meta(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
-    return type(value)(map(_on_meta, value)) if isinstance(value, tuple | list) else value
+    return type(value)(map(_to_meta, value)) if isinstance(value, tuple | list) else value
 
 
 class OutlineBackbone(Backbone):

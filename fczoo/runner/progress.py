@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from fczoo.core.command_messages import Level, message_line, message_style
 from fczoo.core.errors import LogFile
-from fczoo.core.messages import Level, message_line, message_style
 from fczoo.core.method import Method
 from fczoo.core.metrics import all_metrics
 from fczoo.core.terminal import is_terminal
@@ -26,7 +26,7 @@ log.setLevel(logging.INFO)
 BAR = "{desc} {percentage:3.0f} % |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
 
 
-def say(text: str, level: Level = "INFO") -> None:
+def print_progress(text: str, level: Level = "INFO") -> None:
     """Print a line on stderr, above the bar if there is one, and log it.
 
     Args:
@@ -63,12 +63,12 @@ class Progress:
     """Progress of a sweep: finished runs, the best run, and the remaining time."""
 
     def __init__(self, runs: Sequence[RunSpec]):
-        self.total, self.begin = len(runs), time.monotonic()
+        self.total, self.started_at = len(runs), time.monotonic()
         self.ended = 0
-        self.kept = 0  # ended runs that an earlier command finished
+        self.skipped = 0  # ended runs that an earlier command finished
         self.best: dict[Path, tuple[float, str]] = {}  # A_N and label of the best run by setting
         # modification time and content of a run's result file
-        self.seen: dict[RunSpec, tuple[int, Result | None]] = {}
+        self.results_by_run: dict[RunSpec, tuple[int, Result | None]] = {}
         folders = list(dict.fromkeys(run.folder for run in runs))
         log_place = folders[0] / LOG if len(folders) == 1 else f"{LOG} next to each {BENCH}"
         protocols = sorted(
@@ -78,7 +78,7 @@ class Progress:
         protocol_note += (
             " (--protocol none: the data set's own schedule)" if "quick" in protocols else ""
         )
-        say(f"{self.total} run{'s' * (self.total > 1)}{protocol_note}; log: {log_place}")
+        print_progress(f"{self.total} run{'s' * (self.total > 1)}{protocol_note}; log: {log_place}")
         visible = message_style().has_bars and (is_terminal(sys.stderr) or in_notebook())
         self.bar = tqdm(
             total=self.total, disable=not visible, leave=False, smoothing=0, bar_format=BAR
@@ -90,8 +90,8 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def count_ended(self, run: RunSpec, kept: bool = False) -> None:
-        """Count a finished or failed run, ``kept`` if an earlier command finished it.
+    def count_ended(self, run: RunSpec, skipped: bool = False) -> None:
+        """Count a finished or failed run, ``skipped`` if an earlier command finished it.
 
         An interrupted run does not count.
         """
@@ -99,8 +99,8 @@ class Progress:
         if not (finished or (run.folder_of_run / FAILURE).exists()):
             return
         self.ended += 1
-        self.kept += kept
-        if run in self.seen:
+        self.skipped += skipped
+        if run in self.results_by_run:
             self._read(run)
         else:
             self.move(0.0)
@@ -112,7 +112,7 @@ class Progress:
             parts = [f"{self.ended} of {self.total} runs ended"]
             if best := self.best.get(run.folder):
                 parts.append(f"best so far {best[0]:.1f} %, {best[1]}")
-            say("; ".join([*parts, *self._time_left()]))
+            print_progress("; ".join([*parts, *self._time_left()]))
 
     def follow(self, runs: Iterable[RunSpec]) -> None:
         """Report the progress of runs in other processes, as their result files show it."""
@@ -131,31 +131,31 @@ class Progress:
         try:
             written = (run.folder_of_run / RESULT).stat().st_mtime_ns
         except FileNotFoundError:
-            self.seen.setdefault(run, (0, None))
+            self.results_by_run.setdefault(run, (0, None))
             return None
-        last_time, last_result = self.seen.get(run, (0, None))
+        last_time, last_result = self.results_by_run.get(run, (0, None))
         if written == last_time:
             return last_result
         result = read_result(run.folder_of_run / RESULT)
-        if run in self.seen:
+        if run in self.results_by_run:
             for task_index in range(
                 len(last_result.accuracy) if last_result else 0, len(result.accuracy)
             ):
-                say(after_task(run, result, task_index + 1))
-        self.seen[run] = written, result
+                print_progress(describe_task(run, result, task_index + 1))
+        self.results_by_run[run] = written, result
         return result
 
     def move(self, part: float) -> None:
         """Move the bar; ``part`` is the finished part of the active runs, in runs."""
-        self.bar.initial = self.kept
+        self.bar.initial = self.skipped
         self.bar.n = max(self.ended + part, self.bar.initial)
         self.bar.refresh()
 
     def _time_left(self) -> list[str]:
-        new_runs, remaining_runs = self.ended - self.kept, self.total - self.ended
+        new_runs, remaining_runs = self.ended - self.skipped, self.total - self.ended
         if new_runs <= 0 or not remaining_runs:
             return []
-        seconds = (time.monotonic() - self.begin) / new_runs * remaining_runs
+        seconds = (time.monotonic() - self.started_at) / new_runs * remaining_runs
         return [
             f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
         ]
@@ -169,7 +169,7 @@ class ProgressCallback(Callback):
         self.done = self.rounds = 0
 
     def start(self, method: Method, seed: int, clients: int, rounds: int, done: int) -> None:
-        _tell_warnings()
+        _flush_warnings()
         self.rounds, self.done = rounds, done
         if self.progress:
             self.progress.bar.set_description_str(self.run.numbered_label)
@@ -183,20 +183,20 @@ class ProgressCallback(Callback):
     def round(self, record: dict[str, Any]) -> None:
         self.done += 1
         if self.progress:
-            say(after_round(self.run, record), "DEBUG")
+            print_progress(describe_round(self.run, record), "DEBUG")
             self.progress.move(self.done / self.rounds)
 
     def task(self, result: Result) -> None:
-        _tell_warnings()
+        _flush_warnings()
         task_count = len(result.accuracy)
-        (say if self.progress else log.info)(
-            after_task(self.run, result, task_count)
+        (print_progress if self.progress else log.info)(
+            describe_task(self.run, result, task_count)
         )  # else ``follow`` reports it
         if self.progress and not self.rounds:
             self.progress.move(task_count / len(result.task_sizes))
 
 
-def after_task(run: RunSpec, result: Result, done: int) -> str:
+def describe_task(run: RunSpec, result: Result, done: int) -> str:
     """Describe the accuracy of a run after ``done`` tasks."""
     a_t = all_metrics(result.accuracy[:done], result.test_counts)["A_N"]
     tasks = f"task {done} of {len(result.task_sizes)}"
@@ -205,7 +205,7 @@ def after_task(run: RunSpec, result: Result, done: int) -> str:
     )
 
 
-def after_round(run: RunSpec, record: Mapping[str, Any]) -> str:
+def describe_round(run: RunSpec, record: Mapping[str, Any]) -> str:
     """Describe the loss and accuracy of a round, given its record in ``rounds.jsonl``."""
     parts = [f"{run.numbered_label}: task {record['task'] + 1}, round {record['round'] + 1}"]
     if record["loss"] is not None:
@@ -215,7 +215,7 @@ def after_round(run: RunSpec, record: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _tell_warnings() -> None:
+def _flush_warnings() -> None:
     """Print the warnings collected so far, instead of at the end of the command."""
     for handler in logging.getLogger().handlers:
         handler.flush()

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from fczoo.core.errors import FczooError
+from fczoo.core.names import join_first_names
 from fczoo.federation.environment import file_of
 
-FREE = (
+MUTABLE_KEYS = (
     "command",
     "earlier_commands",
     "started",
@@ -24,26 +25,26 @@ FREE = (
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise FczooError that names the differences if ``bench.json`` has another configuration."""
-    old, new = _flat(before), _flat(now)
+    old, new = _flatten(before), _flatten(now)
     differences = [
-        k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(FREE)
+        k
+        for k in old.keys() | new.keys()
+        if old.get(k) != new.get(k) and not k.startswith(MUTABLE_KEYS)
     ]
     if differences:
         # settings first, since their values explain more than hashes
         differences.sort(key=lambda name: ("sha256" in name, name))
 
         def describe(tree: Mapping[str, Any], name: str) -> str:
-            value = str(tree.get(name, "not there"))
+            value = str(tree.get(name, "missing"))
             return value[:8] if "sha256" in name else value
 
-        listing = "; ".join(
-            f"{k} was {describe(old, k)}, is {describe(new, k)}" for k in differences[:4]
-        )
-        suffix = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
+        texts = [f"{k} was {describe(old, k)}, is {describe(new, k)}" for k in differences]
+        listing = join_first_names(texts, 4, "; ")
         listing = " ".join(listing.split())  # values from the file may have line breaks
         raise FczooError(
             f"output folder {folder} is already in use by another configuration: {listing}"
-            f"{suffix}; give another with --out"
+            "; give another with --out"
         )
 
 
@@ -59,10 +60,9 @@ def check_code(
         name for name, sha256 in now["code"].items() if old_hashes.get(name, sha256) != sha256
     ]
     if changed_modules and not accept:
-        files = ", ".join(str(file_of(name) or name) for name in changed_modules[:3])
-        suffix = f" and {len(changed_modules) - 3} more" if len(changed_modules) > 3 else ""
+        files = join_first_names([str(file_of(name) or name) for name in changed_modules], 3)
         raise FczooError(
-            f"the runs in {folder} were started with other code: {files}{suffix}; give another "
+            f"the runs in {folder} were started with other code: {files}; give another "
             "folder with --out, or --accept-changed-code to resume all the same"
         )
     return changed_modules
@@ -81,11 +81,11 @@ def last_run(results: Path) -> Path:
     return runs[-1]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in tree.items():
         out |= (
-            _flat(value, f"{prefix}{key}.")
+            _flatten(value, f"{prefix}{key}.")
             if isinstance(value, dict)
             else {f"{prefix}{key}": value}
         )

@@ -33,14 +33,14 @@ class Interrupts:
         if (
             threading.current_thread() is threading.main_thread()
         ):  # Python delivers signals nowhere else
-            self._before = {
-                s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)
+            self._earlier_handlers = {
+                s: signal.signal(s, self._record_signal) for s in (signal.SIGINT, signal.SIGTERM)
             }
-            self._before |= {s: signal.signal(s, signal.SIG_IGN) for s in HANGUP}
+            self._earlier_handlers |= {s: signal.signal(s, signal.SIG_IGN) for s in HANGUP}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in getattr(self, "_before", {}).items():
+        for number, handler in getattr(self, "_earlier_handlers", {}).items():
             signal.signal(number, handler)
 
     def check_interrupt(self) -> None:
@@ -50,7 +50,7 @@ class Interrupts:
                 f"stopped on request, with the last round saved; {self.advice}", self.signal_number
             )
 
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def _record_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal_number:
             raise InterruptedCommandError(
                 f"stopped at once; the previous round is saved; {self.advice}", number
@@ -64,7 +64,7 @@ class Interrupts:
 
 
 @contextmanager
-def only_process(out: Path) -> Iterator[None]:
+def lock_folder(out: Path) -> Iterator[None]:
     """Lock the run folder, which is created if necessary.
 
     The operating system releases the lock when the process ends. A new folder that stays empty is

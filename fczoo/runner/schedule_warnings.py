@@ -4,11 +4,12 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fczoo.core.files import shorten
 from fczoo.core.options import flag
 from fczoo.core.registry import DATASETS
 from fczoo.federation.settings import Settings
 from fczoo.protocols.registry import PROTOCOLS
-from fczoo.protocols.source import Statement
+from fczoo.protocols.stated_values import Statement
 from fczoo.reports.run_config import DATASET, GIVEN, RunConfig, protocol_of_value
 from fczoo.reports.text_format import option_word
 from fczoo.security.privacy import has_class_counts
@@ -16,7 +17,7 @@ from fczoo.security.privacy import has_class_counts
 log = logging.getLogger("fczoo")
 
 
-ENOUGH = 0.25
+MIN_STEP_FRACTION = 0.25
 """Smallest part of the steps for which rates were chosen that a run can have without warning."""
 
 
@@ -37,7 +38,7 @@ def steps(settings: Settings) -> float:
     return steps_per_image(settings) * (images_per_class(settings) or 1)
 
 
-def times_the_steps(chosen: Settings, settings: Settings) -> float | None:
+def step_factor(chosen: Settings, settings: Settings) -> float | None:
     """Return the steps per class of ``chosen`` divided by those of ``settings``.
 
     If a number of images is unknown, the same data set is assumed to have as many in both, and two
@@ -100,12 +101,12 @@ def warn_of_short_schedules(configs: Iterable[RunConfig]) -> None:
             if is_rate and (schedule := _rate_schedule(config, name)):
                 rates_by_schedule.setdefault(schedule, []).append(f"{name}={option_word(value)}")
         for (chosen, source), rates in rates_by_schedule.items():
-            times = times_the_steps(chosen, settings)
-            if times and times * ENOUGH > 1:
+            times = step_factor(chosen, settings)
+            if times and times * MIN_STEP_FRACTION > 1:
                 log.warning(
-                    "%s has %s for the schedule of %s, which has %.0f times the steps%s of this "
-                    "run: it may hardly learn; see `fczoo tune --methods %s`, or give more "
-                    "--rounds or --epochs",
+                    "%s may learn little with %s, chosen for the schedule of %s, which has %.0f "
+                    "times as many steps%s as this run; search with `fczoo tune --methods %s`, or "
+                    "give more --rounds or --epochs",
                     method,
                     ", ".join(rates),
                     source,
@@ -115,7 +116,7 @@ def warn_of_short_schedules(configs: Iterable[RunConfig]) -> None:
                 )
 
 
-OF_TRAINING = (
+TRAINING_SETTINGS = (
     "rounds",
     "epochs",
     "batch_size",
@@ -130,12 +131,20 @@ OF_TRAINING = (
 
 
 def warn_of_unused_settings(configs: Sequence[RunConfig]) -> None:
-    """Warn of settings that methods ignore: one line on training, one on class statistics.
+    """Warn of settings that have no effect: a line each on data, class statistics and training.
 
     Args:
         configs: Runs with the same settings.
     """
     settings = configs[0].settings
+    dataset = DATASETS.get(settings.dataset)
+    if settings.root and not settings.root.is_dir() and not (dataset.source or dataset.folder):
+        log.warning(
+            "%s needs no data folder: --data-root %s, which %s, has no effect",
+            settings.dataset,
+            shorten(settings.data_root),  # a shared run folder stores the warning
+            "is not a folder" if settings.root.exists() else "does not exist",
+        )
     declarations = {config.method: config.create_method().training() for config in configs}
     without_counts = [
         name for name, training in declarations.items() if not has_class_counts(training.uploads)
@@ -153,7 +162,7 @@ def warn_of_unused_settings(configs: Sequence[RunConfig]) -> None:
     origins = configs[0].setting_origins
     flags = [
         f"{flag(name)} {option_word(getattr(settings, name))}"
-        for name in OF_TRAINING
+        for name in TRAINING_SETTINGS
         if origins[name] == GIVEN
     ]
     if names and flags:
@@ -161,5 +170,5 @@ def warn_of_unused_settings(configs: Sequence[RunConfig]) -> None:
         log.warning("%s %s not train: %s no effect", ", ".join(names), verb, _list_with_verb(flags))
 
 
-def _list_with_verb(given: Sequence[str]) -> str:
-    return f"{', '.join(given)} {'has' if len(given) == 1 else 'have'}"
+def _list_with_verb(flags: Sequence[str]) -> str:
+    return f"{', '.join(flags)} {'has' if len(flags) == 1 else 'have'}"

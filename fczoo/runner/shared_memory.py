@@ -109,16 +109,14 @@ def share(bench: Benchmark, folder: Path) -> SharedBenchmark:
         raise FczooError(
             f"{problem}; free some space, set TMPDIR to another folder, or use --jobs 1"
         ) from error
-    bare_stream = replace(
-        stream, train=_without_pixels(stream.train), test=_without_pixels(stream.test)
-    )
+    bare_stream = replace(stream, train=_drop_pixels(stream.train), test=_drop_pixels(stream.test))
     config, sha256 = bench.backbone.config, bench.backbone.sha256
     return SharedBenchmark(
         bench.settings, bare_stream, bench.partition, train, test, config, sha256, weights, places
     )
 
 
-def _without_pixels(images: Images) -> Images:
+def _drop_pixels(images: Images) -> Images:
     return images._replace(pixels=NO_PIXELS)
 
 

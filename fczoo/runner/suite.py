@@ -20,10 +20,10 @@ from fczoo.reports.run_folder import FAILURE, read_folder
 from fczoo.reports.suites import Suite, SuiteCell, code_digest, enter_runs, split_by_seed
 from fczoo.reports.text_format import option_word
 from fczoo.runner.configs import ExecutionConfig, RunSpec, folder_name
-from fczoo.runner.progress import say
-from fczoo.runner.run_control import only_process
+from fczoo.runner.progress import print_progress
+from fczoo.runner.run_control import lock_folder
 from fczoo.runner.sweep import run_sweep
-from fczoo.runner.tune import StopWithCommand, search_workers, tune
+from fczoo.runner.tune import CommandWatcher, search_workers, tune
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedMethod, read_tuned, tuned_values_of
 
 SEARCH = "search"  # folder of the searches
@@ -31,7 +31,7 @@ RUNS = "runs"  # folder of the run folders
 DIGITS = 4  # significant digits of a trial's values and score in the archive
 
 
-def folder_of(cell: SuiteCell, suite: Suite) -> str:
+def cell_folder(cell: SuiteCell, suite: Suite) -> str:
     """Return the name of a cell's folders, which depends on its code and settings.
 
     Args:
@@ -43,7 +43,7 @@ def folder_of(cell: SuiteCell, suite: Suite) -> str:
         "code": code_digest(config),
         "settings": through_json(config.settings.portable()),
         "set": {name: option_word(value) for name, value in cell.row.set.items()},
-        "search": [cell.row.searched(suite.trials), suite.trials, suite.first_tasks],
+        "search": [cell.row.has_search(suite.trials), suite.trials, suite.first_tasks],
         "held out": suite.held_out,
     }
     return f"{_prefix(cell)}{content_sha256(content)[:8]}"
@@ -83,15 +83,15 @@ def run_suite(
     jobs, failures = execution.jobs, 0
     size = 2 * jobs if jobs > 1 else 1  # more cells than workers, so that few workers idle
     try:
-        with only_process(folder), _termination_as_interrupt():
+        with lock_folder(folder), _termination_as_interrupt():
             _remove_outdated(folder, cells, suite)
             for start in range(0, len(cells), size):
-                group = {folder_of(cell, suite): cell for cell in cells[start : start + size]}
+                group = {cell_folder(cell, suite): cell for cell in cells[start : start + size]}
                 failures += _run_group(suite, group, folder, archive, execution)
     except (InterruptedCommandError, KeyboardInterrupt) as error:
         number = error.exit_code - 128 if isinstance(error, FczooError) else signal.SIGINT
         raise InterruptedCommandError(
-            "stopped on request; finished runs are entered, and the same command resumes", number
+            "stopped on request; finished runs are archived, and the same command resumes", number
         ) from None
     return failures
 
@@ -106,16 +106,16 @@ def _termination_as_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    earlier_handler = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, earlier_handler)
 
 
 def _remove_outdated(folder: Path, cells: Sequence[SuiteCell], suite: Suite) -> None:
     """Remove searches and runs of some cells that have other code or settings."""
-    names = {folder_of(cell, suite) for cell in cells}
+    names = {cell_folder(cell, suite) for cell in cells}
     prefixes = {_prefix(cell) for cell in cells}
     for kind in (SEARCH, RUNS):
         for old in (folder / kind).glob("*"):
@@ -137,22 +137,22 @@ def _run_group(
         if name not in errors:
             for config in _tuned_runs(cell, folder / SEARCH / name):
                 sweep.setdefault(_folder_of_run(name, config), []).append(config)
-    failures = sum(len(group[name].pending) for name in errors)
+    failures = sum(len(group[name].pending_seeds) for name in errors)
     if sweep:
-        enter = _entry(group, folder / RUNS, archive)
+        enter = _archive_callback(group, folder / RUNS, archive)
         failures += run_sweep(sweep, folder / RUNS, execution, enter, allow_others=True)[1]
     return failures
 
 
-def _entry(
+def _archive_callback(
     group: Mapping[str, SuiteCell], folder: Path, archive: Path
 ) -> Callable[[RunSpec], None]:
     """Return a callback that enters the finished runs of a run's folder in the archive."""
 
     def enter(run: RunSpec) -> None:
         name = run.folder.relative_to(folder).parts[0]
-        if found := split_by_seed(group[name], [read_folder(run.folder, name)]):
-            enter_runs(archive, found)
+        if runs := split_by_seed(group[name], [read_folder(run.folder, name)]):
+            enter_runs(archive, runs)
 
     return enter
 
@@ -162,8 +162,8 @@ def _search(suite: Suite, cells: Mapping[str, SuiteCell], folder: Path, jobs: in
     remaining = [
         (folder / name, cell)
         for name, cell in cells.items()
-        if cell.row.searched(suite.trials)
-        and cell.archived is None
+        if cell.row.has_search(suite.trials)
+        and cell.archived_run is None
         and not (folder / name / TUNED_FILE).exists()
     ]
     if not remaining:
@@ -172,13 +172,13 @@ def _search(suite: Suite, cells: Mapping[str, SuiteCell], folder: Path, jobs: in
     if jobs == 1:
         errors = [_search_cell(pair, effort, Callback()) for pair in remaining]
     else:
-        search = partial(_search_cell, effort=effort, callback=StopWithCommand(os.getpid()))
+        search = partial(_search_cell, effort=effort, callback=CommandWatcher(os.getpid()))
         with search_workers(jobs) as workers:
             errors = list(workers.map(search, remaining))
     failed = []
     for (place, cell), error in zip(remaining, errors, strict=True):
         if error:
-            say(f"search of {cell.name}: failed, {error}")
+            print_progress(f"search of {cell.name}: failed, {error}")
             failed.append(place.name)
     return failed
 
@@ -190,10 +190,12 @@ def _search_cell(place: tuple[Path, SuiteCell], effort: Effort, callback: Callba
     """
     out, cell = place
     settings = replace(cell.configs[0].settings, vary=("training",))
-    given = {cell.row.method: cell.row.set}
+    fixed_options = {cell.row.method: cell.row.set}
     (out / FAILURE).unlink(missing_ok=True)
     try:
-        tune([cell.row.method], settings, effort, out, given=given, callback=callback)
+        tune(
+            [cell.row.method], settings, effort, out, fixed_options=fixed_options, callback=callback
+        )
     except InterruptedCommandError:
         raise
     except FczooError as error:
@@ -207,7 +209,7 @@ def _tuned_runs(cell: SuiteCell, search: Path) -> Iterator[RunConfig]:
     """Yield the pending runs of a cell with the values of its search, this one or an earlier."""
     options, record = _searched_values(cell, search)
     for config in cell.configs:
-        if config.seed in cell.pending:
+        if config.seed in cell.pending_seeds:
             yield (
                 configure_run(cell.row.method, config.settings, options, config.seed, record)
                 if record
@@ -218,8 +220,8 @@ def _tuned_runs(cell: SuiteCell, search: Path) -> Iterator[RunConfig]:
 def _searched_values(cell: SuiteCell, search: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of a cell's runs and the record of their search; empty without one."""
     method, settings = cell.row.method, cell.configs[0].settings
-    if cell.archived is not None and cell.archived.result is not None:
-        return dict(cell.archived.result.options), cell.archived.search
+    if cell.archived_run is not None and cell.archived_run.result is not None:
+        return dict(cell.archived_run.result.options), cell.archived_run.search
     if not (search / TUNED_FILE).exists():
         return {}, {}
     search_result = read_tuned(search / TUNED_FILE)
@@ -230,18 +232,21 @@ def _searched_values(cell: SuiteCell, search: Path) -> tuple[dict[str, Any], dic
     return {**tuned.values[method], **cell.row.set}, {**record, **trials}
 
 
-def _trials_of(found: TunedMethod) -> dict[str, Any]:
+def _trials_of(tuned_method: TunedMethod) -> dict[str, Any]:
     """Return scores and values of a search's trials for the archive, rounded."""
-    names = list(found.space)
+    names = list(tuned_method.space)
 
-    def short(value: Any) -> Any:
+    def round_value(value: Any) -> Any:
         return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
     rows = [
-        [short(trial["score"]), *(short(trial["values"].get(name)) for name in names)]
-        for trial in found.trials
+        [round_value(trial["score"]), *(round_value(trial["values"].get(name)) for name in names)]
+        for trial in tuned_method.trials
     ]
-    scores = {"score": short(found.score), "default_score": short(found.default_score)}
+    scores = {
+        "score": round_value(tuned_method.score),
+        "default_score": round_value(tuned_method.default_score),
+    }
     return {**scores, "tried": {"options": names, "rows": rows}}
 
 
@@ -258,7 +263,7 @@ def failed_seeds(cell: SuiteCell, suite: Suite, folder: Path) -> set[int]:
         suite: Its suite.
         folder: Folder of the searches and runs.
     """
-    name = folder_of(cell, suite)
+    name = cell_folder(cell, suite)
     if (folder / SEARCH / name / FAILURE).exists():
         return {config.seed for config in cell.configs}
     return {

@@ -13,14 +13,14 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.files import through_json
 from fczoo.core.registry import create_method
-from fczoo.data.partition import PARTITION, Partition
+from fczoo.data.partition import Partition
+from fczoo.data.partition_file import PARTITION
 from fczoo.data.stream import data_sha256
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.device import resolve_precision
 from fczoo.federation.diagnostics import check_diagnostics
 from fczoo.federation.environment import code_of, command, hardware, versions
 from fczoo.federation.settings import AUTO, Settings
-from fczoo.reports.formats import write_summary
 from fczoo.reports.run_config import RunConfig
 from fczoo.reports.run_folder import (
     BENCH,
@@ -31,6 +31,7 @@ from fczoo.reports.run_folder import (
     write_bench_file,
 )
 from fczoo.reports.runs import normalize_settings
+from fczoo.reports.table_formats import write_summary
 from fczoo.runner.configs import (
     DEFAULT_EXECUTION,
     ExecutionConfig,
@@ -39,11 +40,11 @@ from fczoo.runner.configs import (
     is_finished,
 )
 from fczoo.runner.execute import add_warnings, describe_warnings, execute_run, skip_finished
-from fczoo.runner.executors import check_executor, run_side_by_side
+from fczoo.runner.executors import check_executor, run_in_parallel
 from fczoo.runner.executors.ray_clients import clients_on_ray
-from fczoo.runner.progress import Progress, log_to_file, say
+from fczoo.runner.progress import Progress, log_to_file, print_progress
 from fczoo.runner.resume_checks import check_code, check_same
-from fczoo.runner.run_control import CLUSTER, LOCK, Interrupts, only_process
+from fczoo.runner.run_control import CLUSTER, LOCK, Interrupts, lock_folder
 from fczoo.runner.schedule_warnings import warn_of_short_schedules, warn_of_unused_settings
 from fczoo.runner.shared_memory import SharedBenchmark, share, shared_folder
 from fczoo.runner.tracked_files import send_report
@@ -62,7 +63,7 @@ def check_sweep(
     """
     check_loggers(execution.loggers)
     runs_by_folder = {
-        out / folder: _with_precision(out / folder, configs, execution)
+        out / folder: _set_precision(out / folder, configs, execution)
         for folder, configs in sweep.items()
     }
     check_unique(runs_by_folder)
@@ -135,7 +136,7 @@ def run_sweep(
     with ExitStack() as stack:
         # one lock per folder, which excludes commands that run a single folder of the sweep
         for folder in sorted({out, *sweep}):
-            stack.enter_context(only_process(folder))
+            stack.enter_context(lock_folder(folder))
         descriptions, shared_benchmarks = [], dict[Path, SharedBenchmark]()
         shares = execution.executor == "cores" and not execution.sequential
         sharing_folder = stack.enter_context(shared_folder()) if shares else None
@@ -151,7 +152,7 @@ def run_sweep(
             if sharing_folder:
                 shared_benchmarks[folder] = share(bench, sharing_folder)
         for folder, bench_file, partition, warnings, notes in descriptions:
-            _begin(folder, bench_file, partition, warnings, notes)
+            _write_folder(folder, bench_file, partition, warnings, notes)
             stack.callback(describe_warnings, folder)  # also after an interruption
         runs = _specify_runs(sweep, out, shared_benchmarks)
         for run in runs:
@@ -160,11 +161,11 @@ def run_sweep(
 
         new_runs = list[RunSpec]()
 
-        def end_run(run: RunSpec, kept: bool = False) -> None:
+        def end_run(run: RunSpec, skipped: bool = False) -> None:
             _summarise(run.folder)
-            if not kept:
+            if not skipped:
                 new_runs.append(run)
-            progress.count_ended(run, kept)
+            progress.count_ended(run, skipped)
             if on_end:
                 on_end(run)
 
@@ -175,17 +176,17 @@ def run_sweep(
                 else None
             )
             for run in runs:
-                with only_process(run.folder_of_run), Interrupts(out) as interrupts:
+                with lock_folder(run.folder_of_run), Interrupts(out) as interrupts:
                     bench = open_benchmark(run.config.settings)[0]
                     transport = connect(run) if connect else None
                     check = interrupts.check_interrupt
-                    kept = execute_run(run, bench, execution, check, progress, transport)
-                end_run(run, kept)
+                    skipped = execute_run(run, bench, execution, check, progress, transport)
+                end_run(run, skipped)
         else:
             del bench
             open_benchmark.cache_clear()  # the workers map the shared files
             remaining = _remaining_runs(runs, end_run)
-            run_side_by_side(remaining, execution, out, end_run, progress.follow)
+            run_in_parallel(remaining, execution, out, end_run, progress.follow)
         for folder in sweep:
             _summarise(folder)  # a command may have ended between its last result and the summary
         if execution.loggers and any(map(is_finished, new_runs)):
@@ -193,7 +194,7 @@ def run_sweep(
     return list(sweep), sum((run.folder_of_run / FAILURE).exists() for run in runs)
 
 
-def _with_precision(
+def _set_precision(
     folder: Path, configs: Sequence[RunConfig], execution: ExecutionConfig
 ) -> Sequence[RunConfig]:
     """Replace precision ``auto`` by that of the existing folder, or the faster one here.
@@ -222,7 +223,7 @@ def _specify_runs(
     sweep: Sweep, out: Path, shared_benchmarks: Mapping[Path, SharedBenchmark]
 ) -> list[RunSpec]:
     """Return the runs of a sweep with their folders, numbers and labels."""
-    names = {folder: without_seed(folder.relative_to(out)) for folder in sweep}
+    names = {folder: setting_name(folder.relative_to(out)) for folder in sweep}
     has_several = len(set(names.values())) > 1
     runs = [(folder, config) for folder, configs in sweep.items() for config in configs]
     return [
@@ -238,7 +239,7 @@ def _specify_runs(
     ]
 
 
-def without_seed(folder: Path) -> str:
+def setting_name(folder: Path) -> str:
     """Return the name of a setting's folder without the seed, which each run's label contains.
 
     Args:
@@ -255,9 +256,9 @@ def _remaining_runs(
     remaining = []
     for run in runs:
         with log_to_file(run.folder / LOG):
-            kept = skip_finished(run)
-        if kept:
-            end_run(run, kept)
+            skipped = skip_finished(run)
+        if skipped:
+            end_run(run, skipped)
         else:
             remaining.append(run)
     return remaining
@@ -274,7 +275,7 @@ def _check_free(folder: Path, run_folders: Iterable[Path]) -> None:
         for p in folder.iterdir()
     ):
         raise FczooError(
-            f"output folder {folder} is already in use; give another with --out or remove it"
+            f"output folder {folder} exists and is not a run folder; give another with --out"
         )
 
 
@@ -329,7 +330,7 @@ def _data_of(bench: Benchmark) -> dict[str, Any]:
     return {"sha256": data_sha256(bench.stream), **remarks, **devices}
 
 
-def _begin(
+def _write_folder(
     folder: Path,
     bench_file: dict[str, Any],
     partition: Partition,
@@ -346,7 +347,7 @@ def _begin(
         notes = [*notes, f"{bench_file['settings']['dataset']}: {contamination}"]
     with log_to_file(folder / LOG):
         for note in notes:
-            say(note)
+            print_progress(note)
     add_warnings(folder, warnings)
 
 
@@ -359,18 +360,13 @@ def _merge_descriptions(
     ``accept`` is false.
     """
     changed_modules = check_code(folder, old, new, accept)
-    again = {m: new["methods"].get(m, options) for m, options in old["methods"].items()}
+    updated_methods = {m: new["methods"].get(m, options) for m, options in old["methods"].items()}
     old_search, new_search = old.get("tuned", {}), new.get("tuned", {})
     tuned_methods = {*old_search.get("methods", ()), *new_search.get("methods", ())}
+    old_settings = {**old, "tuned": {**(old_search or new_search), "methods": []}}
+    new_settings = {**new, "tuned": {**(new_search or old_search), "methods": []}}
     check_same(
-        folder,
-        {**old, "tuned": {**(old_search or new_search), "methods": []}},
-        {
-            **new,
-            "tuned": {**(new_search or old_search), "methods": []},
-            "methods": again,
-            "seeds": old["seeds"],
-        },
+        folder, old_settings, {**new_settings, "methods": updated_methods, "seeds": old["seeds"]}
     )
     commands = [
         *old.get("earlier_commands", []),
@@ -378,7 +374,7 @@ def _merge_descriptions(
     ]
     description = {
         **new,
-        "methods": {**again, **new["methods"]},
+        "methods": {**updated_methods, **new["methods"]},
         "seeds": sorted({*old["seeds"], *new["seeds"]}),
     }
     description["code"] = {**old.get("code", {}), **new["code"]}

@@ -18,28 +18,29 @@ from fczoo.core.tree import Tree, select
 from fczoo.core.types import Context
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.dataset import Images
-from fczoo.data.views import ImageStore, KnownFeatures, get_augment
+from fczoo.data.views import ConstantFeatures, ImageStore, get_augment
 from fczoo.federation.batches import Client, view_batches
+from fczoo.federation.client_engine import ClientEngine
+from fczoo.federation.data_setup import tasks_of
 from fczoo.federation.device import DTYPES, Plan, pick_device
-from fczoo.federation.engine import ClientEngine
 from fczoo.federation.server import broadcast
 from fczoo.federation.settings import Settings
-from fczoo.federation.stream import tasks_of
 from fczoo.runner.cost import FirstRound, first_tasks, random_backbone, with_random_weights
 from fczoo.runner.outline import Outlines, outline_weights
 
 STEPS = 3  # timed steps
-SHORT = 0.02  # seconds up to which a step is timed instead of estimated from its operations
-MOMENT = 0.5  # seconds that one measurement of the speed may take
+SHORT_STEP_SECONDS = 0.02  # up to which a step is timed instead of estimated from its operations
+MEASUREMENT_SECONDS = 0.5  # that one measurement of the speed may take
 BLOCKS = 2  # timed blocks of the backbone; all blocks do the same work
-SLOW = 5.0  # seconds of a first step above which no further step is timed
+SLOW_STEP_SECONDS = 5.0  # of a first step, above which no further step is timed
 
 
 class StepTimer:
     """Estimate the duration of a run's training on its device.
 
     Short steps are timed. For other steps the number of operations is divided by the backbone's
-    speed, which is measured on as many images as ``MOMENT`` allows: one on a slow device.
+    speed, which is measured on as many images as ``MEASUREMENT_SECONDS`` allows: one on a slow
+    device.
     """
 
     def __init__(self, settings: Settings, classes: int = 0, config: ViTConfig | None = None):
@@ -52,12 +53,12 @@ class StepTimer:
         if not self.trains(method):
             return 0.0
         queries, size = cost.query_flops * images / self.speed, self.settings.batch_size
-        of_step = cost.flops * size / self.speed
-        if of_step <= SHORT:
-            of_step = seconds_a_step(
+        step_seconds = cost.flops * size / self.speed
+        if step_seconds <= SHORT_STEP_SECONDS:
+            step_seconds = seconds_per_step(
                 with_fewest_steps(method), self.settings, self.classes, self.backbone
             )
-        return queries + of_step * image_steps / size
+        return queries + step_seconds * image_steps / size
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -69,9 +70,9 @@ class StepTimer:
         """Return the operations per second of the backbone's forward and backward."""
         images, speed = 1, 0.0
         while True:
-            seconds = min(self._seconds(self._few_blocks, images) for _ in thread_counts())
+            seconds = min(self._time_pass(self._shallow_backbone, images) for _ in thread_counts())
             speed = max(speed, self._operations * images / seconds)
-            if images >= self.settings.batch_size or 4 * seconds > MOMENT:
+            if images >= self.settings.batch_size or 4 * seconds > MEASUREMENT_SECONDS:
                 return speed
             images = min(4 * images, self.settings.batch_size)
 
@@ -91,29 +92,29 @@ class StepTimer:
         Args:
             images: Number of images.
         """
-        blocks = self.config.depth / self._few_blocks.config.depth
+        blocks = self.config.depth / self._shallow_backbone.config.depth
         return images * blocks * self._operations / 2 / self.speed
 
     @cached_property
-    def _few_blocks(self) -> Backbone:
+    def _shallow_backbone(self) -> Backbone:
         return self._place_backbone(replace(self.config, depth=min(self.config.depth, BLOCKS)))
 
     @cached_property
     def _operations(self) -> float:
         """Return the operations of an image's forward and backward through ``BLOCKS`` blocks."""
         with FlopCounterMode(display=False) as counter:  # also a warm-up before steps are timed
-            self._pass(self._few_blocks, 1)
+            self._run_pass(self._shallow_backbone, 1)
         return float(counter.get_total_flops())
 
     def _place_backbone(self, config: ViTConfig) -> Backbone:
         return with_random_weights(config).to(self.device, DTYPES[self.settings.precision])
 
-    def _seconds(self, backbone: Backbone, images: int) -> float:
+    def _time_pass(self, backbone: Backbone, images: int) -> float:
         begin = time.perf_counter()
-        self._pass(backbone, images)
+        self._run_pass(backbone, images)
         return time.perf_counter() - begin
 
-    def _pass(self, backbone: Backbone, images: int) -> None:
+    def _run_pass(self, backbone: Backbone, images: int) -> None:
         side = backbone.config.image_size
         x = torch.rand(images, 3, side, side, device=self.device).to(backbone.dtype)
         tokens = torch.zeros(1, backbone.token_dim, device=self.device, requires_grad=True)
@@ -137,7 +138,7 @@ def thread_counts() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-def seconds_a_step(
+def seconds_per_step(
     method: Method, settings: Settings, classes: int = 0, backbone: Backbone | None = None
 ) -> float:
     """Measure the seconds of one client's step on a full batch of the first task on the device.
@@ -149,7 +150,7 @@ def seconds_a_step(
     task = first_tasks(settings, classes)[0]
     backbone = backbone or random_backbone(settings).to(device, DTYPES[settings.precision])
     images = Images(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size) % task.size)
-    store = KnownFeatures(images, backbone)
+    store = ConstantFeatures(images, backbone)
     state = method.begin_task({}, task, backbone, torch.Generator().manual_seed(0))
     state = {name: value.to(device) for name, value in state.items()}
     if not select(state, *method.training().active_optims(task, 0)):
@@ -167,7 +168,7 @@ def seconds_a_step(
         return time.perf_counter() - begin
 
     first = seconds(1)  # includes imports and first allocations
-    if first > SLOW:
+    if first > SLOW_STEP_SECONDS:
         return first
     single_step, several_steps = [], []  # both include a client's work before and after its steps
     for _ in thread_counts():

@@ -11,10 +11,10 @@ from fczoo.core.errors import FczooError, first_line
 from fczoo.core.files import encode_json
 from fczoo.federation.model_record import CARD, RECORD, TENSORS
 from fczoo.reports.drawing import import_matplotlib, save_figures, write_figures
-from fczoo.reports.formats import as_json, sections, to_csv
 from fczoo.reports.run_folder import RESULT, ROUNDS
 from fczoo.reports.runs import Experiment, experiments_of, read_experiments, read_runs
 from fczoo.reports.sweeps import find_sweeps, sweep_figures, sweep_report
+from fczoo.reports.table_formats import as_json, sections, to_csv
 from fczoo.reports.tables import GROUPS
 from fczoo.runner.configs import RunSpec, is_finished
 from fczoo.runner.trackers import LOGGERS, Logger
@@ -39,7 +39,7 @@ def send_run(run: RunSpec, trackers: Sequence[Logger], folder: Path) -> None:
     try:
         files = _run_files(run, folder)
     except Exception as error:  # the run is finished, and its own files are written
-        log.warning("trackers get no table of %s: %s", run.label, first_line(error))
+        log.warning("no files of %s are sent to trackers: %s", run.label, first_line(error))
         return
     for tracker in trackers:
         tracker.finish(files)
@@ -58,7 +58,7 @@ def send_report(folders: Sequence[Path], out: Path, names: Sequence[str]) -> Non
     try:
         _send_report(folders, out, names)
     except Exception as error:  # the runs are finished, and their own files are written
-        log.warning("trackers get no report of %s: %s", out, first_line(error))
+        log.warning("no report of %s is sent to trackers: %s", out, first_line(error))
 
 
 def _send_report(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
@@ -111,18 +111,23 @@ def _report_files(experiments: Sequence[Experiment], folder: Path) -> Files:
     try:
         import_matplotlib()
     except FczooError:
-        log.warning("trackers get no figures: matplotlib is not installed; see 'fczoo[plot]'")
+        log.warning(
+            "no figures are sent to trackers: matplotlib is not installed; run pip install "
+            "'fczoo[plot]'"
+        )
         return {"tables": tables}
     figures: list[Path] = []
     for number, experiment in enumerate(experiments, 1):
         figures_folder = folder / f"figures{number}"
-        figures += _numbered(write_figures(experiment, figures_folder), number, len(experiments))
+        figures += _number_files(
+            write_figures(experiment, figures_folder), number, len(experiments)
+        )
     if sweeps:
         figures += save_figures(sweep_figures(sweeps), folder)
     return {"tables": tables, "figures": figures}
 
 
-def _numbered(paths: Sequence[Path], number: int, count: int) -> list[Path]:
+def _number_files(paths: Sequence[Path], number: int, count: int) -> list[Path]:
     """Rename files with the experiment's number as prefix, if there are several experiments."""
     if count == 1:
         return list(paths)

@@ -22,8 +22,8 @@ from fczoo.federation.callbacks import Callback
 from fczoo.federation.result import Result
 from fczoo.reports.runs import effective_settings
 
-LONGEST_NAME = 128  # characters of a name in W&B
-LONGEST_TAG = 64  # characters of a tag in W&B
+MAX_NAME_LENGTH = 128  # characters of a name in W&B
+MAX_TAG_LENGTH = 64  # characters of a tag in W&B
 REPORT = "report"  # group and job of the tracker's run with the tables of all runs
 TAGS = ("dataset", "partition", "backbone", "protocol")  # settings that become tags
 
@@ -86,7 +86,7 @@ class Logger(Callback, ABC):
         try:
             self.open(name, config)
         except Exception as error:
-            raise FczooError(f"--log {self.extra} cannot begin: {first_line(error)}") from error
+            raise FczooError(f"--log {self.extra} cannot start: {first_line(error)}") from error
         self.running = True
 
     def round(self, record: dict[str, Any]) -> None:
@@ -140,12 +140,12 @@ def group_name(method: str, options: Mapping[str, Any], settings: Mapping[str, A
     content = [dict(options), effective_settings(settings)]
     key = hashlib.sha256(encode_json(content).encode()).hexdigest()[:8]
     words = [method, *(str(settings[k]) for k in ("dataset", "partition") if k in settings)]
-    return f"{' '.join(words)[: LONGEST_NAME - 9]} {key}"
+    return f"{' '.join(words)[: MAX_NAME_LENGTH - 9]} {key}"
 
 
 def _tags(settings: Mapping[str, Any]) -> list[str]:
     words = [str(settings[name]) for name in TAGS if settings.get(name)]
-    return [word[:LONGEST_TAG] for word in dict.fromkeys(words)]
+    return [word[:MAX_TAG_LENGTH] for word in dict.fromkeys(words)]
 
 
 class TensorBoard(Logger):
@@ -209,7 +209,7 @@ class WandB(Logger):
     def store(self, kind: str, files: Sequence[Path]) -> None:
         import wandb
 
-        title = f"{self.group} {self.job}"[: LONGEST_NAME - len(kind) - 1]
+        title = f"{self.group} {self.job}"[: MAX_NAME_LENGTH - len(kind) - 1]
         artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", f"{title} {kind}"), type=kind)
         for path in files:
             artifact.add_file(str(path), name=path.name)
@@ -256,7 +256,7 @@ class MLflow(Logger):
             return str(self.server.create_experiment(name or "fczoo"))
         if number and number != existing.experiment_id:
             raise FczooError(
-                f"MLFLOW_EXPERIMENT_ID is {number}, and experiment {name} has ID "
+                f"MLFLOW_EXPERIMENT_ID is {number}, but experiment {name} has ID "
                 f"{existing.experiment_id}; unset one of the two"
             )
         return str(existing.experiment_id)
@@ -280,7 +280,7 @@ def check_loggers(names: Sequence[str]) -> None:
     """Raise FczooError if a logger is unknown or its package is not installed."""
     for name in names:
         if name not in LOGGERS:
-            raise FczooError(f"no logger is called {name!r}; {nearest(name, list(LOGGERS))}")
+            raise FczooError(f"no tracker is called {name!r}; {nearest(name, list(LOGGERS))}")
         try:
             importlib.import_module(name)
         except ImportError as error:

@@ -36,13 +36,13 @@ from fczoo.reports.run_config import configure_run
 from fczoo.reports.run_folder import LOG, current_settings
 from fczoo.runner.dry_run import image_steps
 from fczoo.runner.progress import log_to_file
-from fczoo.runner.run_control import only_process
+from fczoo.runner.run_control import lock_folder
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedFile, TunedMethod, read_tuned
 from fczoo.runner.tuning_trials import open_trial_benchmark, search_method, tasks_of_trial
 
-EMPTY: Mapping[str, Mapping[str, Any]] = {}
+NO_OPTIONS: Mapping[str, Mapping[str, Any]] = {}
 # added to the seed, so that trials have other class orders and splits than runs
-ORDER = 1_000_000
+SEED_OFFSET = 1_000_000
 
 
 def tune(
@@ -51,7 +51,7 @@ def tune(
     effort: Effort,
     out: Path,
     jobs: int = 1,
-    given: Mapping[str, Mapping[str, Any]] = EMPTY,
+    fixed_options: Mapping[str, Mapping[str, Any]] = NO_OPTIONS,
     callback: Callback | None = None,
 ) -> TunedFile:
     """Search the hyper-parameters of each method in its own space, ``jobs`` methods at a time.
@@ -59,37 +59,43 @@ def tune(
     Earlier trials in ``out`` are reused. Values of other methods in its ``tuned.json`` stay there.
     Warnings are also logged to its ``log.txt``.
 
-    ``given`` has options by method that are not searched: they are fixed in every trial.
+    ``fixed_options`` has options by method that are not searched: they are fixed in every trial.
 
     Raises FczooError before the first trial if a method has no search space or cannot start, if
     settings do not allow a search, or if ``out`` belongs to another search or process. Raises it
     after all searches, whose values are on disk, if no trial of a method succeeded. Raises
     InterruptedCommandError after SIGINT.
     """
-    built = [_create_default(name, settings, given.get(name, {})) for name in methods]
+    default_methods = [
+        _create_default(name, settings, fixed_options.get(name, {})) for name in methods
+    ]
     if settings.partition.startswith("file:"):
         raise FczooError(
-            "--partition file:... has other tasks than the trials; give a rule such as "
+            "--partition file:... does not fit the tasks of the trials; give a partitioner such as "
             "dirichlet:0.5"
         )
     trial_settings = replace(
         settings,
         class_order="natural",
-        class_order_seed=ORDER + effort.seed,
-        partition_seed=ORDER + effort.seed,
+        class_order_seed=SEED_OFFSET + effort.seed,
+        partition_seed=SEED_OFFSET + effort.seed,
     )
     effort = replace(effort, tasks=tasks_of_trial(trial_settings, effort.tasks))
-    with only_process(out), log_to_file(out / LOG):
+    with lock_folder(out), log_to_file(out / LOG):
         try:
-            steps, score_count, weights = _check_methods(built, trial_settings, effort)
+            steps, score_count, weights = _check_methods(default_methods, trial_settings, effort)
             earlier_results = _results_of_other_methods(
                 out, methods, trial_settings, effort, weights
             )
             search = partial(
-                search_method, settings=trial_settings, effort=effort, out=out, given=given
+                search_method,
+                settings=trial_settings,
+                effort=effort,
+                out=out,
+                fixed_options=fixed_options,
             )
-            with recorded_interrupts() as check:
-                outcomes = _all(
+            with record_interrupts() as check:
+                outcomes = _search_all(
                     search, methods, jobs, CallbackList([callback or Callback(), check])
                 )
         except KeyboardInterrupt:
@@ -97,9 +103,9 @@ def tune(
             raise InterruptedCommandError(
                 f"stopped on request; {advice} in {out}", signal.SIGINT
             ) from None
-        how = {"command": command(), "versions": {**versions(), "optuna": version("optuna")}}
+        provenance = {"command": command(), "versions": {**versions(), "optuna": version("optuna")}}
         results = {
-            name: msgspec.structs.replace(method, **how)
+            name: msgspec.structs.replace(method, **provenance)
             for name, method in outcomes.items()
             if isinstance(method, TunedMethod)
         }
@@ -115,16 +121,15 @@ def tune(
             content.write(out / TUNED_FILE)
     if failures := {name: reason for name, reason in outcomes.items() if name not in results}:
         reasons = [
-            f"no trial of {name} succeeded, the last one: {why}" for name, why in failures.items()
+            f"all trials of {name} failed, the last with: {why}" for name, why in failures.items()
         ]
-        raise FczooError(
-            "; ".join([*reasons, *([f"the others are in {out / TUNED_FILE}"] if results else [])])
-        )
+        notes = [f"{out / TUNED_FILE} has values of the other methods"] if results else []
+        raise FczooError("; ".join([*reasons, *notes]))
     return content
 
 
 @dataclass(frozen=True)
-class StopWithCommand(Callback):
+class CommandWatcher(Callback):
     """Callback in a worker that ends it after a round if its command has died."""
 
     command: int  # process ID of the command
@@ -147,7 +152,7 @@ class InterruptCheck(Callback):
 
 
 @contextmanager
-def recorded_interrupts() -> Iterator[InterruptCheck]:
+def record_interrupts() -> Iterator[InterruptCheck]:
     """Record SIGINT as well as raising KeyboardInterrupt, which compiled code may swallow.
 
     Python swallows it in finalisers and callbacks without a caller, and would print a traceback.
@@ -165,8 +170,8 @@ def recorded_interrupts() -> Iterator[InterruptCheck]:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             report(unraisable)
 
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not usual or threading.current_thread() is not threading.main_thread():
+    has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not has_default_handler or threading.current_thread() is not threading.main_thread():
         yield check  # SIGINT is ignored, or has another handler
         return
     signal.signal(signal.SIGINT, note)
@@ -178,10 +183,10 @@ def recorded_interrupts() -> Iterator[InterruptCheck]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _create_default(name: str, settings: Settings, given: Mapping[str, Any]) -> Method:
+def _create_default(name: str, settings: Settings, options: Mapping[str, Any]) -> Method:
     if not spaces(METHODS.get(name)):
         raise FczooError(f"{name} has no option with a search space; leave it out")
-    return configure_run(name, settings, given).create_method()
+    return configure_run(name, settings, options).create_method()
 
 
 def _results_of_other_methods(
@@ -196,7 +201,7 @@ def _results_of_other_methods(
     earlier = read_tuned(out / TUNED_FILE)
     if earlier.weights not in ("", weights):
         raise FczooError(
-            f"{out / TUNED_FILE} was found with other weights of the backbone; give another --out"
+            f"{out / TUNED_FILE} is from a search with other backbone weights; give another --out"
         )
     tasks = tasks_of_trial(settings, earlier.effort.tasks)
     earlier_search = (
@@ -204,7 +209,9 @@ def _results_of_other_methods(
         replace(earlier.effort, tasks=tasks, trials=effort.trials),
     )
     if earlier_search != (through_json(settings.portable()), effort):
-        raise FczooError(f"{out / TUNED_FILE} was found with other settings; give another --out")
+        raise FczooError(
+            f"{out / TUNED_FILE} is from a search with other settings; give another --out"
+        )
     other_methods = {
         name: method for name, method in earlier.methods.items() if name not in methods
     }
@@ -217,7 +224,7 @@ def _results_of_other_methods(
 
 
 def _check_methods(
-    built: Sequence[Method], settings: Settings, effort: Effort
+    methods: Sequence[Method], settings: Settings, effort: Effort
 ) -> tuple[int, int, str]:
     """Check that all methods can start; return properties of the trials.
 
@@ -225,13 +232,13 @@ def _check_methods(
     backbone's weights. Raises FczooError for a method that cannot start.
     """
     bench = open_trial_benchmark(settings, effort)
-    for method in built:
+    for method in methods:
         bench.check(method)
     steps = round(sum(image_steps(settings, bench.stream, bench.partition)))
     return steps, len(bench.stream.test.labels), bench.backbone.sha256
 
 
-def _all(
+def _search_all(
     search: Callable[..., tuple[str, TunedMethod | str]],
     methods: Sequence[str],
     jobs: int,
@@ -241,7 +248,7 @@ def _all(
     if jobs == 1:
         return dict(map(partial(search, callback=callback), methods))
     with search_workers(jobs) as workers:
-        return dict(workers.map(partial(search, callback=StopWithCommand(os.getpid())), methods))
+        return dict(workers.map(partial(search, callback=CommandWatcher(os.getpid())), methods))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from fczoo.reports.text_format import option_word
 
 FORMAT = "fczoo-tuned-1"
 TUNED_FILE = "tuned.json"
-WITHOUT_WEIGHT = {  # settings that do not affect the best values of a method
+IRRELEVANT_SETTINGS = {  # settings that do not affect the best values of a method
     *("data_root", "test_per_class", "class_order", "class_order_seed", "partition_seed", "vary"),
     *("device", "deterministic", "together", "cache_queries", *MEASUREMENTS),
 }
@@ -82,7 +82,7 @@ def read_tuned(path: Path) -> TunedFile:
     content = read_record(path, "file of fczoo tune", TunedFile, FORMAT)
     if not isinstance(content.settings.get("dataset"), str):
         raise FczooError(
-            f"{path} is not a valid file of fczoo tune: settings name no dataset; search again"
+            f"{path} is not a valid file of fczoo tune: settings have no dataset; search again"
         )
     for name in sorted(content.methods.keys() & METHODS.names()):
         method, option_names = (
@@ -103,12 +103,15 @@ class TunedValues:
 
     values: Mapping[str, Mapping[str, Any]]  # options by method
     # searched options by method; if one has another value, the method does not count as tuned
-    searched: Mapping[str, Collection[str]]
+    searched_options: Mapping[str, Collection[str]]
     settings: Mapping[str, Any]  # settings of the search
     effort: Mapping[str, Any]  # effort of the search, as in a run folder
 
     def record(
-        self, methods: Sequence[str], by_hand: Mapping[str, Mapping[str, Any]], settings: Settings
+        self,
+        methods: Sequence[str],
+        user_options: Mapping[str, Mapping[str, Any]],
+        settings: Settings,
     ) -> dict[str, Any]:
         """Return the record of the search for a run folder, with the methods that use its values.
 
@@ -117,26 +120,26 @@ class TunedValues:
 
         Args:
             methods: Methods of the run.
-            by_hand: Options set by the user, by method.
+            user_options: Options set by the user, by method.
             settings: Settings of the run.
 
         Returns:
             Values for ``bench.json``; empty if no method counts as tuned.
         """
-        searched_methods = sorted(self.searched.keys() & methods)
+        searched_methods = sorted(self.searched_options.keys() & methods)
         changed_methods = [
             name
             for name in searched_methods
-            if self._option_changed(name, by_hand.get(name, {}), settings)
+            if self._option_changed(name, user_options.get(name, {}), settings)
         ]
         if changed_methods:
             log.warning(
-                "--set changes searched options of %s, which no longer count as tuned",
+                "--set changes searched options, so these methods do not count as tuned: %s",
                 ", ".join(changed_methods),
             )
         if untuned_methods := sorted(set(methods) - self.values.keys()):
             log.warning(
-                "--tuned has no values for %s, which run with their default options",
+                "--tuned has no values for these methods, which run with default options: %s",
                 ", ".join(untuned_methods),
             )
         if other_settings := self._other_settings(settings):
@@ -156,16 +159,18 @@ class TunedValues:
             **({"other_settings": other_settings} if other_settings else {}),
         }
 
-    def _option_changed(self, name: str, by_hand: Mapping[str, Any], settings: Settings) -> bool:
+    def _option_changed(
+        self, name: str, user_options: Mapping[str, Any], settings: Settings
+    ) -> bool:
         """Return whether a searched option has another value than the search found."""
         tuned_options = {**settings.method_options(name), **self.values[name]}
         tuned_method, changed_method = (
             create_method(name, settings.dataset, **{**tuned_options, **changes})
-            for changes in ({}, by_hand)
+            for changes in ({}, user_options)
         )
         return any(
             getattr(tuned_method, option) != getattr(changed_method, option)
-            for option in self.searched[name]
+            for option in self.searched_options[name]
         )
 
     def _other_settings(self, settings: Settings) -> dict[str, Any]:
@@ -174,7 +179,7 @@ class TunedValues:
         return {
             k: v
             for k, v in self.settings.items()
-            if k not in WITHOUT_WEIGHT and run_settings.get(k) != v
+            if k not in IRRELEVANT_SETTINGS and run_settings.get(k) != v
         }
 
 
@@ -201,7 +206,7 @@ def tuned_values_of(search_result: TunedFile) -> TunedValues:
     """
     return TunedValues(
         values={name: method.values for name, method in search_result.methods.items()},
-        searched={name: method.space for name, method in search_result.methods.items()},
+        searched_options={name: method.space for name, method in search_result.methods.items()},
         settings=current_settings(search_result.settings),
         effort={
             "dataset": search_result.settings["dataset"],
@@ -226,7 +231,7 @@ def tuned_values_of_run(bench_file: BenchFile) -> TunedValues:
     """
     return TunedValues(
         values=bench_file.methods,
-        searched={
+        searched_options={
             name: bench_file.methods[name]
             for name in bench_file.tuned["methods"]
             if name in bench_file.methods

@@ -22,11 +22,11 @@ from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.callbacks import Callback
+from fczoo.federation.data_setup import partition_stream, whole_stream
 from fczoo.federation.environment import code_of, digest
 from fczoo.federation.settings import Settings
-from fczoo.federation.stream import split_stream, whole_stream
 from fczoo.reports.run_folder import current_settings
-from fczoo.runner.progress import say
+from fczoo.runner.progress import print_progress
 from fczoo.runner.tuned_file import Effort, TunedMethod
 
 RATES = ("head_lr",)  # options that equal ``lr`` if they are none
@@ -45,7 +45,7 @@ def extended_space(space: Mapping[str, Space], options: Mapping[str, Any]) -> di
     return values
 
 
-def own_values(space: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def default_values(space: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the method's default values in the space; a rate that is none becomes ``lr``.
 
     Raises FczooError if another option is none and its space does not contain none: then the
@@ -65,12 +65,12 @@ def own_values(space: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str
     return defaults
 
 
-def spread(space: Mapping[str, Sequence[Any]], number: int) -> dict[str, Any]:
+def sobol_point(space: Mapping[str, Sequence[Any]], number: int) -> dict[str, Any]:
     """Return a point of the Sobol sequence in the space; point 1 is the middle."""
     point = qmc.Sobol(len(space), scramble=False).fast_forward(number).random()[0]
     values: dict[str, Any] = {}
     for share, (name, domain) in zip(point.tolist(), space.items(), strict=True):
-        if not _range(domain):
+        if not _is_range(domain):
             values[name] = domain[int(share * len(domain))]
         elif domain[-1] == "log":
             values[name] = domain[0] * (domain[1] / domain[0]) ** share
@@ -84,25 +84,25 @@ def suggest(trial: Any, space: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     return {name: _suggest_value(trial, name, domain) for name, domain in space.items()}
 
 
-def _suggest_value(trial: Any, name: str, where: Sequence[Any]) -> Any:
-    if _range(where):
-        return trial.suggest_float(name, where[0], where[1], log=where[-1] == "log")
-    return trial.suggest_categorical(name, where)
+def _suggest_value(trial: Any, name: str, domain: Sequence[Any]) -> Any:
+    if _is_range(domain):
+        return trial.suggest_float(name, domain[0], domain[1], log=domain[-1] == "log")
+    return trial.suggest_categorical(name, domain)
 
 
-def _range(where: Sequence[Any]) -> bool:
+def _is_range(domain: Sequence[Any]) -> bool:
     """Return whether the domain of an option is a range; otherwise it is a list of values."""
-    return len(where) == 3 and where[-1] in ("log", "linear") and not isinstance(where[0], str)
+    return len(domain) == 3 and domain[-1] in ("log", "linear") and not isinstance(domain[0], str)
 
 
-def tasks_of_trial(settings: Settings, asked: int) -> int:
+def tasks_of_trial(settings: Settings, requested: int) -> int:
     """Return the number of tasks per trial, at most that of the stream."""
-    return min(asked, settings.task_count)
+    return min(requested, settings.task_count)
 
 
 def trial_stream(settings: Settings, effort: Effort) -> tuple[Stream, Partition]:
     """Return the stream and the partition of a trial."""
-    return split_stream(settings, trial_images(settings, effort))
+    return partition_stream(settings, trial_images(settings, effort))
 
 
 def trial_images(settings: Settings, effort: Effort) -> Stream:
@@ -145,8 +145,8 @@ def trial_images(settings: Settings, effort: Effort) -> Stream:
     )
 
 
-SPREAD = 4  # trials at points of the Sobol sequence, after the trial of the defaults
-SEEDS = 2**32  # number of seeds that a sampler accepts
+SOBOL_TRIALS = 4  # trials at points of the Sobol sequence, after the trial of the defaults
+SAMPLER_SEEDS = 2**32  # number of seeds that a sampler accepts
 ERROR = "error"  # attribute of a failed trial: the reason
 
 
@@ -156,7 +156,7 @@ def search_method(
     settings: Settings,
     effort: Effort,
     out: Path,
-    given: Mapping[str, Mapping[str, Any]],
+    fixed_options: Mapping[str, Mapping[str, Any]],
     callback: Callback,
 ) -> tuple[str, TunedMethod | str]:
     """Run all trials of one method; return its best values, or the last trial's error if all fail.
@@ -171,39 +171,42 @@ def search_method(
     except ImportError as error:
         raise FczooError("fczoo tune needs Optuna; run pip install 'fczoo[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    fixed_options = given.get(name, {})
-    usual = {**settings.method_options(name), **fixed_options}
-    default_method = create_method(name, settings.dataset, **usual)
+    fixed_values = fixed_options.get(name, {})
+    base_options = {**settings.method_options(name), **fixed_values}
+    default_method = create_method(name, settings.dataset, **base_options)
     defaults = asdict(default_method)
     space = {
         **extended_space(spaces(METHODS.get(name)), defaults),
-        **{option: [defaults[option]] for option in fixed_options},
+        **{option: [defaults[option]] for option in fixed_values},
     }
-    study = _study(out / f"{name}.db", name)
+    study = _open_study(out / f"{name}.db", name)
     bench = open_trial_benchmark(settings, effort)
     search = {"settings": settings.portable(), "effort": asdict(effort), "space": space}
     hashes = {"weights": bench.backbone.sha256, "code": digest(code_of(settings, default_method))}
-    _same_search(study, name, settings, {**search, **hashes})
-    for broken in study.get_trials(states=(TrialState.RUNNING,)):  # interrupted
-        study.tell(broken.number, state=TrialState.FAIL)  # its values are suggested again
+    _check_same_search(study, name, settings, {**search, **hashes})
+    for interrupted_trial in study.get_trials(states=(TrialState.RUNNING,)):
+        # its values are suggested again
+        study.tell(interrupted_trial.number, state=TrialState.FAIL)
     final_states = (TrialState.COMPLETE,)
     while (count := len(study.get_trials(states=final_states))) < effort.trials:
-        if count <= SPREAD and not study.get_trials(states=(TrialState.WAITING,)):
-            study.enqueue_trial(spread(space, count) if count else own_values(space, defaults))
+        if count <= SOBOL_TRIALS and not study.get_trials(states=(TrialState.WAITING,)):
+            study.enqueue_trial(
+                sobol_point(space, count) if count else default_values(space, defaults)
+            )
         # a new sampler per trial, so that a resumed search suggests the same values
-        seed = (1000 * effort.seed + count) % SEEDS
+        seed = (1000 * effort.seed + count) % SAMPLER_SEEDS
         study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
         trial = study.ask()
         values, score = suggest(trial, space), 0.0
         try:
-            method = create_method(name, settings.dataset, **{**usual, **values})
+            method = create_method(name, settings.dataset, **{**base_options, **values})
             score = bench.run(method, effort.seed, callback).metrics["A_N"]
             end = f"{score:.1f} %"
         except FczooError as error:  # diverged, or values conflict: it counts as a trial
             trial.set_user_attr(ERROR, str(error))
             end = f"failed: {error}"
         study.tell(trial, score)
-        say(f"{name}: trial {count + 1} of {effort.trials}, {end}")
+        print_progress(f"{name}: trial {count + 1} of {effort.trials}, {end}")
     trials = study.get_trials(states=final_states)[: effort.trials]
     successes = [t for t in trials if ERROR not in t.user_attrs]
     if not successes:
@@ -215,9 +218,11 @@ def search_method(
         default_score=trials[0].value,
         space=space,
         trials=[{"values": t.params, "score": t.value, **t.user_attrs} for t in trials],
-        importance=_importance(trials, len(space) - len(fixed_options)),
+        importance=_importance(trials, len(space) - len(fixed_values)),
         code=digest(
-            code_of(settings, create_method(name, settings.dataset, **{**usual, **best.params}))
+            code_of(
+                settings, create_method(name, settings.dataset, **{**base_options, **best.params})
+            )
         ),
     )
 
@@ -228,7 +233,7 @@ def open_trial_benchmark(settings: Settings, effort: Effort) -> Benchmark:
     return Benchmark.open(settings, partial(trial_stream, effort=effort))
 
 
-def _study(file: Path, name: str) -> Any:
+def _open_study(file: Path, name: str) -> Any:
     """Open or create Optuna's study in a file.
 
     Raises FczooError if the file cannot be read.
@@ -243,14 +248,14 @@ def _study(file: Path, name: str) -> Any:
         )
         study.get_trials()
     except Exception as error:  # Optuna, SQLAlchemy, Alembic and JSON have errors of many types
-        problem = f"{file} has no readable trials: {first_line(error)}"
+        problem = f"cannot read the trials in {file}: {first_line(error)}"
         raise FczooError(
             f"{problem}; give another --out, or remove the file to search again"
         ) from error
     return study
 
 
-def _same_search(study: Any, name: str, settings: Settings, now: Mapping[str, Any]) -> None:
+def _check_same_search(study: Any, name: str, settings: Settings, now: Mapping[str, Any]) -> None:
     """Raise FczooError if the study has trials of another search; record this one.
 
     The number of trials may differ.
@@ -267,19 +272,19 @@ def _same_search(study: Any, name: str, settings: Settings, now: Mapping[str, An
             (part for part in new_parts if earlier_search[part] != plain[part]), "settings"
         )
         raise FczooError(
-            f"the trials of {name} in this folder have other {difference}; give another --out"
+            f"the trials of {name} in this folder used other {difference}; give another --out"
         )
     study.set_user_attr("search", plain)
 
 
-def _importance(tried: list[Any], options: int) -> dict[str, float]:
+def _importance(trials: list[Any], options: int) -> dict[str, float]:
     """Compute fANOVA importances; empty with fewer than two options, or if all scores are equal."""
     import optuna
 
-    if options < 2 or len({t.value for t in tried}) < 2:
+    if options < 2 or len({t.value for t in trials}) < 2:
         return {}
     separate_study = optuna.create_study(direction="maximize")
-    separate_study.add_trials(tried)
+    separate_study.add_trials(trials)
     shares = optuna.importance.get_param_importances(
         separate_study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
     )

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from fczoo.core.command_messages import message_line
 from fczoo.core.errors import current_place
 from fczoo.core.files import encode_json
-from fczoo.core.messages import message_line
+from fczoo.core.names import join_first_names
 
 MAX_PLACES = 3  # most places in a line
 
@@ -34,8 +35,7 @@ def warning_lines(warnings: Iterable[LocatedWarning]) -> list[str]:
 
 def _locations_text(places: list[str]) -> str:
     locations = list(dict.fromkeys(filter(None, places)))
-    suffix = f" and {len(locations) - MAX_PLACES} more" if len(locations) > MAX_PLACES else ""
-    listing = f"{'; '.join(locations[:MAX_PLACES])}{suffix}"
+    listing = join_first_names(locations, MAX_PLACES, "; ")
     times = f"{len(places)} times" if len(places) > 1 else ""
     about = ": ".join(filter(None, (times, listing)))
     return f" ({about})" if about else ""
@@ -96,7 +96,7 @@ class WarningCollector(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.pending: dict[str, list[LocatedWarning]] = {}  # by level
-        self.all: dict[LocatedWarning, None] = {}
+        self.warnings: dict[LocatedWarning, None] = {}
 
     def __enter__(self) -> "WarningCollector":
         logging.getLogger().addHandler(self)
@@ -108,7 +108,7 @@ class WarningCollector(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         warning = LocatedWarning(record.getMessage(), current_place())
         self.pending.setdefault(record.levelname, []).append(warning)
-        self.all[warning] = None
+        self.warnings[warning] = None
 
     def flush(self) -> None:
         pending, self.pending = self.pending, {}
@@ -132,4 +132,6 @@ def gather_warnings() -> Iterator[None]:
 def earlier_warnings() -> list[LocatedWarning]:
     """Return the warnings that the command has issued so far."""
     handlers = logging.getLogger().handlers
-    return [w for handler in handlers if isinstance(handler, WarningCollector) for w in handler.all]
+    return [
+        w for handler in handlers if isinstance(handler, WarningCollector) for w in handler.warnings
+    ]

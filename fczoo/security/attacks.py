@@ -42,7 +42,7 @@ class Attack:
 class SignFlip(Attack):
     """Upload of the opposite of the learned change: -factor x."""
 
-    factor: float = option(1.0, "length of the false change, honest changes", low=0)
+    factor: float = option(1.0, "length of the false change, relative to the honest one", low=0)
 
     def forge(self, change: Tensor, rng: torch.Generator) -> Tensor:
         return -self.factor * change
@@ -68,7 +68,9 @@ class Gaussian(Attack):
     """
 
     factor: float = option(
-        10.0, "noise's standard deviation, root mean squares of the honest change", low=0
+        10.0,
+        "standard deviation of the noise, relative to the root mean square of the honest change",
+        low=0,
     )
 
     def forge(self, change: Tensor, rng: torch.Generator) -> Tensor:
@@ -118,11 +120,11 @@ class Attackers:
         if not self.attack.flips:
             return
         images = [np.unique(np.concatenate(parts)) for parts in zip(*partition.tasks, strict=True)]
-        if surplus := sum(map(len, images)) - len(np.unique(np.concatenate(images))):
+        if sum(map(len, images)) > len(np.unique(np.concatenate(images))):
             raise FczooError(
-                f"under --partition {partition.spec} clients share images ({surplus} more than "
-                "there are), so --attack label-flip would give honest clients false labels, too; "
-                "give a partition without, such as dirichlet:0.5 or iid, or another attack"
+                f"with --partition {partition.spec} clients share images, so --attack label-flip "
+                "would also flip labels of honest clients; use a partition without shared images, "
+                "such as dirichlet:0.5, or another attack"
             )
 
     def forge(self, payloads: Sequence[Payload], shared: Tree, exchange: Exchange) -> list[Payload]:

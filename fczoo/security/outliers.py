@@ -157,8 +157,8 @@ def check_centre(centre: Centre, method: str, uploads: Uploads) -> None:
         )
     if centre != "geometric_median" and statistics & {"cov", "products"}:
         raise FczooError(
-            f"--merge-statistics {centre} of the covariances that {method} uploads need not be a "
-            f"covariance; take geometric_median"
+            f"--merge-statistics {centre} may turn the covariances that {method} uploads into an "
+            "invalid covariance; use geometric_median"
         )
 
 
@@ -190,10 +190,10 @@ def replace_by_centres(
                     payloads[k][name][row].double() / n
                     for (k, row), n in zip(places, sizes, strict=True)
                 ]
-                middle = _centre(torch.stack(rows), centre)
+                merged_row = _centre(torch.stack(rows), centre)
                 for (k, row), n in zip(places, sizes, strict=True):
                     tensor = tensors[k][name].clone()
-                    tensor[row] = (n * middle).to(tensor)
+                    tensor[row] = (n * merged_row).to(tensor)
                     tensors[k][name] = tensor
     return [p.holding(t) for p, t in zip(payloads, tensors, strict=True)]
 

@@ -31,17 +31,16 @@ from fczoo.core.training import Training
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.types import Exchange
 
-LEAST_NOISE = 0.5  # times the clipping norm
+MIN_NOISE = 0.5  # times the clipping norm
 
 DISCLOSURES: dict[Content, str] = {
-    "parameters": "no sample directly, but changes of weights can be inverted when batches are "
-    "small, and show whether an image took part",
+    "parameters": "no image directly, but changes of weights can reveal whether an image was in "
+    "the training data, and with small batches the images themselves",
     "counts": "which classes a client has, and how many images of each",
-    "class means": "the typical image of each class in feature space; of a class with one image, "
-    "that image's feature",
-    "class variances": "how the client's images of a class spread in feature space",
-    "second moments": "how the client's features spread and move together, over all its classes "
-    "or in each",
+    "class means": "the mean feature of each class; for a class with one image, the feature of "
+    "that image",
+    "class variances": "the spread of the client's images of each class in feature space",
+    "second moments": "the covariance of the client's features, over all its classes or per class",
     "gradients of single images": "the images themselves: a gradient of one image can be inverted "
     "to its label and pixels",
     "losses": "how well the model fits the client's images",
@@ -108,7 +107,7 @@ class Privacy:
     """
 
     seed: int
-    least: int = 1  # minimum images of a class; with fewer its statistics are withheld
+    min_class_count: int = 1  # minimum images of a class; with fewer its statistics are withheld
     clip: float | None = None
     noise: float = 0.0
     delta: float = 1e-5
@@ -120,49 +119,49 @@ class Privacy:
         """Raise FczooError if the protection does not cover the method's uploads."""
         if self.noise and self.clip is None:
             raise FczooError(
-                "--dp-noise needs --dp-clip: without a largest norm no noise bounds the disclosure"
+                "--dp-noise needs --dp-clip: noise protects only updates of limited norm; give both"
             )
-        if 0 < self.noise < LEAST_NOISE:
+        if 0 < self.noise < MIN_NOISE:
             raise FczooError(
-                f"--dp-noise {self.noise:g} protects no client: epsilon would be in the hundreds; "
-                f"give {LEAST_NOISE} or more, or leave it out"
+                f"--dp-noise {self.noise:g} is too small to protect clients: epsilon of a usual "
+                f"run is in the hundreds; give {MIN_NOISE} or more, or leave it out"
             )
         if self.secure and not self.noise:
             raise FczooError(
                 "--dp-secure selects the source of the noise, but --dp-noise is 0; give --dp-noise"
             )
         if self.subsampling and not self.noise:
-            raise FczooError("--dp-subsampling needs epsilon, which needs noise; give --dp-noise")
+            raise FczooError("--dp-subsampling lowers epsilon, which needs noise; give --dp-noise")
         training = method.training()
         uploads, upload_contents = training.uploads, set[str](contents(training.uploads))
         if {*training.collect_at} - {"after_training"}:
             upload_contents.add("surveys")
         if self.clip is not None and upload_contents:
             raise FczooError(
-                f"--dp-clip covers updates of parameters, but {method.name} also uploads "
-                f"{', '.join(sorted(upload_contents))}; take a method that does not"
+                f"--dp-clip protects only trained parameters, but {method.name} also uploads "
+                f"{', '.join(sorted(upload_contents))}; choose another method"
             )
         over_all_classes = {"class means", "class variances"} & {
             g.content for g in uploads.values()
         }
         over_all_classes |= {"second moments"} & upload_contents
-        if self.least > 1 and over_all_classes:
+        if self.min_class_count > 1 and over_all_classes:
             raise FczooError(
-                f"--min-class-count cannot look into the {min(over_all_classes)} over all classes "
-                f"that {method.name} uploads; leave it at 1"
+                f"--min-class-count cannot remove a class from the {min(over_all_classes)} over "
+                f"all classes that {method.name} uploads; leave it at 1"
             )
         groups_without_counts = [
             p
             for p, group in uploads.items()
             if group.statistics and "count" not in group.statistics
         ]
-        if self.least > 1 and groups_without_counts:
+        if self.min_class_count > 1 and groups_without_counts:
             raise FczooError(
-                f"--min-class-count needs counts in addition to {groups_without_counts[0]} in the "
-                f"uploads of {method.name}, which has none; leave it at 1"
+                f"--min-class-count needs image counts per class, but {method.name} uploads "
+                f"{groups_without_counts[0]} without counts; leave it at 1"
             )
 
-    def promise(self, draws: Sequence["Draw"]) -> dict[str, float]:
+    def guarantee(self, draws: Sequence["Draw"]) -> dict[str, float]:
         """Return epsilon and delta for a client that always takes part; empty without noise."""
         if not self.noise:
             return {}
@@ -178,24 +177,27 @@ class Privacy:
 
         ``trained`` are the tensors from which the clients started.
         """
-        out = [self._withheld(p, training.uploads) if self.least > 1 and p else p for p in payloads]
+        out = [
+            self._withhold_classes(p, training.uploads) if self.min_class_count > 1 and p else p
+            for p in payloads
+        ]
         return (
             out
             if self.clip is None
             else [
-                self._noisy(p, trained, exchange) if p or (self.secure and p.num_samples) else p
+                self._add_noise(p, trained, exchange) if p or (self.secure and p.num_samples) else p
                 for p in out
             ]
         )
 
-    def _withheld(self, payload: Payload, uploads: Uploads) -> Payload:
+    def _withhold_classes(self, payload: Payload, uploads: Uploads) -> Payload:
         for prefix, group in uploads.items():
             counts = payload.get(f"{prefix}count")
             if "count" in group.statistics and counts is not None:
-                payload = keep_classes(payload, prefix, group, counts >= self.least)
+                payload = keep_classes(payload, prefix, group, counts >= self.min_class_count)
         return payload
 
-    def _noisy(self, payload: Payload, trained: Tree, exchange: Exchange) -> Payload:
+    def _add_noise(self, payload: Payload, trained: Tree, exchange: Exchange) -> Payload:
         """Clip the change of an upload and add noise.
 
         Raises FczooError for a tensor that is not trained, as it would leave the client without
@@ -204,9 +206,8 @@ class Privacy:
         assert self.clip is not None
         if extra := payload.keys() - trained.keys():
             raise FczooError(
-                f"--dp-clip covers updates of parameters, but {min(extra)!r} is uploaded, too, "
-                "and would go unprotected; declare what the method sends in training().uploads, or "
-                "leave --dp-clip out"
+                f"--dp-clip protects only trained parameters, but the method also uploads "
+                f"{min(extra)!r}; declare it in training().uploads, and leave --dp-clip out"
             )
         rng = torch_stream(
             "privacy", self.seed, exchange.task.index, exchange.round + 1, payload.client
@@ -291,8 +292,8 @@ def composed_epsilon(uploads: Iterable[tuple[float, int]], delta: float) -> floa
     while delta_of(high) > delta:
         high *= 2
     for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
+        midpoint = (low + high) / 2
+        low, high = (midpoint, high) if delta_of(midpoint) > delta else (low, midpoint)
     return high
 
 

@@ -18,7 +18,7 @@ from fczoo.core.payload import ROW_DIMENSIONS, Group, Payload, Uploads, content_
 from fczoo.core.training import Training
 from fczoo.core.tree import Tree
 from fczoo.core.types import Exchange, Task
-from fczoo.security.plausibility import OF_FEATURES, StatisticsCheck, largest_value, value_range
+from fczoo.security.value_bounds import OF_FEATURES, StatisticsCheck, largest_value, value_range
 
 DROPPED_OUT = "dropped out"
 LATE = "late"  # beginning of the reason of those that miss a deadline
@@ -42,17 +42,17 @@ class TensorForm(NamedTuple):
 
 @dataclass(frozen=True)
 class UploadValidator:
-    """Validator of the uploads in one run, which stops with fewer than ``least`` valid ones."""
+    """Validator of the uploads in one run, which stops with fewer than ``min_valid`` valid ones."""
 
     method: str
     training: Training  # with all that clients upload
-    least: int = 1
+    min_valid: int = 1
     backbone: Backbone | None = None  # of the features behind statistics; None: unknown
 
-    def admit(
+    def validate(
         self,
         sent: Mapping[int, Payload],
-        asked: Mapping[int, int],
+        images: Mapping[int, int],
         trained: Tree,
         exchange: Exchange,
         losses: Mapping[int, float] = MappingProxyType({}),
@@ -62,8 +62,8 @@ class UploadValidator:
     ) -> tuple[list[Payload], list[dict[str, Any]]]:
         """Return the valid uploads, and task, moment, client and reason of the rejected ones.
 
-        ``sent`` is by client. ``asked`` are the clients of the exchange and their numbers of
-        images; a simulator knows them, and a real server bounds them when clients enrol.
+        ``sent`` is by client. ``images`` has the number of images of each client of the exchange;
+        a simulator knows them, and a real server bounds them when clients enrol.
         ``trained`` are the tensors from which clients started, ``losses`` the losses of the clients
         that have trained. ``form`` has names, shapes and types of a valid upload; without it the
         majority of uploads decides. ``late`` has the reason for each client whose upload was left
@@ -72,21 +72,21 @@ class UploadValidator:
         Raises FczooError if too few uploads are valid, and TypeError if the method uploads
         undeclared tensors.
         """
-        payloads = {c: sent.get(c, Payload({}, c)) for c in asked}
+        payloads = {c: sent.get(c, Payload({}, c)) for c in images}
         training = self.training
         forms = payloads.values() if form is None else [form]
         self._check_declared(forms, training.trained_prefixes, training.uploads)
         valid_uploads, reasons = validate_uploads(
-            payloads, trained, training, exchange.task, asked, form, self.backbone, counts
+            payloads, trained, training, exchange.task, images, form, self.backbone, counts
         )
         for client, reason in reasons.items():
             if reason == DROPPED_OUT and client in late:
                 reasons[client] = late[client]
             elif reason == DROPPED_OUT and client in losses:
                 reasons[client] = f"diverged, loss {losses[client]:g}"
-        return valid_uploads, self.turned_away(len(valid_uploads), reasons, exchange)
+        return valid_uploads, self.list_rejections(len(valid_uploads), reasons, exchange)
 
-    def fault(
+    def find_fault(
         self,
         payload: Payload,
         client: int,
@@ -101,24 +101,24 @@ class UploadValidator:
         tensors that the method has not declared.
         """
         self._check_declared([form], self.training.trained_prefixes, self.training.uploads)
-        asked = {client: images}
+        client_images = {client: images}
         _, reasons = validate_uploads(
-            {client: payload}, {}, self.training, task, asked, form, self.backbone, counts
+            {client: payload}, {}, self.training, task, client_images, form, self.backbone, counts
         )
         return reasons.get(client, "")
 
-    def turned_away(
-        self, sound: int, reasons: Mapping[int, str], exchange: Exchange
+    def list_rejections(
+        self, valid: int, reasons: Mapping[int, str], exchange: Exchange
     ) -> list[dict[str, Any]]:
         """Return task, moment, client and reason of the rejected uploads.
 
-        ``sound`` is the number of valid uploads. Raises FczooError if it is too low.
+        ``valid`` is the number of valid uploads. Raises FczooError if it is too low.
         """
-        total = sound + len(reasons)
-        if total and sound < self.least:
-            self._stop(sound, total, reasons, exchange)
-        about = {"task": exchange.task.index, "moment": exchange.label}
-        return [{**about, "client": c, "reason": reason} for c, reason in reasons.items()]
+        total = valid + len(reasons)
+        if total and valid < self.min_valid:
+            self._stop(valid, total, reasons, exchange)
+        exchange_info = {"task": exchange.task.index, "moment": exchange.label}
+        return [{**exchange_info, "client": c, "reason": reason} for c, reason in reasons.items()]
 
     def _check_declared(self, payloads: Any, trained: tuple[str, ...], uploads: Uploads) -> None:
         """Raise TypeError for undeclared tensors in all uploads, an error of the method."""
@@ -127,11 +127,11 @@ class UploadValidator:
         extra = [name for name in common if content_of(name, trained, uploads) is None]
         if extra:
             raise TypeError(
-                f"{self.method} uploads {min(extra)!r} without declaring it; name its group in "
+                f"{self.method} uploads {min(extra)!r} without declaring it; add its group to "
                 f"training().uploads (see fczoo/core/payload.py)"
             )
 
-    def _stop(self, sound: int, asked: int, reasons: Mapping[int, str], exchange: Exchange) -> None:
+    def _stop(self, valid: int, total: int, reasons: Mapping[int, str], exchange: Exchange) -> None:
         details = "; ".join(f"client {c}: {reason}" for c, reason in list(reasons.items())[:3])
         event, advice = "stopped", "lower --min-clients or --drop-rate"
         if have_diverged(reasons.values()):
@@ -139,10 +139,10 @@ class UploadValidator:
         elif any(reason.startswith(LATE) for reason in reasons.values()):
             advice = "raise --deadline"
         elif any(f" {OF_FEATURES} " in reason for reason in reasons.values()):
-            advice = "if the method projects features, declare it, see fczoo/core/payload.py"
+            advice = "if the method projects features, declare its groups with projected=True"
         raise FczooError(
-            f"{self.method} {event} in {exchange}: {sound} of {asked} uploads are valid, "
-            f"{self.least} needed; {'; '.join(filter(None, [details, advice]))}"
+            f"{self.method} {event} in {exchange}: {valid} of {total} uploads are valid, "
+            f"{self.min_valid} needed; {'; '.join(filter(None, [details, advice]))}"
         )
 
 
@@ -180,24 +180,24 @@ def validate_uploads(
     statistics = StatisticsCheck(training, backbone) if backbone else None
     reasons = {}
     for client, payload in payloads.items():
-        fault = _fault(payload, client, names, forms, uploads, classes, task)
+        fault = _find_fault(payload, client, names, forms, uploads, classes, task)
         limits = counts.get(client, {})
         fault = fault or _count_fault(payload, images[client], uploads, limits)
         if statistics and payload:
-            fault = fault or statistics.fault(payload)
+            fault = fault or statistics.find_fault(payload)
         reasons[client] = fault
     norms = {c: update_norm(p, trained) for c, p in payloads.items() if not reasons[c]}
     if len(norms) >= 2:
-        middle = sorted(norms.values())[(len(norms) - 1) // 2]
-        longest = max(LARGEST_NORM * middle, LARGEST_GROWTH * _norm(trained.values()))
+        median = sorted(norms.values())[(len(norms) - 1) // 2]
+        limit = max(LARGEST_NORM * median, LARGEST_GROWTH * _norm(trained.values()))
         for client, norm in norms.items():
-            if norm > longest and middle > 0:
-                reasons[client] = f"its update has norm {norm:.3g}, the median is {middle:.3g}"
-    valid_uploads = [_widen(p, forms) for c, p in payloads.items() if not reasons[c]]
+            if norm > limit and median > 0:
+                reasons[client] = f"its update has norm {norm:.3g}, but the limit is {limit:.3g}"
+    valid_uploads = [_cast_to_form(p, forms) for c, p in payloads.items() if not reasons[c]]
     return valid_uploads, {c: reason for c, reason in reasons.items() if reason}
 
 
-def _widen(payload: Payload, forms: Mapping[str, TensorForm]) -> Payload:
+def _cast_to_form(payload: Payload, forms: Mapping[str, TensorForm]) -> Payload:
     """Return an upload in the expected types, so that no merge takes a type from one client."""
     if all(value.dtype == forms[name].dtype for name, value in payload.items()):
         return payload
@@ -268,7 +268,7 @@ def _norm(tensors: Iterable[torch.Tensor]) -> float:
     return math.sqrt(sum(float(value.double().square().sum()) for value in tensors))
 
 
-def _fault(
+def _find_fault(
     payload: Payload,
     client: int,
     names: frozenset[str],
@@ -297,8 +297,8 @@ def _fault(
         if fault:
             return fault
     if payload.client != client:
-        return f"signs as client {payload.client}"
-    return "" if payload.num_samples > 0 else f"claims {payload.num_samples} samples"
+        return f"claims to be client {payload.client}"
+    return "" if payload.num_samples > 0 else f"claims {payload.num_samples} images"
 
 
 def _shape_fault(
@@ -340,13 +340,13 @@ def _value_fault(name: str, value: torch.Tensor, prefix: str, group: Group) -> s
     if not (math.isfinite(low) and math.isfinite(high)):
         return f"{name} is not finite"
     if (largest := max(-low, high)) > (limit := largest_value(value.dtype)):
-        return f"{name} has a value of {largest:.3g}, plausible are up to {limit:.3g}"
-    content = group.tells(name.removeprefix(prefix))
+        return f"{name} has a value of {largest:.3g}, but the limit is {limit:.3g}"
+    content = group.content_of(name.removeprefix(prefix))
     if content == "counts" and low < 0:
-        return f"{name} is a count below 0"
+        return f"{name} has a count below 0"
     variances = value if value.dim() < 3 else value.diagonal(dim1=-2, dim2=-1)
     if content == "class variances" and variances.lt(0).any():
-        return f"{name} is a variance below 0"
+        return f"{name} has a variance below 0"
     return ""
 
 
@@ -377,15 +377,15 @@ def _count_fault(payload: Payload, images: int, uploads: Uploads, limits: Mappin
     if not payload:
         return ""
     if payload.num_samples > images:
-        return f"claims {payload.num_samples} samples, it has {images}"
+        return f"claims {payload.num_samples} images, but has {images}"
     for prefix, group in uploads.items():
         count = payload.get(f"{prefix}count") if "count" in group.statistics else None
         if count is not None and (total := float(count.double().sum())) > payload.num_samples:
-            return f"{prefix}count adds up to {total:g}, of {payload.num_samples} samples"
+            return f"{prefix}count adds up to {total:g}, more than {payload.num_samples} images"
     for name, value in payload.items() if limits else ():
-        most = limits.get(_layout(name, uploads)[0])
-        if most is not None and (largest := value_range(value)[1]) > most:
-            return f"{name} has a count of {largest:g}, at most {most} for {images} images"
+        limit = limits.get(_layout(name, uploads)[0])
+        if limit is not None and (high := value_range(value)[1]) > limit:
+            return f"{name} has a count of {high:g}, but the limit is {limit} for {images} images"
     return ""
 
 

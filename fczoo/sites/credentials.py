@@ -21,7 +21,7 @@ from fczoo.core.options import quote
 from fczoo.sites.federation_config import CLASSES, RUN, SCHEDULE, FederationConfig, read_agreement
 
 CA = "ca.crt"
-AGREEMENT_FOLDER, PLACE = "agreed", "place.json"
+AGREEMENT_FOLDER, IDENTITY_FILE = "agreed", "place.json"
 SERVER = "server"  # name of the server's folder; no site can have it
 SITE_URI = "fczoo-site:"  # prefix of a site's name in its certificate
 DAYS = 365  # validity of certificates
@@ -53,12 +53,12 @@ def host_and_port(address: str) -> tuple[str, int]:
     )
 
 
-def write_federation(out: Path, agreed: Path, host: str, port: int) -> FederationConfig:
+def write_federation(out: Path, agreement_folder: Path, host: str, port: int) -> FederationConfig:
     """Write a folder for the server and one for each site of an agreement.
 
     Args:
         out: Parent of these folders, which must not exist.
-        agreed: Folder of the agreement.
+        agreement_folder: Folder of the agreement.
         host: Name or IPv4 address of the server.
         port: Port of the server.
 
@@ -69,23 +69,24 @@ def write_federation(out: Path, agreed: Path, host: str, port: int) -> Federatio
         FczooError: ``out`` exists already, a site's name cannot name a folder, or the agreement is
             invalid.
     """
-    agreement = read_agreement(agreed)
+    agreement = read_agreement(agreement_folder)
     if out.exists():
         raise FczooError(f"{out} exists already; choose another folder")
     if any(Path(name).name != name or name in ("", "..", SERVER) for name in agreement.sites):
         raise FczooError(
-            f"{agreed / RUN}: the name of a site must be a valid folder name, and not {SERVER!r}"
+            f"{agreement_folder / RUN}: the name of a site must be a valid folder name, and not "
+            f"{SERVER!r}"
         )
     for name in (SERVER, *agreement.sites):
         (out / name / AGREEMENT_FOLDER).mkdir(parents=True)
         for file in (CLASSES, SCHEDULE, RUN):
-            shutil.copy(agreed / file, out / name / AGREEMENT_FOLDER)
-        write_json(out / name / PLACE, {"name": name, "address": f"{host}:{port}"})
+            shutil.copy(agreement_folder / file, out / name / AGREEMENT_FOLDER)
+        write_json(out / name / IDENTITY_FILE, {"name": name, "address": f"{host}:{port}"})
     _write_credentials(out, host, agreement.sites)
     return agreement
 
 
-def read_place(folder: Path) -> tuple[str, tuple[str, int]]:
+def read_identity(folder: Path) -> tuple[str, tuple[str, int]]:
     """Read the name of a folder's owner, and host and port of the server.
 
     Args:
@@ -94,7 +95,7 @@ def read_place(folder: Path) -> tuple[str, tuple[str, int]]:
     Raises:
         FczooError: The folder is invalid, or was written by an older version.
     """
-    path = folder / PLACE
+    path = folder / IDENTITY_FILE
     try:
         owner = convert_json(read_json(path, "folder of a site"), dict[str, str])
         name, address = owner["name"], host_and_port(owner["address"])
@@ -104,8 +105,8 @@ def read_place(folder: Path) -> tuple[str, tuple[str, int]]:
         ) from error
     if (folder / "node.key").exists() or (folder / "keys").exists():
         raise FczooError(
-            f"an older fczoo wrote {folder}, whose sites used Flower; write the folders of the "
-            "federation again with fczoo site init, and give each site its new one"
+            f"{folder} is from an older version of fczoo, which used Flower; write the folders "
+            "of the federation again with fczoo site init, and replace those of all sites"
         )
     return name, address
 

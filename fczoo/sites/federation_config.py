@@ -66,7 +66,7 @@ def terms_of(
         "version": {
             **versions(),
             "source of fczoo": digest(code_of(s, method)),
-            "source of its sites": digest_of("fczoo.sites.site"),
+            "source of fczoo.sites": digest_of("fczoo.sites.site"),
         },
     }
     plain: dict[str, Any] = through_json(terms)
@@ -88,9 +88,11 @@ def check_terms(own: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
     for term in sorted(
         own_terms.keys() | other_terms.keys(), key=lambda term: (term not in own_terms, term)
     ):
-        ours, theirs = own_terms.get(term, "missing"), other_terms.get(term, "missing")
-        if ours != theirs:
-            raise FczooError(f"{term} is {ours} here and {theirs} {where}; give both the same")
+        own_value, other_value = own_terms.get(term, "missing"), other_terms.get(term, "missing")
+        if own_value != other_value:
+            raise FczooError(
+                f"{term} is {own_value} here and {other_value} {where}; make them equal"
+            )
 
 
 def check_sites(settings: Settings, method: Method) -> None:
@@ -112,7 +114,10 @@ def check_sites(settings: Settings, method: Method) -> None:
             "the tasks of sites follow a schedule of classes; leave out tasks = domains"
         )
     if method.training().data_scope == "pooled":
-        raise FczooError(f"{method.name} pools the images of all clients, which sites do not share")
+        raise FczooError(
+            f"{method.name} trains on the images of all clients in one place, which sites do not "
+            "share; choose another method"
+        )
     if method.training().own_models:
         raise FczooError(
             f"{method.name} has no model at the server to evaluate, only one at each client; run "
@@ -150,11 +155,11 @@ DATASET = "imagefolder"
 FIXED_SETTINGS = {
     "dataset": "each site has its own folder of images",
     "data_root": "each site has its own folder of images",
-    "clients": "they are the sites",
+    "clients": "the clients are the sites",
     "partition": "each site has its own images",
-    "tasks": f"they are in {SCHEDULE}",
-    "class_order": f"it is that of {SCHEDULE}",
-    "class_order_seed": f"the order is that of {SCHEDULE}",
+    "tasks": f"the tasks are in {SCHEDULE}",
+    "class_order": f"{SCHEDULE} gives the order",
+    "class_order_seed": f"{SCHEDULE} gives the order",
 }
 """Settings that an agreement cannot change, with the reason."""
 
@@ -177,12 +182,12 @@ def check_image_counts(site: str, images: Sequence[int], limit: ImageLimit) -> N
     Raises:
         FczooError: The limit is exceeded.
     """
-    most = limit if isinstance(limit, int) else limit[site]
+    site_limit = limit if isinstance(limit, int) else limit[site]
     for task, count in enumerate(images):
-        if count > most:
+        if count > site_limit:
             raise FczooError(
                 f"site {site} has {count} images of task {task + 1}, but the agreement allows "
-                f"{most}; agree on another max_images in {RUN}, or leave images out"
+                f"{site_limit}; agree on another max_images in {RUN}, or use fewer images"
             )
 
 
@@ -288,7 +293,7 @@ def read_agreement(folder: Path) -> FederationConfig:
     run = _run(folder / RUN)
     for name in run.settings:
         if reason := FIXED_SETTINGS.get(name):
-            raise FczooError(f"{folder / RUN}: {name} cannot be set here, {reason}; leave it out")
+            raise FczooError(f"{folder / RUN}: {name} cannot be set here: {reason}; remove {name}")
     method = create_method(run.method, **run.options)
     settings = Settings.for_dataset(
         DATASET,
@@ -332,17 +337,18 @@ def _tasks(path: Path, classes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     scheduled_names = [name for task in schedule.tasks for name in task]
     if unknown := sorted(set(scheduled_names) - set(classes)):
         raise FczooError(
-            f"{path} names class {unknown[0]}, which {CLASSES} lacks; give both the same"
+            f"{path} names class {unknown[0]}, which is not in {CLASSES}; add it there, or "
+            "remove it from the schedule"
         )
     if missing := sorted(set(classes) - set(scheduled_names)):
         raise FczooError(
-            f"{path} has no task for class {missing[0]}; name each class of {CLASSES} once"
+            f"{path} has no task for class {missing[0]}; put each class of {CLASSES} into one task"
         )
     if len(scheduled_names) > len(classes):
         twice = next(name for name in scheduled_names if scheduled_names.count(name) > 1)
         raise FczooError(f"{path} names class {twice} twice; put each class into one task")
     if not all(schedule.tasks):
-        raise FczooError(f"{path} has a task without classes; leave it out")
+        raise FczooError(f"{path} has a task without classes; remove this task")
     return tuple(map(tuple, schedule.tasks))
 
 

@@ -30,18 +30,18 @@ from fczoo.sites.site import Site
 BYTES = "bytes"
 
 
-def write_job(out: Path, agreed: Path, patience: float) -> None:
+def write_job(out: Path, agreement_folder: Path, patience: float) -> None:
     """Write the job of a run between the sites of an agreement, for their FLARE server.
 
     Args:
         out: Folder of the job, which must not exist.
-        agreed: Folder of the agreement.
+        agreement_folder: Folder of the agreement.
         patience: Seconds that the server waits for a site.
 
     Raises:
         FczooError: ``out`` exists already, or the agreement is invalid.
     """
-    sites = list(read_agreement(agreed).sites)
+    sites = list(read_agreement(agreement_folder).sites)
     if out.exists():
         raise FczooError(f"{out} exists already; choose another folder")
     (config := out / "app" / "config").mkdir(parents=True)
@@ -74,8 +74,8 @@ class Rounds(Controller):  # type: ignore[misc]
         folder, outcome = _folder(fl_ctx), fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())
         try:
             agreement = read_agreement(folder / "agreed")
-            way = partial(self._answers, agreement.sites, abort_signal, fl_ctx)
-            open_server(agreement, folder / "images", way, folder).run_to(
+            connection = partial(self._answers, agreement.sites, abort_signal, fl_ctx)
+            open_server(agreement, folder / "images", connection, folder).run_to(
                 Path(outcome) / "result.json"
             )
         except FczooError as error:
@@ -120,13 +120,13 @@ class Answers(Executor):  # type: ignore[misc]
     site: Site | None = None  # opened at the first request
 
     def execute(
-        self, task_name: str, asked: Shareable, fl_ctx: FLContext, abort_signal: Signal
+        self, task_name: str, request: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
         """Return the site's response.
 
         Args:
             task_name: Name of FLARE's task; not used.
-            asked: Request, in ``bytes``.
+            request: Request, in ``bytes``.
             fl_ctx: FLARE's context of the job.
             abort_signal: FLARE's signal; not used.
 
@@ -143,10 +143,10 @@ class Answers(Executor):  # type: ignore[misc]
                 agreement = read_agreement(folder / "agreed")
                 ledger = PrivacyLedger(default_ledger())
                 self.site = open_site(agreement, name, folder / "images", folder / "kept", ledger)
-            return Shareable({BYTES: self.site.answer(_bytes(asked))})
+            return Shareable({BYTES: self.site.answer(_bytes(request))})
         except FczooError:  # the error may name private files
             self.log_exception(fl_ctx, "the site cannot be opened")
-            return _refusal("it cannot be opened; its log has the reason")
+            return _refusal("the site cannot be opened; see its log")
 
 
 def _folder(fl_ctx: FLContext) -> Path:

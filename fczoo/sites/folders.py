@@ -10,7 +10,7 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.errors import FczooError
 from fczoo.data.dataset import Images
 from fczoo.data.folder_scan import normalise_name
-from fczoo.data.image_files import ImageFiles, list_images, scan_classes, unread_files
+from fczoo.data.image_files import ImageFiles, describe_unread_files, list_images, scan_classes
 from fczoo.data.stream import Stream, make_tasks
 from fczoo.federation.benchmark import open_stores
 from fczoo.federation.device import DTYPES, pick_device
@@ -23,9 +23,9 @@ from fczoo.sites.federation_config import (
     check_image_counts,
 )
 from fczoo.sites.ledger import PrivacyLedger
-from fczoo.sites.server import SiteConnection, Sites, SitesRun, begin
+from fczoo.sites.server import SiteConnection, Sites, SitesRun, start_run
 from fczoo.sites.site import Site
-from fczoo.sites.site_data import site_world
+from fczoo.sites.site_data import site_scenario
 
 log = logging.getLogger(__name__)
 
@@ -63,25 +63,29 @@ def open_site(
     site_images = _images(agreement, images, cache)
     stream = _stream(agreement, site_images, _empty_images(site_images))
     (store,) = open_stores((site_images,), backbone, settings.test_crop, cache)
-    world = site_world(settings, stream, backbone, store, number)
-    counts = [len(of_task[number]) for of_task in world.partition.tasks]
+    scenario = site_scenario(settings, stream, backbone, store, number)
+    counts = [len(of_task[number]) for of_task in scenario.partition.tasks]
     check_image_counts(name, counts, agreement.max_images)
     if ledger:
         ledger.check(settings)
     names = agreement.sites
-    return Site(world, agreement.method, agreement.seed, number, names, folder, ledger)
+    return Site(scenario, agreement.method, agreement.seed, number, names, folder, ledger)
 
 
 def open_server(
-    agreement: FederationConfig, images: Path, way: SiteConnection, folder: Path | None = None
+    agreement: FederationConfig,
+    images: Path,
+    connection: SiteConnection,
+    folder: Path | None = None,
 ) -> SitesRun:
     """Start the server's run with test images of every class, after enrolling all sites.
 
     Args:
         agreement: Configuration of the federation.
         images: Folder of class folders with test images.
-        way: Transport to the sites.
-        folder: Folder of checkpoints and decoded images, see ``begin``. None: nothing is stored.
+        connection: Transport to the sites.
+        folder: Folder of checkpoints and decoded images, see ``start_run``. None: nothing is
+            stored.
 
     Returns:
         The run.
@@ -96,12 +100,14 @@ def open_server(
     if labels_without_images := set(range(len(stream.classes))) - set(test.labels.tolist()):
         name = stream.classes[min(labels_without_images)]
         raise FczooError(
-            f"no test image of class {name} in {images}; the server needs some of every class"
+            f"no test image of class {name} in {images}; the server needs images of every class"
         )
     (store,) = open_stores((test,), backbone, settings.test_crop, cache)
     run_arguments = settings, stream, backbone, store, agreement.method, agreement.seed
-    sites = Sites(agreement.sites, way, agreement.answer_mb, image_limit=agreement.max_images)
-    return begin(*run_arguments, sites, folder)
+    sites = Sites(
+        agreement.sites, connection, agreement.answer_mb, image_limit=agreement.max_images
+    )
+    return start_run(*run_arguments, sites, folder)
 
 
 def _private(folder: Path) -> Path:
@@ -118,7 +124,7 @@ def _private(folder: Path) -> Path:
 def _backbone(s: Settings) -> Backbone:
     if s.precision == AUTO:  # each site would choose for itself
         raise FczooError(
-            f"precision is {AUTO}; sites need one number type: write fp32 or bf16 in run.toml"
+            f"precision = {AUTO} may differ between sites; write fp32 or bf16 in run.toml"
         )
     mean, std = normalisation_of(s)
     backbone = load_backbone(s.backbone, image_size=s.image_size, mean=mean, std=std, pool=s.pool)
@@ -136,9 +142,10 @@ def _images(agreement: FederationConfig, folder: Path, cache: Path | None) -> Im
     names = [normalise_name(name) for task in agreement.tasks for name in task]
     if unknown := sorted(name for name in files_by_class if normalise_name(name) not in names):
         raise FczooError(
-            f"{folder / unknown[0]} is not a class in {CLASSES}; rename it, or agree on another"
+            f"{folder / unknown[0]} is not a class in {CLASSES}; rename the folder, or agree on a "
+            "class list with it"
         )
-    for line in unread_files(folder, scans):
+    for line in describe_unread_files(folder, scans):
         log.warning("%s: %s", folder, line)
     arrival = [names.index(normalise_name(name)) for name in files_by_class]
     labels = np.repeat(

@@ -18,9 +18,9 @@ from fczoo.core.files import Count, convert_json
 from fczoo.core.method import Method
 from fczoo.core.payload import ROW_DIMENSIONS
 from fczoo.core.tree import Tree
-from fczoo.federation.checkpoint import form_of, header_size, pack, unpack
+from fczoo.federation.checkpoint import format_of, header_size, pack, unpack
 from fczoo.federation.client import ClientRequest
-from fczoo.federation.remote import asked_in
+from fczoo.federation.remote import unpack_request
 
 CALL, ENROLMENT, UPLOAD, REFUSAL = (
     "fczoo-call-1",
@@ -62,7 +62,7 @@ class Enrolment(msgspec.Struct, frozen=True):
 class UploadInfo(msgspec.Struct, frozen=True):
     """Plain values of a site's upload."""
 
-    question: str  # seal of the request, see ``fczoo.federation.checkpoint.seal_of``
+    question: str  # seal of the request, see ``fczoo.federation.checkpoint.content_hash``
     images: Count  # number of images behind the upload
     loss: float | None  # mean training loss; None: not trained, or not reported
     exemplars: list[Count]  # number of stored images of each task
@@ -74,18 +74,18 @@ class Refusal(msgspec.Struct, frozen=True):
     reason: str
 
 
-def serialize(form: str, about: msgspec.Struct, tensors: Tree | None = None) -> bytes:
+def serialize(form: str, info: msgspec.Struct, tensors: Tree | None = None) -> bytes:
     """Serialize a message.
 
     Args:
         form: Form of the message, such as ``CALL``.
-        about: Plain values.
+        info: Plain values.
         tensors: Tensors by name. None: no tensors.
 
     Returns:
         The bytes.
     """
-    return pack(form, {"payload": tensors or {}}, msgspec.to_builtins(about))
+    return pack(form, {"payload": tensors or {}}, msgspec.to_builtins(info))
 
 
 def deserialize(form: str, content: bytes, kind: type[T]) -> tuple[T, Tree]:
@@ -117,7 +117,7 @@ def is_call(content: bytes) -> bool:
         InvalidMessage: The bytes are not a message.
     """
     with _as_invalid_message(content):
-        return form_of(content) == CALL
+        return format_of(content) == CALL
 
 
 def refusal_reason(content: bytes) -> str | None:
@@ -130,7 +130,7 @@ def refusal_reason(content: bytes) -> str | None:
         InvalidMessage: The bytes are not a message.
     """
     with _as_invalid_message(content):
-        is_refusal = form_of(content) == REFUSAL
+        is_refusal = format_of(content) == REFUSAL
     return deserialize(REFUSAL, content, Refusal)[0].reason if is_refusal else None
 
 
@@ -148,7 +148,7 @@ def read_request(content: bytes, device: torch.device) -> tuple[ClientRequest, s
         InvalidMessage: The bytes are not a request.
     """
     with _as_invalid_message(content):
-        request, notes = asked_in(content, device)
+        request, notes = unpack_request(content, device)
         state, control = (
             move_to_device(request.state, device),
             move_to_device(request.control, device),
@@ -207,7 +207,7 @@ def _as_invalid_message(content: bytes) -> Iterator[None]:
     """Convert errors inside to InvalidMessage; raise it also for a header that is too large."""
     try:
         if (size := header_size(content)) > LARGEST_HEADER:
-            raise ValueError(f"its header has {size} bytes, at most {LARGEST_HEADER} are read")
+            raise ValueError(f"its header has {size} bytes, but the limit is {LARGEST_HEADER}")
         yield
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidMessage(first_line(error)) from error

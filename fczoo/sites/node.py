@@ -21,9 +21,9 @@ from filelock import FileLock, Timeout
 
 from fczoo.core.errors import FczooError, LogFile, first_line, printable
 from fczoo.core.files import convert_json, read_json, write_json, write_safely
-from fczoo.federation.model_record import read_checked, read_model_record
+from fczoo.federation.model_record import read_model_record, read_verified
 from fczoo.models.storage import store_weights_path
-from fczoo.sites.credentials import AGREEMENT_FOLDER, SERVER, read_place, tls_context
+from fczoo.sites.credentials import AGREEMENT_FOLDER, SERVER, read_identity, tls_context
 from fczoo.sites.federation_config import RUN, FederationConfig, read_agreement
 from fczoo.sites.folders import open_server, open_site
 from fczoo.sites.ledger import PrivacyLedger
@@ -35,11 +35,11 @@ from fczoo.sites.transport import (
     LIMIT,
     MODEL_FILES,
     QUESTION,
-    RETRY,
+    RETRY_SECONDS,
     RUN_COMPLETED,
     RUN_ENDED,
     RUN_FAILED,
-    STALL,
+    STALL_SECONDS,
     VERSION,
     SiteListener,
     chunks_of,
@@ -52,7 +52,7 @@ RESULT, FAILURE, STATUS = "result.json", "failed.json", "status.json"
 LOG, LOCK = "fczoo.log", ".lock"
 LOG_BYTES = 10_000_000  # size of a log file; the last two files are kept
 STOP_REASON = "it was stopped; start it again to resume"
-NO_MODEL = "the server stored no model; its log has the reason"
+NO_MODEL = "the server could not store it; see the log of the server"
 NO_TRAFFIC = {"seconds": 0.0, "wire_bytes": 0, "connected": [], "missing": []}
 
 
@@ -72,15 +72,15 @@ def start(folder: Path, images: Path, patience: float, ledger: PrivacyLedger | N
         FczooError: A folder is missing or invalid, the server cannot be reached, or the run
             failed.
     """
-    name, address = read_place(folder)
+    name, address = read_identity(folder)
     if not images.is_dir():
         raise FczooError(
-            f"no folder {images}; give the one that holds the class folders with --images"
+            f"no folder {images}; give a folder that contains the class folders with --images"
         )
-    with _only_process(folder):
+    with _lock_folder(folder):
         agreement = read_agreement(folder / AGREEMENT_FOLDER)
         arguments = folder.resolve(), images.resolve(), agreement, name, address, patience
-        return _serve(*arguments) if name == SERVER else _take_part(*arguments, ledger)
+        return _run_server(*arguments) if name == SERVER else _run_site(*arguments, ledger)
 
 
 class RotatingLog(LogFile, RotatingFileHandler):
@@ -88,7 +88,7 @@ class RotatingLog(LogFile, RotatingFileHandler):
 
 
 @contextmanager
-def _only_process(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder inside a ``with`` block; make new files private, and log to its file."""
     lock, old_mask = FileLock(folder / LOCK), os.umask(0o077)
     try:
@@ -129,22 +129,20 @@ def status(folder: Path) -> dict[str, Any]:
     Raises:
         FczooError: No server was started in this folder.
     """
-    if read_place(folder)[0] != SERVER or not (folder / STATUS).exists():
-        raise FczooError(
-            f"{folder} is not the folder of a server that was started; see fczoo site start"
-        )
+    if read_identity(folder)[0] != SERVER or not (folder / STATUS).exists():
+        raise FczooError(f"no server was started in {folder}; see 'fczoo site start --help'")
     state = read_json(folder / STATUS, "state of a server")
     if state.get("status") == "running":
         try:
             with FileLock(folder / LOCK, timeout=0):
-                reason = "the process has ended without a reason; start it again to resume"
+                reason = "the server process has ended unexpectedly; start it again to resume"
                 return {**state, "status": RUN_FAILED, "reason": reason}
         except Timeout:
             pass
     return state
 
 
-def _serve(
+def _run_server(
     folder: Path,
     images: Path,
     agreement: FederationConfig,
@@ -203,7 +201,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if isinstance(error, Exception):
-        return f"{type(error).__name__} at the server: {first_line(error)}; its {LOG} has more"
+        return f"{type(error).__name__} at the server: {first_line(error)}; see {LOG} of the server"
     return STOP_REASON
 
 
@@ -214,11 +212,11 @@ def _wait_for_sites(listener: SiteListener, patience: float) -> None:
         while (waiting := listener.wait_informed(1.0)) and time.monotonic() < end:
             if waiting != names:
                 names = waiting
-                text = f"waiting for {', '.join(names)} to fetch the outcome; Ctrl-C ends this"
+                text = f"waiting until {', '.join(names)} fetch the outcome (Ctrl-C: do not wait)"
                 print(f"the run has ended; {text}", file=sys.stderr, flush=True)
 
 
-def _take_part(
+def _run_site(
     folder: Path,
     images: Path,
     agreement: FederationConfig,
@@ -251,14 +249,14 @@ def _take_part(
                 link.request(f"{ANSWER}/{headers.get(KEY, '')}", answer, statuses)
             except FczooError as error:  # if it still waits, the server repeats the request
                 log.info("the answer did not arrive: %s", error)
-                time.sleep(RETRY)
+                time.sleep(RETRY_SECONDS)
     outcome = _outcome(content)
     reason = printable(outcome.get("reason", ""), 500)
     if outcome.get("status") != RUN_COMPLETED:
         raise FczooError(f"the run has failed at the server: {reason}")
     if reason:
-        raise FczooError(f"the run is complete, but the server has no model to fetch: {reason}")
-    store_weights_path(agreement.settings.backbone, site.world.backbone.sha256)
+        raise FczooError(f"the run is complete, but its model is not available: {reason}")
+    store_weights_path(agreement.settings.backbone, site.scenario.backbone.sha256)
     return _fetch_model(link, folder / MODEL)
 
 
@@ -273,8 +271,8 @@ def _outcome(content: bytes) -> dict[str, str]:
         return convert_json(json.loads(content), dict[str, str])
     except (ValueError, RecursionError) as error:
         raise FczooError(
-            f"the server sent no outcome of the run: {first_line(error)}; install the same version "
-            "of fczoo at server and site"
+            f"the server sent an invalid outcome of the run: {first_line(error)}; install the same "
+            "version of fczoo at server and site"
         ) from error
 
 
@@ -284,7 +282,7 @@ def _fetch_model(link: "ServerLink", place: Path) -> Path:
     place.mkdir(exist_ok=True)
     for name, content in reversed([*zip(MODEL_FILES, contents, strict=True)]):
         write_safely(place / name, content)
-    read_checked(place, MODEL_FILES[1], read_model_record(place))
+    read_verified(place, MODEL_FILES[1], read_model_record(place))
     return place
 
 
@@ -332,8 +330,8 @@ class ServerLink:
                 status, headers, content = self._try(path, body)
             except ssl.SSLCertVerificationError as error:
                 raise FczooError(
-                    f"the server at {self.host}:{self.port} is not the one for which this folder "
-                    f"was written: {error.verify_message}; ask for the folder of its federation"
+                    f"cannot verify the certificate of the server at {self.host}:{self.port}: "
+                    f"{error.verify_message}; ask its operator for a new folder"
                 ) from error
             except socket.gaierror:
                 problem = "name not known"
@@ -341,7 +339,7 @@ class ServerLink:
                 if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
                     raise FczooError(
                         f"the server at {self.host}:{self.port} refuses the certificate of this "
-                        f"folder: {_describe_error(error)}; ask for the folder of its federation"
+                        f"site: {_describe_error(error)}; ask its operator for a new folder"
                     ) from error
                 problem = _describe_error(error)
             else:
@@ -350,8 +348,8 @@ class ServerLink:
                     return status, headers, content
                 if status == HTTPStatus.FORBIDDEN:
                     raise FczooError(
-                        f"the agreement of the server at {self.host}:{self.port} does not have "
-                        "this site; ask for the folder of its federation"
+                        f"this site is not in the {RUN} of the server at {self.host}:{self.port}; "
+                        "ask the operator of the server to add it"
                     )
                 raise FczooError(
                     f"the server at {self.host}:{self.port} answers {status} to {path}; install "
@@ -359,7 +357,7 @@ class ServerLink:
                 )
             if time.monotonic() > end:
                 raise FczooError(
-                    f"the server at {self.host}:{self.port} cannot be reached for "
+                    f"the server at {self.host}:{self.port} was unreachable for "
                     f"{self.patience:.0f} s: {problem}; start it, then this site again"
                 )
             if problem != self.problem:
@@ -367,11 +365,11 @@ class ServerLink:
                     f"waiting for {self.host}:{self.port} ({problem})", file=sys.stderr, flush=True
                 )
                 self.problem = problem
-            time.sleep(min(RETRY, self.patience))
+            time.sleep(min(RETRY_SECONDS, self.patience))
 
     def _try(self, path: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
         server = http.client.HTTPSConnection(
-            self.host, self.port, timeout=STALL, context=self.context
+            self.host, self.port, timeout=STALL_SECONDS, context=self.context
         )
         try:
             server.connect()
@@ -381,7 +379,7 @@ class ServerLink:
             server.request(method, f"/{VERSION}/{path}", chunks, headers)
             response = server.getresponse()
             if response.length is None or response.length > LARGEST_BODY:
-                raise OSError(f"it sends {response.length} bytes")
+                raise OSError("its response has no length or is too large")
             return response.status, dict(response.headers), response.read()
         finally:
             server.close()

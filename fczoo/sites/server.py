@@ -20,11 +20,11 @@ from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.callbacks import Callback
-from fczoo.federation.checkpoint import Checkpoint, ClientState, seal_of
+from fczoo.federation.checkpoint import Checkpoint, ClientState, content_hash
 from fczoo.federation.client import ClientRequest, ClientResponse
-from fczoo.federation.device import Plan, reproducible
-from fczoo.federation.engine import ClientEngine
-from fczoo.federation.remote import question_of
+from fczoo.federation.client_engine import ClientEngine
+from fczoo.federation.device import Plan, deterministic_operations
+from fczoo.federation.remote import pack_request
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.settings import Settings
@@ -52,7 +52,7 @@ from fczoo.sites.messages import (
     serialize,
     upload_limit,
 )
-from fczoo.sites.site_data import RunStart, ServerFolder, ServerView, server_world
+from fczoo.sites.site_data import RunStart, ServerFolder, ServerView, server_scenario
 
 log = logging.getLogger("fczoo")
 
@@ -80,7 +80,7 @@ class Sites:
     """Sites of one run, with the server's connection to them."""
 
     names: Sequence[str]
-    way: SiteConnection
+    connection: SiteConnection
     answer_mb: int | None = None  # largest upload in MB; None: as ``upload_limit`` estimates
     run: str = field(default_factory=lambda: secrets.token_hex(16))  # unique name of the run
     image_limit: ImageLimit = DEFAULT_IMAGES
@@ -103,22 +103,28 @@ class Sites:
         """
         call = serialize(CALL, Call(self.run, dict(terms), resumes))
         limit = ENROLMENT_BYTES * (1 + len(stream.tasks) + len(stream.classes))
-        answers, enrolments = self.way(dict.fromkeys(range(len(self.names)), call), limit), []
+        answers = self.connection(dict.fromkeys(range(len(self.names)), call), limit)
+        enrolments = []
         for number, name in enumerate(self.names):
             if number not in answers:
-                raise FczooError(f"site {name} did not answer; start it and begin the run again")
+                raise FczooError(
+                    f"site {name} did not answer; start all sites, then the server again"
+                )
             try:
                 if (reason := refusal_reason(answers[number])) is not None:
                     raise FczooError(f"site {name}: {printable(reason)}")
                 enrolment, _ = deserialize(ENROLMENT, answers[number], Enrolment)
             except InvalidMessage as error:
-                raise FczooError(f"site {name} sent no enrolment: {first_line(error)}") from error
+                raise FczooError(
+                    f"site {name} sent an invalid enrolment: {first_line(error)}"
+                ) from error
             class_numbers = range(len(stream.classes))
             if len(enrolment.images) != len(stream.tasks) or not {*(enrolment.classes or ())} <= {
                 *class_numbers
             }:
                 raise FczooError(
-                    f"site {name} enrols with tasks or classes that the schedule does not have"
+                    f"site {name} enrolled with tasks or classes that are not in the schedule; "
+                    "give server and sites the same agreement"
                 )
             check_image_counts(name, enrolment.images, self.image_limit)
             enrolments.append(enrolment)
@@ -139,7 +145,7 @@ class Sites:
         """
         if self.answer_mb is not None:
             limit = self.answer_mb * 1_000_000 + REFUSAL_BYTES
-        answers = self.way(dict.fromkeys(numbers, question), limit)
+        answers = self.connection(dict.fromkeys(numbers, question), limit)
         for number in numbers:
             self.failures.pop(number, None)
             yield self._upload(number, answers.get(number), question)
@@ -152,12 +158,12 @@ class Sites:
             if answer is not None and (reason := refusal_reason(answer)) is not None:
                 problem = f"refused: {printable(reason)}"
             elif answer is not None:
-                about, tensors = deserialize(UPLOAD, answer, UploadInfo)
-                if about.question == seal_of(question):
-                    return about, tensors
-                problem = "sent no upload: it answers another request"
+                info, tensors = deserialize(UPLOAD, answer, UploadInfo)
+                if info.question == content_hash(question):
+                    return info, tensors
+                problem = "sent the answer to another request"
         except InvalidMessage as error:
-            problem = f"sent no upload: {first_line(error)}"
+            problem = f"sent an invalid upload: {first_line(error)}"
         self.fail(number, problem)
         return None
 
@@ -180,11 +186,13 @@ class SitesEngine(ClientEngine):
     """
 
     sites: Sites
-    world: ServerView
+    scenario: ServerView
 
-    def survey_form(self, phase: Boundary, state: Tree, client: Client, ctx: Context) -> Payload:
+    def statistics_form(
+        self, phase: Boundary, state: Tree, client: Client, ctx: Context
+    ) -> Payload:
         """Return a template of a statistics upload, see ``upload_form``."""
-        form = self.upload_form(self._surveying(phase, state, ctx))
+        form = self.upload_form(self._statistics_request(phase, state, ctx))
         return form or Payload({}, client.number)
 
     def upload_form(self, request: ClientRequest) -> Payload | None:
@@ -193,53 +201,54 @@ class SitesEngine(ClientEngine):
         It is the upload of a client that has one test image of the task and trains one epoch. None:
         such a client sends nothing, and the form of the majority of uploads is valid.
         """
-        stream, task = self.world.stream, request.ctx.task
+        stream, task = self.scenario.stream, request.ctx.task
         index = torch.from_numpy(stream.positions(stream.test, task)[:1])
         plan, none = replace(self.plan, epochs=1), ClientState({}, {}, {}, {})
-        side = replace(self.side, store=self.world.test, plan=plan)
+        runtime = replace(self.runtime, store=self.scenario.test, plan=plan)
         client = Client(0, index, lambda: index[:0])
-        return next(filter(None, side.answer(request, [client], none).payloads), None)
+        return next(filter(None, runtime.answer(request, [client], none).payloads), None)
 
     def _groups(self, clients: Sequence[Client], ctx: Context) -> list[list[int]]:
         """Return one group per client; a batched forward over institutions is impossible."""
         return [[position] for position in range(len(clients))]
 
-    def _answers(
-        self, asked: ClientRequest, groups: Sequence[Sequence[Client]]
+    def _responses(
+        self, request: ClientRequest, groups: Sequence[Sequence[Client]]
     ) -> Iterator[ClientResponse]:
         numbers = [client.number for (client,) in groups]
-        question = question_of(asked, run=self.sites.run)
-        limit = upload_limit(asked, len(question), self.method, self.backbone.dim)
+        question = pack_request(request, run=self.sites.run)
+        limit = upload_limit(request, len(question), self.method, self.backbone.dim)
         uploads = self.sites.uploads(numbers, question, limit)
-        tasks = self.world.partition.tasks
+        tasks = self.scenario.partition.tasks
         for number, upload in zip(numbers, uploads, strict=True):
             if upload and len(upload[0].exemplars) != len(tasks):
-                self.sites.fail(number, "sent no upload: its exemplars are of other tasks")
+                counts = f"exemplar counts of {len(upload[0].exemplars)} tasks"
+                self.sites.fail(number, f"sent {counts}, expected {len(tasks)}")
                 upload = None
             if upload is None:  # same as a client that drops out
                 yield ClientResponse([Payload({}, number)], ClientState({}, {}, {}, {}), {})
                 continue
-            about, tensors = upload
-            payload = Payload(move_to_device(tensors, self.backbone.device), number, about.images)
+            info, tensors = upload
+            payload = Payload(move_to_device(tensors, self.backbone.device), number, info.images)
             # JSON has no NaN; after training, an upload is empty only if the training diverged
-            diverged = asked.boundary is None and not tensors
-            loss = math.nan if diverged else about.loss
+            diverged = request.boundary is None and not tensors
+            loss = math.nan if diverged else info.loss
             losses = {} if loss is None else {number: (loss, torch.empty(0))}
             yield ClientResponse(
                 [payload],
-                ClientState({number: self._blank_memory(number, about)}, {}, {}, {}),
+                ClientState({number: self._blank_memory(number, info)}, {}, {}, {}),
                 losses,
             )
 
-    def _blank_memory(self, number: int, about: UploadInfo) -> Tree:
+    def _blank_memory(self, number: int, info: UploadInfo) -> Tree:
         """Return indices of blank images in place of a site's exemplars, equally many."""
         name = self.method.training().exemplars
         if not name:
             return {}
-        site_indices = (indices[number] for indices in self.world.partition.tasks)
+        site_indices = (indices[number] for indices in self.scenario.partition.tasks)
         exemplar_indices = [
             torch.from_numpy(indices[:count])
-            for indices, count in zip(site_indices, about.exemplars, strict=True)
+            for indices, count in zip(site_indices, info.exemplars, strict=True)
         ]
         return {name: torch.cat(exemplar_indices)}
 
@@ -249,15 +258,15 @@ class SitesRun(FederatedRun):
 
     def __init__(
         self,
-        world: ServerView,
+        scenario: ServerView,
         method: Method,
         seed: int,
         sites: Sites,
         checkpoint: Checkpoint | None,
     ):
-        super().__init__(world, method, seed, Callback(), checkpoint, None)
-        self.known, self.sites = world, sites
-        self.failing: dict[int, str] = {}  # reason by site whose latest upload was invalid
+        super().__init__(scenario, method, seed, Callback(), checkpoint, None)
+        self.server_view, self.sites = scenario, sites
+        self.site_failures: dict[int, str] = {}  # reason by site whose latest upload was invalid
         self.merged = False  # whether uploads of a round were merged
 
     def run(self) -> Result:
@@ -269,7 +278,7 @@ class SitesRun(FederatedRun):
         Raises:
             FczooError: The latest uploads of all sites are invalid, see ``_receive``.
         """
-        with reproducible(self.settings.deterministic):
+        with deterministic_operations(self.settings.deterministic):
             return super().run()
 
     def _receive(self, arrival: Arrival, exchange: Exchange) -> list[Payload]:
@@ -285,15 +294,20 @@ class SitesRun(FederatedRun):
         ]
         uploads = super()._receive(arrival._replace(rejected=rejected), exchange)
         valid = {upload.client for upload in arrival.payloads}
-        self.failing |= {r["client"]: r["reason"] for r in rejected}
-        self.failing = {k: reason for k, reason in self.failing.items() if k not in valid}
+        self.site_failures |= {r["client"]: r["reason"] for r in rejected}
+        self.site_failures = {
+            k: reason for k, reason in self.site_failures.items() if k not in valid
+        }
         self.merged = self.merged or (exchange.is_training_round and bool(uploads))
-        spoilt = self.merged and 2 * len(self.failing.keys() - failures) >= len(self.failing)
-        if len(self.failing) == len(self.sites.names) and not spoilt:
+        responding_sites = self.site_failures.keys() - failures
+        training_diverged = self.merged and 2 * len(responding_sites) >= len(self.site_failures)
+        if len(self.site_failures) == len(self.sites.names) and not training_diverged:
             advice = "start the sites, then the server to resume"
-            if have_diverged(self.failing.values()):
-                advice = "begin again with lower learning rates"
-            reasons = [f"site {self.sites.names[k]}: {self.failing[k]}" for k in self.failing]
+            if have_diverged(self.site_failures.values()):
+                advice = "agree on lower learning rates and start a new run"
+            reasons = [
+                f"site {self.sites.names[k]}: {self.site_failures[k]}" for k in self.site_failures
+            ]
             raise FczooError(
                 f"no site sends valid uploads in {exchange}; {'; '.join(reasons[:3])}; {advice}"
             )
@@ -310,10 +324,10 @@ class SitesRun(FederatedRun):
         """Let every site store its memory; record failures as in other exchanges."""
         self.sites.failures.clear()
         holders = super()._end_task(engine, clients, task)
-        about = {"task": task.index, "moment": "after_rounds"}
+        exchange_info = {"task": task.index, "moment": "after_rounds"}
         for number, reason in self.sites.failures.items():
-            self.result.rejected.append({**about, "client": number, "reason": reason})
-        self.failing |= self.sites.failures
+            self.result.rejected.append({**exchange_info, "client": number, "reason": reason})
+        self.site_failures |= self.sites.failures
         return holders
 
     def run_to(self, outcome: Path) -> None:
@@ -331,10 +345,12 @@ class SitesRun(FederatedRun):
     def _engine(self, plan: Plan) -> ClientEngine:
         parts = (self.method, self.backbone, self.train, plan, self.memories, self.teacher_cache)
         controls = self.server.controls
-        return SitesEngine(*parts, controls, self.residuals, sites=self.sites, world=self.known)
+        return SitesEngine(
+            *parts, controls, self.residuals, sites=self.sites, scenario=self.server_view
+        )
 
 
-def begin(
+def start_run(
     settings: Settings,
     stream: Stream,
     backbone: Backbone,
@@ -366,15 +382,15 @@ def begin(
     """
     check_sites(settings, method)
     terms = terms_of(settings, stream, backbone, method, seed, sites.names)
-    beginning = ServerFolder(folder) if folder else None
-    resumed_run = beginning.run(terms) if beginning else None
+    server_folder = ServerFolder(folder) if folder else None
+    resumed_run = server_folder.run(terms) if server_folder else None
     if resumed_run:
         sites = replace(sites, run=resumed_run)
     enrolments = sites.enrol_all(terms, stream, resumes=bool(resumed_run))
-    if beginning:
-        beginning.check_enrolments(
+    if server_folder:
+        server_folder.check_enrolments(
             sites.names, RunStart(sites.run, dict(terms), enrolments), resumes=bool(resumed_run)
         )
-    world = server_world(settings, stream, backbone, test, enrolments)
-    checkpoint = beginning.checkpoint if beginning else None
-    return SitesRun(world, method, seed, sites, checkpoint)
+    scenario = server_scenario(settings, stream, backbone, test, enrolments)
+    checkpoint = server_folder.checkpoint if server_folder else None
+    return SitesRun(scenario, method, seed, sites, checkpoint)

@@ -18,11 +18,11 @@ from fczoo.core.payload import Payload
 from fczoo.core.tree import Tree
 from fczoo.core.types import EndsTasks
 from fczoo.federation.batches import Client
-from fczoo.federation.checkpoint import ClientState, kept_in, kept_trees, pack, seal_of, unpack
+from fczoo.federation.checkpoint import ClientState, content_hash, pack, unpack
 from fczoo.federation.client import ClientRequest
-from fczoo.federation.device import reproducible
+from fczoo.federation.device import deterministic_operations
 from fczoo.federation.remote import RemoteWorker
-from fczoo.federation.world import World
+from fczoo.federation.scenario import Scenario
 from fczoo.sites.federation_config import check_sites, check_terms, terms_of
 from fczoo.sites.ledger import PrivacyLedger
 from fczoo.sites.messages import (
@@ -44,6 +44,7 @@ from fczoo.sites.messages import (
 log = logging.getLogger("fczoo")
 
 STATE_FORM = "fczoo-site-2"
+HOW_TO_RESTART = "remove the checkpoint of the server to restart the run"
 
 
 class SiteState(NamedTuple):
@@ -51,7 +52,7 @@ class SiteState(NamedTuple):
 
     run: str = ""  # name of the run; empty: the site has not enrolled
     progress: tuple[int, float] = (-1, 0)  # task and position in it of the latest exchange
-    kept: ClientState = ClientState({}, {}, {}, {})
+    client_state: ClientState = ClientState({}, {}, {}, {})
     # answers that may be requested again, by the seal of their request
     answers: Mapping[str, bytes] = {}
 
@@ -67,7 +68,7 @@ class Site:
 
     def __init__(
         self,
-        world: World,
+        scenario: Scenario,
         method: Method,
         seed: int,
         number: int,
@@ -75,10 +76,10 @@ class Site:
         folder: Path,
         ledger: PrivacyLedger | None = None,
     ):
-        """Open client ``number`` of ``world``, with the state in ``folder``.
+        """Open client ``number`` of ``scenario``, with the state in ``folder``.
 
         Args:
-            world: Data of the site.
+            scenario: Data of the site.
             method: Method of the run.
             seed: Seed of the run.
             number: Number of the client.
@@ -89,10 +90,12 @@ class Site:
         Raises:
             FczooError: Such a run is impossible between sites, or the state cannot be read.
         """
-        check_sites(world.settings, method)
-        self.world, self.number, self.ledger = world, number, ledger
-        self.side_of = RemoteWorker(world, method, seed)
-        self.terms = terms_of(world.settings, world.stream, world.backbone, method, seed, sites)
+        check_sites(scenario.settings, method)
+        self.scenario, self.number, self.ledger = scenario, number, ledger
+        self.worker = RemoteWorker(scenario, method, seed)
+        self.terms = terms_of(
+            scenario.settings, scenario.stream, scenario.backbone, method, seed, sites
+        )
         self.path = folder / "kept.safetensors"
         self.state = self._load()
 
@@ -114,22 +117,24 @@ class Site:
         except FczooError as error:
             reason = str(error)
         except InvalidMessage as error:
-            reason = f"the message is damaged or of another version: {first_line(error)}"
+            reason = f"the message is damaged or of another version of fczoo: {first_line(error)}"
         except Exception as error:  # its message may describe private images
             log.exception("the site cannot answer")
-            reason = f"{type(error).__name__} at the site; its log has the reason"
+            reason = f"{type(error).__name__} at the site; see its log"
         return serialize(REFUSAL, Refusal(reason))
 
     def _enrol(self, call: Call, _: Tree) -> bytes:
         """Join a run if its terms are the agreed ones; discard the state of another run."""
         check_terms(self.terms, call.terms, "at the server")
         if self.ledger:
-            self.ledger.check(self.world.settings)
+            self.ledger.check(self.scenario.settings)
         if call.run != self.state.run:
             if call.resumes:
-                raise FczooError("the site has no state of this run; begin it again")
+                raise FczooError(f"the site has no state of the resumed run; {HOW_TO_RESTART}")
             self._store_state(SiteState(call.run))
-        images = [len(client_indices[self.number]) for client_indices in self.world.partition.tasks]
+        images = [
+            len(client_indices[self.number]) for client_indices in self.scenario.partition.tasks
+        ]
         return serialize(ENROLMENT, Enrolment(images, self._classes()))
 
     def _classes(self) -> list[int] | None:
@@ -137,30 +142,30 @@ class Site:
 
         Enough are at least ``min_class_count`` images.
         """
-        if self.world.settings.dp_clip is not None:
+        if self.scenario.settings.dp_clip is not None:
             return None
-        images = np.bincount(self.world.stream.train.labels)
+        images = np.bincount(self.scenario.stream.train.labels)
         return [
-            int(label) for label in np.flatnonzero(images >= self.world.settings.min_class_count)
+            int(label) for label in np.flatnonzero(images >= self.scenario.settings.min_class_count)
         ]
 
     def _answer_request(self, content: bytes) -> bytes:
-        request, run = read_request(content, self.world.backbone.device)
-        site_state, question = self.state, seal_of(content)
+        request, run = read_request(content, self.scenario.backbone.device)
+        site_state, question = self.state, content_hash(content)
         if run != site_state.run:
-            raise FczooError("the site has not enrolled in this run; begin the run again")
+            raise FczooError(f"the site has not enrolled in this run; {HOW_TO_RESTART}")
         if question in site_state.answers:
             return site_state.answers[question]
         progress = self._position(request)
-        client_state = site_state.kept
+        client_state = site_state.client_state
         # a new task resets teacher outputs, control variates and compression errors
         if progress[0] != site_state.progress[0]:
             client_state = ClientState(client_state.memories, {}, {}, {})
         upload, client_state, loss = self._respond(request, client_state)
         if self.ledger and upload:
-            self.ledger.spend(self.world.settings, self._data, run)
-        about = UploadInfo(question, upload.num_samples, loss, self._exemplars(client_state))
-        answer = serialize(UPLOAD, about, upload.tensors)
+            self.ledger.spend(self.scenario.settings, self._data, run)
+        info = UploadInfo(question, upload.num_samples, loss, self._exemplars(client_state))
+        answer = serialize(UPLOAD, info, upload.tensors)
         self._store_state(
             SiteState(
                 run, progress, client_state, {**self._repeatable_answers(request), question: answer}
@@ -171,21 +176,21 @@ class Site:
     @cached_property
     def _data(self) -> str:
         """Return the SHA-256 of the site's images and labels."""
-        train = self.world.stream.train
+        train = self.scenario.stream.train
         digest = hashlib.sha256(np.ascontiguousarray(train.labels).data)
         digest.update(np.ascontiguousarray(train.pixels).data)
         return digest.hexdigest()
 
-    def _repeatable_answers(self, asked: ClientRequest) -> Mapping[str, bytes]:
+    def _repeatable_answers(self, request: ClientRequest) -> Mapping[str, bytes]:
         """Return answers that a resumed server may request again: those since its last checkpoint.
 
         The server saves after rounds and tasks.
         """
         task, position = self.state.progress
-        server_saved = task != asked.ctx.task.index or position in range(asked.ctx.rounds)
+        server_saved = task != request.ctx.task.index or position in range(request.ctx.rounds)
         return {} if server_saved else self.state.answers
 
-    def _position(self, asked: ClientRequest) -> tuple[int, float]:
+    def _position(self, request: ClientRequest) -> tuple[int, float]:
         """Return the position of an exchange in the schedule: task, and number within the task.
 
         The number of a round is its index; an exchange before the first round has number -1.
@@ -193,52 +198,56 @@ class Site:
         Raises FczooError for an exchange that is not in the schedule, and for one that is repeated
         with another request: the privacy guarantee holds for the uploads of the schedule only.
         """
-        ctx, method = asked.ctx, self.side_of.side.method
+        ctx, method = request.ctx, self.worker.runtime.method
         exchanges = []
-        if ctx.task in self.world.stream.tasks:
-            exchanges = list(task_exchanges(method, ctx.task, self.world.settings.rounds))
-        exchange = asked.exchange
+        if ctx.task in self.scenario.stream.tasks:
+            exchanges = list(task_exchanges(method, ctx.task, self.scenario.settings.rounds))
+        exchange = request.exchange
         if exchange not in exchanges:
             raise FczooError(f"the schedule has no {exchange}")
         first_round = sum(one.boundary == "task_start" for one in exchanges)
         position = ctx.task.index, float(exchanges.index(exchange) - first_round)
         if position <= self.state.progress:
             raise FczooError(
-                "the server repeats an exchange with another request; begin the run again"
+                f"the server repeats {exchange} with a different request; {HOW_TO_RESTART}"
             )
         return position
 
     def _respond(
-        self, asked: ClientRequest, kept: ClientState
+        self, request: ClientRequest, client_state: ClientState
     ) -> tuple[Payload, ClientState, float | None]:
         """Return the protected upload, the new client state, and the mean loss without noise.
 
         The loss is None if updates are clipped, or nothing was trained.
         """
-        settings = self.world.settings
-        with reproducible(settings.deterministic):
-            answer = self.side_of.side.answer(asked, [self._client(asked, kept)], kept)
+        settings = self.scenario.settings
+        with deterministic_operations(settings.deterministic):
+            answer = self.worker.runtime.answer(
+                request, [self._client(request, client_state)], client_state
+            )
         (upload,) = answer.payloads
         loss_entry = answer.losses.get(self.number) if settings.dp_clip is None else None
-        return upload, answer.kept, loss_entry[0] if loss_entry else None
+        return upload, answer.client_state, loss_entry[0] if loss_entry else None
 
-    def _client(self, asked: ClientRequest, kept: ClientState) -> Client:
+    def _client(self, request: ClientRequest, client_state: ClientState) -> Client:
         """Return the site's client with its images in an exchange, as in ``FederatedRun``."""
-        side, task = self.side_of.side, asked.ctx.task
-        everyone = self.world.clients(task, side.method.training().data_scope, idle=True)
-        client, memory = everyone[self.number], kept.memories.get(self.number, {})
-        if asked.boundary is None and asked.ctx.balanced:
-            return replace(client, index=side.exemplars(memory))
-        if asked.boundary == "task_end" and isinstance(side.method, EndsTasks):
-            return side.with_exemplars(client, memory)
+        runtime, task = self.worker.runtime, request.ctx.task
+        clients = self.scenario.clients(task, runtime.method.training().data_scope, idle=True)
+        client, memory = clients[self.number], client_state.memories.get(self.number, {})
+        if request.boundary is None and request.ctx.balanced:
+            return replace(client, index=runtime.exemplars(memory))
+        if request.boundary == "task_end" and isinstance(runtime.method, EndsTasks):
+            return runtime.with_exemplars(client, memory)
         return client
 
-    def _exemplars(self, kept: ClientState) -> list[int]:
+    def _exemplars(self, client_state: ClientState) -> list[int]:
         """Return the site's number of exemplars per task."""
-        index = self.side_of.side.exemplars(kept.memories.get(self.number, {})).cpu().numpy()
+        index = (
+            self.worker.runtime.exemplars(client_state.memories.get(self.number, {})).cpu().numpy()
+        )
         return [
             int(np.isin(client_indices[self.number], index).sum())
-            for client_indices in self.world.partition.tasks
+            for client_indices in self.scenario.partition.tasks
         ]
 
     def _store_state(self, state: SiteState) -> None:
@@ -250,7 +259,8 @@ class Site:
         terms = content_sha256(self.terms)
         notes = {"run": state.run, "moment": state.progress, "terms": terms}
         write_safely(
-            self.path, pack(STATE_FORM, {**kept_trees(state.kept), "answers": answers}, notes)
+            self.path,
+            pack(STATE_FORM, {**state.client_state.to_trees(), "answers": answers}, notes),
         )
         self.state = state
 
@@ -263,14 +273,14 @@ class Site:
             return SiteState()
         terms = content_sha256(self.terms)
         try:
-            trees, notes = unpack(STATE_FORM, self.path.read_bytes(), self.world.backbone.device)
+            trees, notes = unpack(STATE_FORM, self.path.read_bytes(), self.scenario.backbone.device)
             answers = {
                 question: value.numpy().tobytes() for question, value in trees["answers"].items()
             }
             task, position = notes["moment"]
             if notes.get("terms", terms) != terms:  # the agreement has changed since enrolment
                 return SiteState()
-            return SiteState(notes["run"], (task, position), kept_in(trees), answers)
+            return SiteState(notes["run"], (task, position), ClientState.from_trees(trees), answers)
         except (ValueError, KeyError) as error:
-            problem = f"{self.path} is not a file of a site: {first_line(error)}"
-            raise FczooError(f"{problem}; remove it, and begin the run again") from error
+            problem = f"{self.path} is not a valid state of a site: {first_line(error)}"
+            raise FczooError(f"{problem}; remove it, and {HOW_TO_RESTART}") from error

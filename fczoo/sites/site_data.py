@@ -21,17 +21,17 @@ from fczoo.data.partition import Partition
 from fczoo.data.stream import Stream
 from fczoo.data.views import ImageStore
 from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.scenario import Scenario
 from fczoo.federation.settings import Settings
 from fczoo.federation.uplink import Uplink
-from fczoo.federation.world import World
 from fczoo.sites.federation_config import check_terms
 from fczoo.sites.messages import Enrolment
 
 
-def site_world(
+def site_scenario(
     settings: Settings, stream: Stream, backbone: Backbone, train: ImageStore, site: int
-) -> World:
-    """Create the world of one site, which has all training images and no test image.
+) -> Scenario:
+    """Create the scenario of one site, which has all training images and no test image.
 
     Args:
         settings: Settings of the run.
@@ -41,7 +41,7 @@ def site_world(
         site: Number of the site.
 
     Returns:
-        The world.
+        The scenario.
     """
     none = np.empty(0, np.int64)
     tasks = [
@@ -53,16 +53,16 @@ def site_world(
     ]
     side = train.pixels.shape[-1]
     nothing = ImageStore(Images(np.empty((0, side, side, 3), np.uint8), none), backbone)
-    return World(settings, stream, _partition(stream, tasks), backbone, train, nothing)
+    return Scenario(settings, stream, _partition(stream, tasks), backbone, train, nothing)
 
 
 @dataclass(frozen=True)
-class ServerView(World):
-    """World of the server, which knows only the number of each site's images.
+class ServerView(Scenario):
+    """Scenario of the server, which knows only the number of each site's images.
 
     Its training images are blank, for code that counts images. Each site has as many of a task's
     blank images as it reports, from the first one on. Sites share them, so memory depends only on
-    the largest site. The world contains no pixel, label or position of a site's image.
+    the largest site. The scenario contains no pixel, label or position of a site's image.
     """
 
     sees_clients: ClassVar[bool] = False
@@ -76,14 +76,14 @@ class ServerView(World):
         return self.held_by_any[: task.stop]
 
 
-def server_world(
+def server_scenario(
     settings: Settings,
     stream: Stream,
     backbone: Backbone,
     test: ImageStore,
     enrolments: Sequence[Enrolment],
 ) -> ServerView:
-    """Create the server's world from its test images and the sites' enrolments.
+    """Create the server's scenario from its test images and the sites' enrolments.
 
     Args:
         settings: Settings of the run.
@@ -93,7 +93,7 @@ def server_world(
         enrolments: Enrolment of each site.
 
     Returns:
-        The world.
+        The scenario.
 
     Raises:
         FczooError: No site has an image of some task.
@@ -101,22 +101,23 @@ def server_world(
     count = np.array([enrolment.images for enrolment in enrolments]).T  # [tasks, sites]
     if empty_tasks := [t for t, images in enumerate(count.sum(1)) if not images]:
         raise FczooError(
-            f"no site has an image of task {empty_tasks[0] + 1}; fix the schedule or its classes"
+            f"no site has an image of task {empty_tasks[0] + 1}; check the class folders of the "
+            "sites, or agree on a schedule without its classes"
         )
     class_mask = torch.ones(len(stream.classes), dtype=torch.bool)
     if all(enrolment.classes is not None for enrolment in enrolments):
         class_mask[:] = False
         class_mask[[label for enrolment in enrolments for label in enrolment.classes or ()]] = True
-    most = count.max(1)  # [tasks]
-    starts = np.concatenate([[0], most.cumsum()[:-1]]).tolist()
+    max_counts = count.max(1)  # [tasks]
+    starts = np.concatenate([[0], max_counts.cumsum()[:-1]]).tolist()
     tasks = [
         ClientIndex(start + np.arange(images, dtype=np.int32) for images in of_task)
         for start, of_task in zip(starts, count.tolist(), strict=True)
     ]
-    labels = np.repeat([task.start for task in stream.tasks], most)
+    labels = np.repeat([task.start for task in stream.tasks], max_counts)
     blank = Images(np.zeros((len(labels), 1, 1, 3), np.uint8), labels)
     stream = replace(stream, train=blank, train_index=np.arange(len(labels)))
-    world_arguments = (
+    scenario_arguments = (
         settings,
         stream,
         _partition(stream, tasks),
@@ -124,7 +125,7 @@ def server_world(
         ImageStore(blank, backbone),
         test,
     )
-    return ServerView(*world_arguments, held_by_any=class_mask)
+    return ServerView(*scenario_arguments, held_by_any=class_mask)
 
 
 def _partition(stream: Stream, tasks: Sequence[ClientIndex]) -> Partition:
@@ -162,7 +163,7 @@ class ServerFolder:
             return None
         first_start = self._read()
         try:
-            check_terms(terms, first_start.terms, "in the run that is resumed")
+            check_terms(terms, first_start.terms, "in the resumed run")
         except FczooError as error:
             raise FczooError(f"{error}, or {self._how_to_restart}") from error
         return first_start.run
@@ -185,12 +186,12 @@ class ServerFolder:
             names, self._read().enrolments, run_start.enrolments, strict=True
         ):
             if old_enrolment != new_enrolment:
-                problem = f"site {name} has other images than when the run began"
+                problem = f"the images of site {name} have changed since the run started"
                 raise FczooError(f"{problem}; restore them, or {self._how_to_restart}")
 
     @property
     def _how_to_restart(self) -> str:
-        return f"remove {self.checkpoint.path} to begin again"
+        return f"remove {self.checkpoint.path} to restart the run"
 
     def _read(self) -> RunStart:
         try:

@@ -36,14 +36,14 @@ QUESTION, ANSWER = "question", "answer"  # paths
 KEY, LIMIT = "Question-Key", "Answer-Limit"  # headers of a question
 MODEL_FILES = (RECORD, TENSORS)  # files that sites can fetch; they exclude the server's state
 LARGEST_BODY = 2**34  # largest question or model file in bytes that a site reads
-POLL = 20.0  # seconds after which the server answers that it has no question yet
-STALL = 60.0  # seconds without a byte after which a connection is closed
+POLL_SECONDS = 20.0  # after which the server answers that it has no question yet
+STALL_SECONDS = 60.0  # without a byte after which a connection is closed
 HANDSHAKE = 10.0  # seconds for a whole TLS handshake
 MAX_HANDSHAKES = 64  # callers without a verified certificate; one more closes the oldest
-ABSENT = 3 * POLL  # seconds without a request after which a site counts as disconnected
-RETRY = 2.0  # seconds between two attempts of a site to reach the server
-GRACE = 3 * RETRY  # seconds after the start within which absent sites may still connect
-CHUNK = 2**20  # bytes per write, each within STALL seconds
+OFFLINE_SECONDS = 3 * POLL_SECONDS  # without a request after which a site is disconnected
+RETRY_SECONDS = 2.0  # between two attempts of a site to reach the server
+GRACE_SECONDS = 3 * RETRY_SECONDS  # after the start within which absent sites may still connect
+CHUNK = 2**20  # bytes per write, each within STALL_SECONDS
 RUN_ENDED = HTTPStatus.GONE  # the run has ended; the body is its outcome
 RUN_COMPLETED, RUN_FAILED = "completed", "failed"  # status of an outcome
 
@@ -56,7 +56,7 @@ class SiteStatus:
     key: str = ""  # identifies the question in HTTP requests
     answer: bytes | None = None
     connection: ssl.SSLSocket | None = None  # the newest; a new one closes it
-    last_request: float = -ABSENT  # time
+    last_request: float = -OFFLINE_SECONDS  # time
     knows_outcome: bool = False  # it has fetched the outcome, and the model if there is one
 
 
@@ -98,7 +98,7 @@ class SiteListener(ThreadingTCPServer):
         except OSError as error:
             raise FczooError(
                 f"the server cannot use port {port}: {error.strerror}; stop the program that uses "
-                "it, perhaps another start of this server"
+                "it, or write folders with another port with fczoo site init"
             ) from error
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
 
@@ -131,7 +131,7 @@ class SiteListener(ThreadingTCPServer):
             answers = {k: a for k in questions if (a := self._sites[k].answer) is not None}
             for number in questions:
                 self._sites[number].question = self._sites[number].answer = None
-            if not answers and self.seconds > ABSENT and not self.connected_sites:
+            if not answers and self.seconds > OFFLINE_SECONDS and not self.connected_sites:
                 raise FczooError("no site is connected; start the sites, then the server to resume")
             return answers
 
@@ -157,7 +157,7 @@ class SiteListener(ThreadingTCPServer):
         return [self.names[k] for k, site in enumerate(self._sites) if self._is_present(site)]
 
     def _is_present(self, site: SiteStatus) -> bool:
-        return site.connection is not None or time.monotonic() - site.last_request < ABSENT
+        return site.connection is not None or time.monotonic() - site.last_request < OFFLINE_SECONDS
 
     def end(self, status: str, reason: str = "", model: Path | None = None) -> None:
         """Publish the outcome of the run.
@@ -183,7 +183,7 @@ class SiteListener(ThreadingTCPServer):
 
     @property
     def _sites_without_outcome(self) -> list[str]:
-        may_come = self.seconds < GRACE
+        may_come = self.seconds < GRACE_SECONDS
         return [
             name
             for name, site in zip(self.names, self._sites, strict=True)
@@ -196,27 +196,25 @@ class SiteListener(ThreadingTCPServer):
         self.server_close()
         with self._changed:
             for site in self._sites:
-                _cut(site.connection)
+                _shut_down(site.connection)
 
     # connections: accepted in the listener's thread, served in one thread each
 
     def get_request(self) -> tuple[ssl.SSLSocket, Any]:
         """Accept a connection without waiting for its TLS handshake."""
-        caller, address = self.socket.accept()
-        caller.settimeout(HANDSHAKE)
+        peer, address = self.socket.accept()
+        peer.settimeout(HANDSHAKE)
         try:
-            secure = self.context.wrap_socket(
-                caller, server_side=True, do_handshake_on_connect=False
-            )
+            secure = self.context.wrap_socket(peer, server_side=True, do_handshake_on_connect=False)
         except (OSError, ValueError) as error:  # it is gone already
-            caller.close()
+            peer.close()
             raise OSError(str(error)) from error
         with self._changed:
             self._handshakes[secure] = None
             if len(self._handshakes) > MAX_HANDSHAKES:
                 oldest = next(iter(self._handshakes))
                 del self._handshakes[oldest]
-                _cut(oldest)
+                _shut_down(oldest)
         return secure, address
 
     def finish_request(self, request: Any, client_address: Any) -> None:
@@ -233,14 +231,14 @@ class SiteListener(ThreadingTCPServer):
                 self._handshakes.pop(request, None)
         number = self._number(request.getpeercert())
         if number is None:
-            log.info("refused %s: its certificate names no site", client_address[0])
+            log.info("refused %s: its certificate names no agreed site", client_address[0])
             request.sendall(b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
             _drain(request)
             return
         with self._changed:
             site, older = self._sites[number], self._sites[number].connection
             site.connection, site.last_request = request, time.monotonic()
-            _cut(older)
+            _shut_down(older)
             self._changed.notify_all()
         try:
             SiteHandler(request, client_address, self, number)
@@ -264,11 +262,12 @@ class SiteListener(ThreadingTCPServer):
     # actions of a site
 
     def next_question(self, number: int, connection: ssl.SSLSocket) -> tuple[bytes, str] | None:
-        """Return the question of a site with its key; None if there is none within POLL seconds."""
+        """Return the question of a site with its key; None if there is none within POLL_SECONDS."""
         site = self._sites[number]
         with self._changed:
             self._changed.wait_for(
-                lambda: site.question or self.outcome or site.connection is not connection, POLL
+                lambda: site.question or self.outcome or site.connection is not connection,
+                POLL_SECONDS,
             )
             return None if site.question is None or self.outcome else (site.question, site.key)
 
@@ -307,7 +306,7 @@ class SiteHandler(BaseHTTPRequestHandler):
 
     server: SiteListener
     connection: ssl.SSLSocket
-    timeout = STALL
+    timeout = STALL_SECONDS
     server_version, sys_version = "fczoo", ""
 
     def __init__(self, request: Any, address: Any, server: SiteListener, number: int):
@@ -385,7 +384,7 @@ def chunks_of(content: bytes) -> Iterator[memoryview]:
     return (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
 
 
-def _cut(connection: socket.socket | None) -> None:
+def _shut_down(connection: socket.socket | None) -> None:
     """Close a connection that another thread reads or writes."""
     if connection is not None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Checks of data sets, methods, partitioners, ... for authors of plug-ins, and a toy world.
+"""Checks of data sets, methods, partitioners, ... for authors of plug-ins, and a toy benchmark.
 
 Like scikit-learn's ``check_estimator``, each check raises AssertionError with one sentence on what
 is wrong and what to do. The checks do not need pytest::
@@ -16,7 +16,13 @@ from fczoo.testing.data_parts import check_dataset, check_partitioner
 from fczoo.testing.federation_parts import check_aggregator, check_attack, check_local_training
 from fczoo.testing.methods import check_method
 from fczoo.testing.model_parts import check_augmentation, check_backbone, check_metric
-from fczoo.testing.world import small_method, toy_backbone, toy_bench, toy_partition, toy_stream
+from fczoo.testing.toy_benchmark import (
+    small_method,
+    toy_backbone,
+    toy_bench,
+    toy_partition,
+    toy_stream,
+)
 
 __all__ = [
     "check_aggregator",

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 
-from fczoo.core.errors import FczooError, quiet
+from fczoo.core.errors import FczooError, silence_warnings
 from fczoo.core.registry import DATASETS, PARTITIONERS
 from fczoo.core.seeds import numpy_stream
 from fczoo.core.tasks import Partitioner, Task, split_images
@@ -17,7 +17,7 @@ from fczoo.data.partition import make_partition
 from fczoo.data.stream import Stream, make_stream
 from fczoo.data.views import get_augment
 from fczoo.federation.settings import Settings
-from fczoo.testing.world import (
+from fczoo.testing.toy_benchmark import (
     Draw,
     check_random_cases,
     need,
@@ -35,7 +35,7 @@ GROUPS = CLIENTS
 """Number of groups, such as domains, in these checks; image i has group i modulo GROUPS."""
 
 
-def check_partitioner(spec: str, refuses: Refuses | None = None, drawn: bool = True) -> None:
+def check_partitioner(spec: str, refuses: Refuses | None = None, is_random: bool = True) -> None:
     """Check that a partitioner follows all rules; a broken one raises AssertionError.
 
     The rules, on random labels of one to five classes and one to nine clients:
@@ -54,7 +54,7 @@ def check_partitioner(spec: str, refuses: Refuses | None = None, drawn: bool = T
         refuses: Returns whether a request is impossible: exactly these must raise FczooError with a
             message of one line. None: any request may raise it, except an easy one (200 images of
             five classes for eight clients).
-        drawn: False for a spec without random draws; seeds and streams are then not checked.
+        is_random: False for a spec without random draws; seeds and streams are then not checked.
 
     Raises:
         AssertionError: A rule is broken.
@@ -69,15 +69,15 @@ def check_partitioner(spec: str, refuses: Refuses | None = None, drawn: bool = T
         )
         _check_case(spec, partitioner, labels, draw, refuses)
 
-    with quiet():
+    with silence_warnings():
         check_random_cases(case)
         easy = _split(spec, partitioner, EASY, CLIENTS, 0, refuses)
         need(
             easy is not None,
-            f"{spec} refuses even {len(EASY)} images of 5 classes for {CLIENTS} clients; give "
-            "options",
+            f"{spec} cannot split {len(EASY)} images of 5 classes among {CLIENTS} clients; add "
+            "options to the spec, as in 'dirichlet:0.5'",
         )
-        if drawn:
+        if is_random:
             _check_seeds(spec, partitioner)
             _check_stream(spec)
 
@@ -89,43 +89,41 @@ def _check_case(
     parts = _split(spec, partitioner, labels, clients, seed, refuses)
     need(
         np.array_equal(labels, original_labels),
-        f"{spec} changes the labels that it is given; work on a copy",
+        f"{spec} modifies its argument labels in place; work on a copy",
     )
     if parts is None:
         return
     need(
         len(parts) == clients,
-        f"{spec} gives {len(parts)} parts for {clients} clients; give each client one",
+        f"{spec} returns {len(parts)} parts for {clients} clients; return one per client",
     )
     for part in parts:
         need(
             isinstance(part, np.ndarray)
             and part.ndim == 1
             and np.issubdtype(part.dtype, np.integer),
-            f"{spec} gives a part that is not an array of whole numbers; return the images' "
-            "positions in labels",
+            f"{spec} returns a part that is not a 1-D integer array; return positions in labels",
         )
         need(
             ((part >= 0) & (part < len(labels))).all(),
-            f"{spec} names positions outside of the {len(labels)} labels; return positions in "
-            "labels",
+            f"{spec} returns positions outside labels, which has {len(labels)} entries",
         )
         need(
             len(np.unique(part)) == len(part),
-            f"{spec} gives a client the same image twice; name a position once",
+            f"{spec} assigns the same image to a client twice; return each position once",
         )
     if getattr(partitioner, "disjoint", True):
         all_positions = np.sort(np.concatenate(parts))
         need(
             np.array_equal(all_positions, np.arange(len(labels))),
-            f"{spec} assigns {len(np.unique(all_positions))} of {len(labels)} images, "
-            f"{len(all_positions)} in all; give each to one client, or set disjoint = False in the "
-            "class",
+            f"{spec} assigns {len(np.unique(all_positions))} of {len(labels)} images, in "
+            f"{len(all_positions)} assignments; assign each image to exactly one client, or set "
+            "disjoint = False in the class",
         )
     second_parts = _parts(partitioner, labels, clients, seed)
     need(
         all(np.array_equal(a, b) for a, b in zip(parts, second_parts, strict=True)),
-        f"{spec} gives other parts from the same generator; draw only from rng and keep no state",
+        f"{spec} returns different parts for the same rng; draw only from rng and keep no state",
     )
 
 
@@ -137,7 +135,7 @@ def _check_seeds(spec: str, partitioner: Partitioner) -> None:
         )
     need(
         len(different) == len(seeds),
-        f"{spec} gives the same parts from different seeds; draw from rng",
+        f"{spec} returns the same parts for different seeds; draw from rng",
     )
 
 
@@ -170,7 +168,7 @@ def _split(
         return None
     need(
         refuses is None or not refuses(*request),
-        f"{spec} splits {description}, which it should refuse with a FczooError",
+        f"{spec} splits {description}, which it should refuse; raise FczooError",
     )
     return parts
 
@@ -201,18 +199,17 @@ def _check_stream(spec: str) -> None:
     )
     need(
         first.sha256 == same_seed.sha256,
-        f"{spec} splits the same stream differently; draw only from rng",
+        f"{spec} splits a stream differently with the same seed; draw only from rng",
     )
     need(
         first.sha256 != other_seed.sha256,
-        f"{spec} splits a stream in the same way from different seeds; draw from rng",
+        f"{spec} splits a stream in the same way for different seeds; draw from rng",
     )
     for task, parts in zip(stream.tasks, first.tasks, strict=True):
         task_indices = stream.train_index[stream.positions(stream.train, task)]
         need(
             np.isin(np.concatenate(parts), task_indices).all(),
-            f"{spec} gives a client images of another task; return positions in the labels that "
-            "it is given",
+            f"{spec} assigns images of another task; return positions in the argument labels",
         )
 
 
@@ -249,7 +246,7 @@ def check_dataset(
     cls = DATASETS.get(name)
     need(
         isinstance(dataset, str) or cls is dataset,
-        f"{name} is the name of another data set; choose another one",
+        f"{name} is the name of another data set; choose a different name",
     )
     need(
         issubclass(cls, Dataset),
@@ -267,8 +264,8 @@ def _check_declared(name: str, cls: type[Dataset]) -> None:
     need_documented(cls, name)
     need(
         getattr(cls, "about", "") and "\n" not in cls.about,
-        f"{name}.about must be one line for `fczoo list datasets`; give classes, images of each "
-        "and their size",
+        f"{name}.about must be one line for `fczoo list datasets`: number of classes, images per "
+        "class and image size",
     )
     defaults = cls.defaults
     try:
@@ -289,8 +286,8 @@ def _check_declared(name: str, cls: type[Dataset]) -> None:
         missing = [field for field in ("source", "layout", "licence") if not getattr(cls, field)]
         need(
             not missing,
-            f"{name} does not say its {', '.join(missing)}; `fczoo show {name}` lists them for "
-            "users",
+            f"{name} does not declare {', '.join(missing)}; set these class attributes, which "
+            f"`fczoo show {name}` prints",
         )
 
 
@@ -305,13 +302,13 @@ def _check_absent(name: str, cls: type[Dataset]) -> None:
                 message = str(error)
             else:
                 raise AssertionError(
-                    f"{name}.load finds something in an empty folder; begin with self.locate(root)"
+                    f"{name}.load returns data for an empty folder; start with self.locate(root)"
                 )
             for fragment in (cls.folder, str(root), cls.source, "--data-root"):
                 need(
                     fragment in message,
-                    f"{name}.load refuses a folder without it, but does not name {fragment}; use "
-                    "self.locate",
+                    f"the error of {name}.load for a missing copy does not contain {fragment}; "
+                    "call self.locate(root)",
                 )
 
 
@@ -325,8 +322,8 @@ def _check_copy(name: str, cls: type[Dataset], root: Path, stored_size: int | No
             and np.array_equal(second.train.labels, first.train.labels)
             and np.array_equal(second.test.labels, first.test.labels)
             and second.split == first.split,
-            f"{name}.load({str(load_root)!r}) differs from the first load; sort what is found "
-            "and draw with a fixed seed",
+            f"{name}.load({str(load_root)!r}) differs from the first load; sort the files and "
+            "draw with a fixed seed",
         )
     for part, split in (("training", first.train), ("test", first.test)):
         _check_images(f"{name}'s {part} part", split, len(first.classes), stored_size)
@@ -344,17 +341,17 @@ def _check_data(name: str, cls: type[Dataset], data: ImageData) -> None:
     )
     need(
         not cls.classes or len(data.classes) == cls.classes,
-        f"{name}.load names {len(data.classes)} classes, but {name}.classes is {cls.classes}; "
-        "make them agree",
+        f"{name}.load returns {len(data.classes)} class names, but {name}.classes is "
+        f"{cls.classes}; make them equal",
     )
     need(
         len(set(data.classes)) == len(data.classes),
-        f"{name}.load names a class twice; make the names differ, e.g. by the folder's name",
+        f"{name}.load returns a class name twice; make the class names unique",
     )
     groups, images = data.groups, len(data.train.labels)
     need(
         groups is None or (groups.dtype == np.int64 and groups.shape == (images,)),
-        f"{name}.load gives groups that are not int64 [{images}], one per training image",
+        f"{name}.load returns groups that are not int64 [{images}], one per training image",
     )
     need(data.split, f"{name}.load does not say how the test part was chosen; set ImageData.split")
 
@@ -382,12 +379,12 @@ def _check_images(label: str, split: Split, classes: int, stored_size: int | Non
     )
     need(
         stored_size is None or pixels.shape[1] == stored_size,
-        f"{label} has images of {pixels.shape[1]} pixels instead of {stored_size}; pass the size "
-        "to take",
+        f"{label} has images of side {pixels.shape[1]} instead of {stored_size}; resize them in "
+        "take to its argument size",
     )
     need(
         len(pixels) == len(labels) and np.array_equal(images.labels, labels),
-        f"{label} has {len(pixels)} images and {len(labels)} labels, or take reorders them; "
-        "keep them together",
+        f"{label} has {len(labels)} labels, but take returns {len(pixels)} images or other labels; "
+        "keep images and labels in the same order",
     )
-    need(np.ptp(pixels) > 0, f"{label} has images of one grey throughout; its files are not read")
+    need(np.ptp(pixels) > 0, f"{label} has only equal pixels; check that load reads the files")

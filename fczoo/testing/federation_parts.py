@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from fczoo.aggregators.merge import repeats
+from fczoo.aggregators.merge import is_stateless
 from fczoo.core.errors import FczooError
 from fczoo.core.payload import Payload
 from fczoo.core.registry import AGGREGATORS, ATTACKS, LOCAL_TRAINING, make_aggregator
@@ -18,7 +18,7 @@ from fczoo.federation.callbacks import Callback
 from fczoo.federation.local_rules import CONTROL, LocalRule
 from fczoo.security.attacks import Attack
 from fczoo.testing.method_under_test import Record, copy_tree, need_same, record_run
-from fczoo.testing.world import (
+from fczoo.testing.toy_benchmark import (
     Draw,
     check_random_cases,
     need,
@@ -116,10 +116,10 @@ def _merge_checked(label: str, merge: ServerAggregator, uploads: Sequence[Payloa
                 merged_tree[name].numel()
                 and merged_tree[name].data_ptr() == upload[name].data_ptr()
             )
-            need(not same_memory, f"{label} returns the memory of an upload as {name}; clone it")
+            need(not same_memory, f"{label} returns {name} in the memory of an upload; clone it")
     need(
-        repeats(merge, inputs),
-        f"{label} gives another tree from the same uploads; draw nothing and keep no state",
+        is_stateless(merge, inputs),
+        f"{label} merges the same uploads to different values; draw nothing and keep no state",
     )
     return merged_tree
 
@@ -128,7 +128,7 @@ def _check_parameters(label: str, merged: Tree, uploads: Sequence[Payload]) -> N
     for name in PARAMETERS:
         need(
             name in merged,
-            f"{label} loses the parameter {name}; merge every tensor that it does not read itself",
+            f"{label} does not return the parameter {name}; merge all parameters of the uploads",
         )
         value, rows = merged[name], torch.stack([upload[name] for upload in uploads])
         need(
@@ -139,8 +139,8 @@ def _check_parameters(label: str, merged: Tree, uploads: Sequence[Payload]) -> N
         inside = (value >= rows.amin(0) - 1e-12) & (value <= rows.amax(0) + 1e-12)
         need(
             inside.all(),
-            f"{label} merges {name} to a value outside those of all clients; weights must add "
-            "up to 1",
+            f"{label} merges {name} to a value outside the range of the clients' values; weights "
+            "must be at least 0 and add up to 1",
         )
 
 
@@ -179,8 +179,9 @@ def _check_refusal(label: str, merge: ServerAggregator, uploads: Sequence[Payloa
     except FczooError as error:
         need_one_line(error, label)
     else:
+        needed = len(uploads) + 1
         raise AssertionError(
-            f"{label} merges {len(uploads)} uploads; raise FczooError for fewer than it needs"
+            f"{label} merges {len(uploads)} uploads; raise FczooError for fewer than {needed}"
         )
 
 
@@ -189,8 +190,8 @@ def check_attack(spec: str) -> None:
 
     The rules, on random changes, also without elements: the forged change is finite, with the shape
     and type of the honest change; the honest change stays unmodified; and the same generator gives
-    the same result. In the toy world one attacker of three clients changes the run, reproducibly.
-    The class and each of its options have a description.
+    the same result. In the toy benchmark one attacker of three clients changes the run,
+    reproducibly. The class and each of its options have a description.
 
     Args:
         spec: Registered name with its options, such as ``scale:10``.
@@ -223,7 +224,7 @@ def _check_forged(
     first = attack.forge(change, torch_stream("attack", seed))
     need(
         torch.equal(change, original),
-        f"{spec} changes the honest change in place; return a new tensor",
+        f"{spec} modifies the honest change in place; return a new tensor",
     )
     second = attack.forge(change, torch_stream("attack", seed))
     need(
@@ -233,11 +234,11 @@ def _check_forged(
     )
     need(
         first.isfinite().all(),
-        f"{spec} forges values that are not finite; the server would reject them",
+        f"{spec} returns values that are not finite; the server would reject them",
     )
     need(
         torch.equal(first, second),
-        f"{spec} forges differently from the same generator; draw only from rng",
+        f"{spec} returns different values for the same rng; draw only from rng",
     )
 
 
@@ -254,11 +255,11 @@ def _check_attacked_run(spec: str) -> None:
     )
     need(
         attacked_losses == second_losses,
-        f"{spec} gives another run from the same seed; draw only from rng and keep no state",
+        f"{spec} is not reproducible with the same seed; draw only from rng and keep no state",
     )
     need(
         attacked_losses != honest_losses,
-        f"{spec} changes nothing in a run; change what forge returns, or set flips = True",
+        f"{spec} has no effect on a run; return a false change from forge, or set flips = True",
     )
 
 
@@ -267,10 +268,10 @@ def check_local_training(spec: str) -> None:
 
     On random tensors: the added terms are finite, with the names and shapes of gradients, and no
     input is changed. The terms are zero at the start of the round if the client's tree is zero, or
-    equals the server's tree where they are shared. In the toy world: a run is reproducible, also
-    with clients in one batch; it uploads control variates only if ``shares`` is true; and the
-    server's tree is the mean of the clients' trees. The class and each of its options have a
-    description.
+    equals the server's tree where they are shared. In the toy benchmark: a run is reproducible,
+    also with clients in one batch; it uploads control variates only if ``uploads_tree`` is true;
+    and the server's tree is the mean of the clients' trees. The class and each of its options have
+    a description.
 
     Args:
         spec: Registered name with its options, such as ``fedprox:0.1``.
@@ -279,7 +280,10 @@ def check_local_training(spec: str) -> None:
         AssertionError: A rule is broken.
     """
     rule = LOCAL_TRAINING.create(spec)
-    need(isinstance(rule, LocalRule), f"{spec} is not a LocalRule; derive it from that class")
+    need(
+        isinstance(rule, LocalRule),
+        f"{spec} is not a LocalRule; derive it from fczoo.federation.local_rules.LocalRule",
+    )
     need_documented(type(rule), spec)
 
     def case(draw: Draw) -> None:
@@ -303,23 +307,29 @@ def _check_added(spec: str, rule: LocalRule, shapes: list[list[int]], seed: int)
     copies = [copy_tree(t) for t in inputs]
     trees = client_control, server_control
     gradient_terms = rule.gradient_term(weights, start, *trees)
-    new_trees = rule.new_client_tree(weights, start, weights, *trees) if rule.keeps else {}
-    for ours, theirs in zip(inputs, copies, strict=True):
-        need_same(ours, theirs, f"{spec} changes what it is given; return new tensors")
+    new_trees = (
+        rule.new_client_tree(weights, start, weights, *trees) if rule.has_client_tree else {}
+    )
+    for actual, expected in zip(inputs, copies, strict=True):
+        need_same(actual, expected, f"{spec} modifies its arguments in place; return new tensors")
     for name, value in (*gradient_terms.items(), *new_trees.items()):
         fits = (
             name in weights
             and value.shape == weights[name].shape
             and value.dtype == weights[name].dtype
         )
-        need(fits, f"{spec} makes {name} with shape {list(value.shape)}, which fits no gradient")
-        need(value.isfinite().all(), f"{spec} makes {name}, which is not finite")
+        need(
+            fits,
+            f"{spec} returns {name} as {value.dtype} {list(value.shape)}; return names, types and "
+            "shapes of the weights",
+        )
+        need(value.isfinite().all(), f"{spec} returns {name} with values that are not finite")
     zero = {name: torch.zeros_like(value) for name, value in start.items()}
-    same = (server_control, server_control) if rule.shares else (zero, zero)
+    same = (server_control, server_control) if rule.uploads_tree else (zero, zero)
     for name, value in rule.gradient_term(start, start, *same).items():
         need(
             not value.any(),
-            f"{spec} adds a gradient to {name} at the start of a round, where it must add nothing",
+            f"{spec} adds a gradient to {name} at the start of a round; it must be 0 there",
         )
 
 
@@ -332,24 +342,35 @@ def _check_rule_run(spec: str, rule: LocalRule) -> None:
         )
 
     one, second, together = run(), run(), run(together=3)
-    for ours, theirs in zip(one.calls, second.calls, strict=True):
+    for first_call, second_call in zip(one.calls, second.calls, strict=True):
         need_same(
-            ours.state, theirs.state, f"{spec} gives another run from the same seed; keep no state"
+            first_call.state,
+            second_call.state,
+            f"{spec} is not reproducible with the same seed; keep no state",
         )
-    for ours, theirs in zip(one.calls, together.calls, strict=True):
+    for single_call, batched_call in zip(one.calls, together.calls, strict=True):
         need_same(
-            ours.state, theirs.state, f"{spec} trains differently with --together 3", SUM_TOLERANCE
+            single_call.state,
+            batched_call.state,
+            f"{spec} trains differently with --together 3",
+            SUM_TOLERANCE,
         )
-    need(not one.result.rejected, f"an honest upload is rejected with {spec}")
+    rejections = one.result.rejected
+    need(
+        not rejections,
+        f"{spec}: the server rejects an honest upload: {rejections and rejections[0]['reason']}",
+    )
     control_names = {
         name for call in one.calls for p in call.payloads for name in p if name.startswith(CONTROL)
     }
     need(
-        bool(control_names) == rule.shares,
-        f"{spec} sends control variates only where shares is true",
+        bool(control_names) == rule.uploads_tree,
+        f"{spec} uploads {'' if control_names else 'no '}control variates, but uploads_tree is "
+        f"{rule.uploads_tree}; change uploads_tree",
     )
     controls = one.calls[-1].engine.controls
     for name, value in controls.server.items():
         total = torch.stack([tree[name] for tree in controls.clients.values()]).sum(0)
         mean = total / one.bench.partition.clients
-        need_same({name: value}, {name: mean}, f"{spec}'s trees do not add up", SUM_TOLERANCE)
+        sentence = f"{spec}'s server tree is not the mean of the clients' trees"
+        need_same({name: value}, {name: mean}, sentence, SUM_TOLERANCE)

@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fczoo.core.errors import FczooError, quiet
+from fczoo.core.errors import FczooError, silence_warnings
 from fczoo.core.payload import Payload
 from fczoo.core.types import Exchange
 from fczoo.federation.server import Server
 from fczoo.federation.uplink import Arrival
 from fczoo.testing.method_under_test import Call, MethodUnderTest, copy_tree
-from fczoo.testing.world import Draw, check_random_cases, need, need_one_line
+from fczoo.testing.toy_benchmark import Draw, check_random_cases, need, need_one_line
 
 CHANGES_PER_METHOD = 6
 
@@ -33,7 +33,7 @@ CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "with one more dimension": lambda v: v[None],
     "flat": lambda v: v.flatten(),
     "with twice the rows": lambda v: torch.cat([v, v]) if v.dim() else v,
-    "with a row less": lambda v: v[:-1] if v.dim() else v,
+    "with one row fewer": lambda v: v[:-1] if v.dim() else v,
     "expanded": lambda v: v.flatten()[:1].sum().expand(v.shape),
     "transposed": lambda v: v.mT if v.dim() > 1 else v,
     "in other strides": lambda v: v.mT.contiguous().mT if v.dim() > 1 else v,
@@ -61,7 +61,7 @@ def check_changed_uploads(subject: MethodUnderTest) -> None:
     """Check that the server continues after any upload of a client.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     check_hostile_uploads(subject, CHANGES_PER_METHOD, seed=0)
 
@@ -70,7 +70,7 @@ def check_hostile_uploads(subject: MethodUnderTest, times: int, seed: int) -> No
     """Change uploads of a recorded run at random and send them to the server.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
         times: Number of changed uploads.
         seed: Seed of the changes.
 
@@ -86,19 +86,21 @@ def check_hostile_uploads(subject: MethodUnderTest, times: int, seed: int) -> No
         call = calls[draw(0, len(calls) - 1)]
         place = draw(0, len(call.payloads) - 1)
         changed, change = _change(call.payloads[place], draw)
-        label = (
-            f"{subject.name} gets an upload {change} in {call.phase} of task {call.ctx.task.index}"
-        )
+        place_in_run = f"task {call.ctx.task.index + 1}, {call.phase}"
+        label = f"{subject.name}, hostile upload {change} in {place_in_run}"
         payloads = [p.holding(copy_tree(p.tensors)) for p in call.payloads]
         payloads[place] = changed
         try:
-            with quiet():
+            with silence_warnings():
                 arrival = receive(server, call, payloads)
         except (FczooError, RuntimeError, ValueError, TypeError, LookupError) as error:
             raise AssertionError(f"{label}: {type(error).__name__}: {error}") from error
         for rejection in arrival.rejected:
             need_one_line(FczooError(rejection["reason"]), label)
-            need(rejection["client"] == place_of(call, place), f"{label}: rejects {rejection}")
+            need(
+                rejection["client"] == place_of(call, place),
+                f"{label}: the server rejects another upload: {rejection}",
+            )
 
     if calls:
         check_random_cases(check, times, seed)
@@ -156,7 +158,7 @@ def receive(server: Server, call: Call, payloads: list[Payload]) -> Arrival:
             server.merge(arrival.payloads, exchange)
         return arrival
     exchange = Exchange(task, boundary=call.phase)
-    if uplink.folds and call.phase != "after_rounds":
+    if uplink.sums_on_arrival and call.phase != "after_rounds":
         form = next(filter(None, call.payloads))
         arrival, folded = uplink.collect(payloads, clients, exchange, form)
     else:

@@ -18,7 +18,7 @@ from fczoo.core.registry import METHODS, create_method
 from fczoo.core.tree import Tree, drop, nbytes, select
 from fczoo.federation.server import broadcast
 from fczoo.testing.method_under_test import Call, MethodUnderTest, Record, copy_tree, need_same
-from fczoo.testing.world import (
+from fczoo.testing.toy_benchmark import (
     FAMILIES,
     TASKS,
     need,
@@ -37,13 +37,13 @@ def check_dataclass(subject: MethodUnderTest) -> None:
     """Check that a method is a frozen dataclass, hashable and unchanged by pickling.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     method: Any = subject.method
     name = subject.name
     need(
         is_dataclass(method),
-        f"{name} is not a dataclass; put @dataclass(frozen=True) below its registration",
+        f"{name} is not a dataclass; put @dataclass(frozen=True) below @register_method",
     )
     for f in fields(method):
         try:
@@ -51,7 +51,7 @@ def check_dataclass(subject: MethodUnderTest) -> None:
         except FrozenInstanceError:
             continue
         raise AssertionError(
-            f"{name}.{f.name} can be set after creation; write @dataclass(frozen=True)"
+            f"{name}.{f.name} can be changed after creation; write @dataclass(frozen=True)"
         )
     try:
         copy = pickle.loads(pickle.dumps(method))
@@ -61,7 +61,7 @@ def check_dataclass(subject: MethodUnderTest) -> None:
         ) from error
     need(
         copy == method and hash(copy) == hash(method) and type(copy) is type(method),
-        f"{name} differs after pickling; keep only hyper-parameters in it",
+        f"{name} differs after pickling; its fields may only be hyper-parameters",
     )
 
 
@@ -69,7 +69,7 @@ def check_options_survive_json(subject: MethodUnderTest) -> None:
     """Check that a method is unchanged if its hyper-parameters pass through JSON.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     method: Any = subject.method
     restored_method = build(
@@ -85,13 +85,13 @@ def check_search_spaces(subject: MethodUnderTest) -> None:
     """Check that two to four options, or the only one, have a search space for ``fczoo tune``.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     cls, name = type(subject.method), subject.name
-    space, least = spaces(cls), min(MIN_TUNED_OPTIONS, len(fields(cls)))
+    space, min_options = spaces(cls), min(MIN_TUNED_OPTIONS, len(fields(cls)))
     need(
-        least <= len(space) <= MAX_TUNED_OPTIONS,
-        f"{name} has a search space for {len(space)} of its options; {least} to "
+        min_options <= len(space) <= MAX_TUNED_OPTIONS,
+        f"{name} has a search space for {len(space)} of its options; {min_options} to "
         f"{MAX_TUNED_OPTIONS} must have one, including rates: "
         'option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
     )
@@ -109,7 +109,7 @@ def check_description(subject: MethodUnderTest) -> None:
     """Check that the method is registered and describes itself, its paper and each hyper-parameter.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     cls, name = type(subject.method), subject.name
     need(
@@ -117,14 +117,14 @@ def check_description(subject: MethodUnderTest) -> None:
         f"{cls.__name__} is not registered; put @register_method(NAME) above it",
     )
     need_documented(cls, name)
-    need(cls.paper, f"{name} does not say where it comes from; set the class attribute paper")
+    need(cls.paper, f"{name} does not name its source; set the class attribute paper")
 
 
 def check_dataset_options(subject: MethodUnderTest) -> None:
     """Check that ``dataset_options`` are options of the method, within their limits.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     for dataset, values in type(subject.method).dataset_options.items():
         try:
@@ -148,7 +148,7 @@ def check_first_state(subject: MethodUnderTest) -> None:
     """Check that the first state is finite and contains all tensors that clients train.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     method, name = subject.method, subject.name
     state = method.begin_task({}, TASKS[0], toy_backbone(), torch.Generator().manual_seed(0))
@@ -158,7 +158,7 @@ def check_first_state(subject: MethodUnderTest) -> None:
     )
     _need_finite(state, f"{name}.begin_task")
     for prefix in method.training().optims:
-        need(select(state, prefix), f"{name} trains {prefix}, which begin_task does not make")
+        need(select(state, prefix), f"{name} trains {prefix}, which begin_task does not create")
         private = prefix.startswith(method.server_only or ("\0",))
         need(
             not private, f"{name} trains {prefix}, which is server_only and never reaches a client"
@@ -169,7 +169,7 @@ def check_begin_task_changes_no_input(subject: MethodUnderTest) -> None:
     """Check that ``begin_task`` changes no tensor of the state that it receives.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run = subject.run()
     old = copy_tree(run.states[0])
@@ -185,10 +185,10 @@ def check_server_changes_no_upload(subject: MethodUnderTest) -> None:
     """Check that ``aggregate``, ``server_update`` and ``update_from`` change no upload.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     for call in subject.run().calls:
-        for upload_copy, live_upload in zip(call.payloads, call.kept, strict=True):
+        for upload_copy, live_upload in zip(call.payloads, call.live_uploads, strict=True):
             need_same(
                 live_upload,
                 upload_copy,
@@ -229,7 +229,7 @@ def check_combined_settings(subject: MethodUnderTest) -> None:
     ``Training.averages_trained`` must refuse a server optimizer.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     training, name = subject.method.training(), subject.name
     settings: dict[str, Any] = combination(METHODS.names().index(name))
@@ -244,14 +244,15 @@ def check_combined_settings(subject: MethodUnderTest) -> None:
             del settings[option]
     run = subject.start(2, rounds=1, epochs=1, **settings)
     text = ", ".join(f"{option} {value}" for option, value in settings.items())
-    need(not run.result.rejected, f"{name}'s honest upload is rejected with {text}")
+    reason = next((entry["reason"] for entry in run.result.rejected), "")
+    need(not run.result.rejected, f"{name}'s honest upload is rejected with {text}: {reason}")
 
 
 def check_broadcast(subject: MethodUnderTest) -> None:
     """Check that no client receives ``server_only`` state.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     server_only, run = subject.method.server_only, subject.run()
     if not server_only:
@@ -276,19 +277,19 @@ def check_clients_without_private_state(subject: MethodUnderTest) -> None:
     """Check that clients compute the same results without ``server_only`` state.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     server_only = subject.method.server_only
     if not server_only:
         return
     for call in subject.run().last_calls.values():
-        for ours, theirs in zip(
+        for actual, expected in zip(
             _repeat_call(call, drop(call.state, *server_only)), call.payloads, strict=True
         ):
             need_same(
-                ours,
-                theirs,
-                f"{subject.name}'s clients upload something else without server_only tensors",
+                actual,
+                expected,
+                f"{subject.name}'s uploads depend on server_only tensors, which clients lack",
             )
 
 
@@ -308,14 +309,14 @@ def check_declared_uploads(subject: MethodUnderTest) -> None:
     """Check that every tensor of an upload is declared, as trained or in a group of uploads.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     training = subject.method.training()
     for call in subject.run().calls:
         for name in {name for payload in call.payloads for name in payload}:
             need(
                 content_of(name, training.trained_prefixes, training.uploads) is not None,
-                f"{subject.name} uploads {name!r} without declaring it; name its group in "
+                f"{subject.name} uploads {name!r} without declaring it; add its group to "
                 "training().uploads",
             )
 
@@ -324,14 +325,14 @@ def check_finite_uploads(subject: MethodUnderTest) -> None:
     """Check that uploads are finite, carry their client's number, and are not rejected.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run, name = subject.run(), subject.name
     need(run.calls, f"{name} requests nothing from clients; declare trained tensors or statistics")
     for call in run.calls:
         need(
             len(call.payloads) == len(call.clients),
-            f"{name} has another number of uploads than of clients",
+            f"{name} has {len(call.payloads)} uploads for {len(call.clients)} clients",
         )
         for client, payload in zip(call.clients, call.payloads, strict=True):
             sample_count = len(client.index)
@@ -346,7 +347,7 @@ def check_finite_uploads(subject: MethodUnderTest) -> None:
             )
             need(
                 signature_matches,
-                f"{name} signs an upload for another client; do not change client and num_samples",
+                f"{name} changes client or num_samples of an upload; leave both unchanged",
             )
             _need_finite(payload.tensors, f"{name}'s client {client.number} in {call.phase}")
     rejections = run.result.rejected
@@ -362,14 +363,14 @@ def check_upload_bytes(subject: MethodUnderTest) -> None:
     With ``own_models`` they must be zero, because clients send nothing.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run: Record = subject.run()
     if subject.method.training().own_models:
         need(
             not any(p.tensors for call in run.calls for p in call.payloads)
             and run.result.bytes_up == run.result.bytes_down == run.result.client_rounds == 0,
-            f"{subject.name} has own_models, but its clients send something; upload nothing",
+            f"{subject.name} has own_models, but its clients exchange tensors; upload nothing",
         )
         return
     payloads = [p for call in run.calls for p in call.payloads if p or call.phase != "after_rounds"]

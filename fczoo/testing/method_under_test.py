@@ -1,4 +1,4 @@
-"""A method under test and its recorded runs in the toy world, which checks share.
+"""A method under test and its recorded runs in the toy benchmark, which checks share.
 
 A record contains what every client received and uploaded, and all evaluated states.
 """
@@ -23,11 +23,11 @@ from fczoo.core.types import Batch, Boundary, Context, Task
 from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.benchmark import Benchmark
-from fczoo.federation.engine import ClientEngine
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.server import Server
-from fczoo.testing.world import need, toy_bench
+from fczoo.testing.toy_benchmark import need, toy_bench
 
 SHORT: dict[str, Any] = {"epochs": 1, "batch_size": 8}
 """Settings of a short run: two rounds, with one or two steps per client."""
@@ -41,13 +41,13 @@ class Call:
     phase: Literal["train", "balanced"] | Boundary
     engine: ClientEngine
     state: Tree  # broadcast state before the call
-    after: Tree  # broadcast state after the call
+    state_after: Tree  # broadcast state after the call
     clients: list[Client]
     ctx: Context
     payloads: list[Payload]
     memories: dict[int, Tree]  # client memories before the call, by number of the client
-    remembered: dict[int, Tree]  # the same memories as original tensors, not copies
-    kept: list[Payload]  # the original uploads, not copies, which the server uses later
+    live_memories: dict[int, Tree]  # the same memories as original tensors, not copies
+    live_uploads: list[Payload]  # the original uploads, not copies, which the server uses later
     server_state: Tree  # server state before the call, with its private tensors
 
 
@@ -122,8 +122,8 @@ def record_run(
     ) -> list[Payload]:
         state_before, live_memories = copy_tree(state), dict(engine.memories)
         memories = {c: copy_tree(m) for c, m in live_memories.items()}
-        live_payloads = work()
-        payloads = [payload.holding(copy_tree(payload.tensors)) for payload in live_payloads]
+        live_uploads = work()
+        payloads = [payload.holding(copy_tree(payload.tensors)) for payload in live_uploads]
         state_after, client_list = copy_tree(state), list(clients)
         call = Call(
             phase,
@@ -135,12 +135,12 @@ def record_run(
             payloads,
             memories,
             live_memories,
-            live_payloads,
+            live_uploads,
             copy_tree(server_states[-1]),
         )
         calls.append(call)
         on_call(call)
-        return live_payloads
+        return live_uploads
 
     def record_send(self: Server, clients: Sequence[Client]) -> tuple[Tree, dict[int, int]]:
         server_states[:] = [self.state]
@@ -191,7 +191,7 @@ class _FirstCall(Exception):
 
 @dataclass
 class MethodUnderTest:
-    """A method and its recorded runs in the toy world."""
+    """A method and its recorded runs in the toy benchmark."""
 
     method: Method
     runs: dict[tuple[torch.dtype, int, int], Record] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class MethodUnderTest:
         """
         key = (dtype, together, seed)
         if key not in self.runs:
-            with self._in_toy_world():
+            with self._in_toy_benchmark():
                 bench = toy_bench(dtype, together=together, **SHORT)
                 self.runs[key] = record_run(bench, self.method, seed)
         return self.runs[key]
@@ -245,7 +245,7 @@ class MethodUnderTest:
         Raises:
             AssertionError: The method does not finish these tasks.
         """
-        with self._in_toy_world():
+        with self._in_toy_benchmark():
             bench = toy_bench(dtype, **{**SHORT, "together": together, **settings})
             run = bench.start(self.method, seed)
             deque(islice(run, tasks), maxlen=0)
@@ -270,19 +270,17 @@ class MethodUnderTest:
             calls.append(call)
             raise _FirstCall
 
-        with self._in_toy_world(), suppress(_FirstCall):
+        with self._in_toy_benchmark(), suppress(_FirstCall):
             record_run(toy_bench(dtype, together=together), self.method, on_call=stop)
         return calls[0].payloads
 
     @contextmanager
-    def _in_toy_world(self) -> Iterator[None]:
+    def _in_toy_benchmark(self) -> Iterator[None]:
         """Convert an error of a run to an AssertionError."""
         try:
             yield
         except (FczooError, TypeError) as error:
-            raise AssertionError(
-                f"{self.name} does not finish a run in the toy world: {error}"
-            ) from error
+            raise AssertionError(f"{self.name} fails in the toy benchmark: {error}") from error
 
     def logits(
         self, record: Record, task: int, index: Tensor | None = None, batch_size: int = 100
@@ -320,11 +318,13 @@ class MethodUnderTest:
         if not self.method.training().own_models:
             return self.logits(record, task).argmax(1)[None]
         run, evaluated_task = self.start(task + 1), record.bench.stream.tasks[task]
-        batch = batch_of(self.method, run.world.test, torch.arange(len(run.world.test.labels)))
+        batch = batch_of(
+            self.method, run.scenario.test, torch.arange(len(run.scenario.test.labels))
+        )
         answers = []
         for client, model in run.own_models.items():
             logits = self.method.predict(run.backbone, model, batch, evaluated_task)
-            unknown = ~run.world.classes_of(client, evaluated_task)
+            unknown = ~run.scenario.classes_of(client, evaluated_task)
             answers.append(logits.masked_fill(unknown, -torch.inf).argmax(1))
         return torch.stack(answers)
 
@@ -358,26 +358,29 @@ def models_of(run: FederatedRun) -> Tree:
 
 
 def need_same(
-    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], sentence: str, tolerance: float = 0.0
+    actual: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    sentence: str,
+    tolerance: float = 0.0,
 ) -> None:
     """Raise AssertionError if two trees differ in names or values.
 
     Args:
-        ours: Tensors by name.
-        theirs: Tensors that must be equal.
+        actual: Tensors by name.
+        expected: Tensors that must be equal.
         sentence: Start of the message, which ends with the name of the tensor.
         tolerance: Largest relative and absolute difference; 0: bit for bit.
 
     Raises:
         AssertionError: The trees differ.
     """
-    unmatched_names = ours.keys() ^ theirs.keys()
+    unmatched_names = actual.keys() ^ expected.keys()
     need(
         not unmatched_names,
         f"{sentence} ({', '.join(sorted(unmatched_names))} is in only one of them)",
     )
-    for name, value in ours.items():
+    for name, value in actual.items():
         try:
-            torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
         except AssertionError:
             raise AssertionError(f"{sentence} ({name} differs)") from None

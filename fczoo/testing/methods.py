@@ -13,14 +13,14 @@ from fczoo.core.tree import nbytes
 from fczoo.core.types import Exchange
 from fczoo.federation.evaluate import predictions
 from fczoo.federation.run import FederatedRun
-from fczoo.federation.start import keeps_client_memory
+from fczoo.federation.warm_start import keeps_client_memory
 from fczoo.models.classifier import prediction_tensors
 from fczoo.models.storage import load_model, save_model
 from fczoo.testing import hostile_uploads as hostile
 from fczoo.testing import method_rules as rules
 from fczoo.testing import training_rules as training
 from fczoo.testing.method_under_test import MethodUnderTest, batch_of, need_same
-from fczoo.testing.world import need, need_one_line, small_method
+from fczoo.testing.toy_benchmark import need, need_one_line, small_method
 
 HEADER = 120  # bytes in a file for name, shape and offset of each tensor
 
@@ -31,19 +31,21 @@ def check_loaded_model(subject: MethodUnderTest) -> None:
     Methods with ``own_models`` have no global model, so saving must raise an error of one line.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run = _evaluated_run(subject, 3)
     with TemporaryDirectory(prefix="fczoo-") as folder:
         if not subject.method.training().own_models:
-            _check_kept(subject, run, Path(folder))
+            _check_saved_model(subject, run, Path(folder))
             return
         try:
             save_model(folder, run)
         except FczooError as error:
             need_one_line(error, subject.name)
             return
-    raise AssertionError(f"{subject.name} has own_models, and a model of the server is saved")
+    raise AssertionError(
+        f"{subject.name} has own_models, but save_model stores a model of the server"
+    )
 
 
 def check_continued_model(subject: MethodUnderTest) -> None:
@@ -53,7 +55,7 @@ def check_continued_model(subject: MethodUnderTest) -> None:
     ``own_models`` are not checked.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     if subject.method.training().own_models:
         return
@@ -65,26 +67,29 @@ def check_continued_model(subject: MethodUnderTest) -> None:
         further_bench = replace(
             bench,
             settings=replace(bench.settings, start_from=str(folder / "first")),
-            stream=replace(bench.stream, learned=2),
+            stream=replace(bench.stream, learned_count=2),
         )
         run = further_bench.start(subject.method)
         try:
             run.run()
         except FczooError as error:
             need_one_line(error, name)
-            need(keeps_client_memory(subject.method), f"{name} does not continue: {error}")
+            need(
+                keeps_client_memory(subject.method),
+                f"{name} cannot continue from a saved model: {error}",
+            )
             return
-        _check_kept(subject, run, folder / "second")
+        _check_saved_model(subject, run, folder / "second")
         need(
             run.result.accuracy[:2] == record.result.accuracy[:2],
-            f"{name} loses the accuracies of the tasks before it continues",
+            f"{name} loses the earlier accuracies if it continues from a saved model",
         )
         if not keeps_client_memory(subject.method):
-            sentence = f"{name} continues with another state than an uninterrupted run"
+            sentence = f"{name} has a different state if it continues from a saved model"
             need_same(run.state, record.states[2], sentence)
             need(
                 run.result.accuracy == record.result.accuracy,
-                f"{name} continues with other accuracies than an uninterrupted run",
+                f"{name} has different accuracies if it continues from a saved model",
             )
 
 
@@ -97,9 +102,9 @@ def _evaluated_run(subject: MethodUnderTest, tasks: int) -> FederatedRun:
     return run
 
 
-def _check_kept(subject: MethodUnderTest, run: FederatedRun, folder: Path) -> None:
+def _check_saved_model(subject: MethodUnderTest, run: FederatedRun, folder: Path) -> None:
     """Save and load the model of a run, and compare its outputs with the last evaluation."""
-    bench, name = run.world, subject.name
+    bench, name = run.scenario, subject.name
     task, index = bench.stream.tasks[-1], torch.arange(len(bench.test.labels))
     with torch.inference_mode():
         save_model(folder, run)
@@ -112,7 +117,7 @@ def _check_kept(subject: MethodUnderTest, run: FederatedRun, folder: Path) -> No
         size = (folder / "model.safetensors").stat().st_size
         need(
             size <= 1.1 * nbytes(read) + HEADER * (1 + len(read)),
-            f"the model of {name} has {size} bytes, and prediction reads {nbytes(read)}",
+            f"the saved model of {name} has {size} bytes, but prediction reads {nbytes(read)}",
         )
         images = bench.test.view(index)
         batch = batch_of(subject.method, bench.test, index)
@@ -126,7 +131,9 @@ def _check_kept(subject: MethodUnderTest, run: FederatedRun, folder: Path) -> No
             ) from error
         expected = subject.method.features(bench.backbone, run.state, batch)
         need_same(
-            {"features": features}, {"features": expected}, f"a loaded model of {name} differs"
+            {"features": features},
+            {"features": expected},
+            f"a loaded model of {name} gives other features",
         )
         expected = subject.method.predict(bench.backbone, run.state, batch, task)
         seen = bench.classes_with_images(task)
@@ -145,7 +152,7 @@ def check_exemplars(subject: MethodUnderTest) -> None:
     """Check that exemplars are distinct images of the client, at most ``memory`` of them.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run, name = subject.run(), subject.name
     key = subject.method.training().exemplars
@@ -156,21 +163,22 @@ def check_exemplars(subject: MethodUnderTest) -> None:
         images = torch.cat([client.index, client.earlier]).tolist()
         client_images[client.number] = client_images.get(client.number, set()) | set(images)
     memories = run.calls[-1].engine.memories
-    need(any(len(m.get(key, ())) for m in memories.values()), f"{name} keeps no image under {key}")
+    need(any(len(m.get(key, ())) for m in memories.values()), f"{name} stores no exemplar in {key}")
     budget = getattr(subject.method, "memory", None)
     for number, memory in memories.items():
         exemplar_indices = memory[key].tolist()
         need(
             set(exemplar_indices) <= client_images[number],
-            f"{name}'s client {number} keeps images of others, or positions that do not exist",
+            f"{name}'s client {number} stores exemplars that are not its own images",
         )
         need(
             len(set(exemplar_indices)) == len(exemplar_indices),
-            f"{name}'s client {number} keeps an image twice",
+            f"{name}'s client {number} stores an exemplar twice",
         )
-        room = budget is None or len(exemplar_indices) <= budget
+        fits_budget = budget is None or len(exemplar_indices) <= budget
         need(
-            room, f"{name}'s client {number} keeps {len(exemplar_indices)} images, memory={budget}"
+            fits_budget,
+            f"{name}'s client {number} stores {len(exemplar_indices)} exemplars, memory={budget}",
         )
 
 
@@ -178,7 +186,7 @@ def check_client_memory(subject: MethodUnderTest) -> None:
     """Check that client memory consists of finite tensors that are never changed in place.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run, name = subject.run(), subject.name
     for call in run.calls:
@@ -186,13 +194,13 @@ def check_client_memory(subject: MethodUnderTest) -> None:
             for key, value in memory.items():
                 need(
                     isinstance(value, torch.Tensor),
-                    f"{name} remembers {key}, which is not a tensor",
+                    f"{name} stores {key} in client memory, which is not a tensor",
                 )
                 need(
                     value.isfinite().all(),
-                    f"{name}'s client {number} remembers {key}, which is not finite",
+                    f"{name}'s client {number} stores {key} in its memory, which is not finite",
                 )
-            live_memory = call.remembered[number]
+            live_memory = call.live_memories[number]
             sentence = f"{name}'s client {number} changes its memory in place; return a new tree"
             need_same(live_memory, memory, sentence)
 
@@ -201,7 +209,7 @@ def check_exchange_order(subject: MethodUnderTest) -> None:
     """Check that exchanges of a task have the order of ``task_exchanges``.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     positions = []
     for call in subject.run().calls:
@@ -212,7 +220,10 @@ def check_exchange_order(subject: MethodUnderTest) -> None:
             exchange = Exchange(ctx.task, boundary=call.phase)
         order = list(task_exchanges(subject.method, ctx.task, ctx.rounds))
         positions.append((ctx.task.index, order.index(exchange)))
-    need(positions == sorted(positions), f"{subject.name} calls its clients out of order")
+    need(
+        positions == sorted(positions),
+        f"{subject.name} has exchanges that are not in the order of task_exchanges",
+    )
 
 
 METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
@@ -256,7 +267,7 @@ METHOD_RULES: tuple[Callable[[MethodUnderTest], None], ...] = (
 def check_method(method: str | Method) -> None:
     """Check that a method follows all rules; a broken one raises AssertionError.
 
-    The method runs a few times in the toy world, with clients one by one and in one batch, in
+    The method runs a few times in the toy benchmark, with clients one by one and in one batch, in
     float64 and float32. This takes some seconds for a head on frozen features, and up to a minute
     for prompts in six blocks.
 

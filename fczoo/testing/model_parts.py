@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fczoo.backbones.load import configuration, load_backbone
 from fczoo.backbones.names import BACKBONES, registered_backbone
-from fczoo.backbones.weights import TITLES
+from fczoo.backbones.pretraining_overlap import TITLES
 from fczoo.core.errors import FczooError
 from fczoo.core.metrics import USER_METRICS, user_metrics
 from fczoo.core.registry import AUGMENTATIONS, Registry
@@ -18,7 +18,7 @@ from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore, get_augment
 from fczoo.reports.tables import column_of
 from fczoo.testing.method_under_test import need_same
-from fczoo.testing.world import need, need_documented, toy_backbone
+from fczoo.testing.toy_benchmark import need, need_documented, toy_backbone
 
 # accuracies [T][i] in percent and test images per task; in the last one a task has no images
 MATRICES = (
@@ -42,25 +42,33 @@ def check_backbone(name: str) -> None:
         AssertionError: A rule is broken.
     """
     cls = _registered(BACKBONES, name)
-    need(isinstance(getattr(cls, "licence", None), str), f"{name} has no text licence; add it")
+    need(
+        isinstance(getattr(cls, "licence", None), str),
+        f"{name} has no licence; set the class attribute licence to a text",
+    )
     unknown = set(getattr(cls, "pretraining", ("",))) - TITLES.keys()
     need(
         not unknown,
-        f"{name}.pretraining is not a tuple of these data sets: {', '.join(TITLES)}; give an empty "
-        "one if they are unknown",
+        f"{name}.pretraining must be a tuple of these data sets: {', '.join(TITLES)}; write () if "
+        "they are unknown",
     )
     try:
         registered_backbone(name)
         config, first, second = configuration(name), load_backbone(name), load_backbone(name)
     except FczooError as error:
         raise AssertionError(f"{name} cannot be loaded: {error}") from error
-    need_same(first.weights, second.weights, f"{name}.weights() differs from load to load")
+    need_same(
+        first.weights, second.weights, f"{name}.weights() returns different weights at each call"
+    )
     rng, side = torch.Generator().manual_seed(0), config.image_size
     features = first(torch.randn(2, 3, side, side, generator=rng))
-    need(features.isfinite().all(), f"{name} gives features that are not finite; look at its norms")
+    need(
+        features.isfinite().all(),
+        f"{name} returns features that are not finite; check its layer norms",
+    )
     need(
         not torch.allclose(features[0], features[1]),
-        f"{name} gives the same feature for any image; look at its weights",
+        f"{name} returns the same feature for any image; check its weights",
     )
 
 
@@ -88,16 +96,16 @@ def check_augmentation(spec: str) -> None:
     values = views * stds + means
     need(
         ((values > -1e-6) & (values < 1 + 1e-6)).all(),
-        f"{spec} gives values outside [0, 1] or NaN; clamp the result of change",
+        f"{spec} returns values outside [0, 1] or NaN; clamp the result of change",
     )
     need(
         torch.equal(views, _view(store, index, augment, draws)),
-        f"{spec} gives another view from the same random numbers; use only draws",
+        f"{spec} returns different views for the same draws; use no other random numbers",
     )
     parts = [_view(store, index[i : i + 1], augment, draws[i : i + 1]) for i in range(6)]
     need(
         torch.allclose(torch.cat(parts), views, atol=1e-6),
-        f"{spec} lets images of a batch change each other; image i may use row i of draws only",
+        f"{spec} mixes images of a batch; view i may depend only on image i and draws[i]",
     )
 
 
@@ -124,7 +132,7 @@ def check_metric(name: str) -> None:
         except FczooError as error:
             raise AssertionError(str(error)) from error
         need(repr(given) == repr((accuracies, counts)), f"{name} changes its input; copy it first")
-        need(repr(first) == repr(second), f"{name} gives {first} and {second} for the same run")
+        need(repr(first) == repr(second), f"{name} returns {first} and {second} for the same run")
         need(not math.isinf(first), f"{name} is infinite for {accuracies}; return nan instead")
 
 

@@ -12,11 +12,11 @@ from fczoo.core.method import Method
 from fczoo.core.tree import Tree, select
 from fczoo.core.types import Batch, Context, HasClientMemory, HasTeacher
 from fczoo.data.views import ImageStore
-from fczoo.federation.local_trainer import loss_and_sums
+from fczoo.federation.local_trainer import check_loss_result
 from fczoo.federation.server import broadcast
 from fczoo.functional.heads import LinearHead
 from fczoo.testing.method_under_test import Call, MethodUnderTest, batch_of, models_of, need_same
-from fczoo.testing.world import CONFIG, TASKS, need, random_weights, toy_bench
+from fczoo.testing.toy_benchmark import CONFIG, TASKS, need, random_weights, toy_bench
 
 SUM_TOLERANCE = 1e-9  # float64: only the order of sums differs
 TRAINING_TOLERANCE = 1e-7  # float64, after Adam, which divides rounding errors by eps = 1e-8
@@ -29,31 +29,34 @@ def check_batched_clients(subject: MethodUnderTest) -> None:
     """Check that three clients in one batched forward have the same results as one by one.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     subject = _with_gradient(subject)
     run, together, name = subject.run(), subject.run(together=3), subject.name
     need(
         len(run.calls) == len(together.calls),
-        f"{name} makes another number of calls when clients train together",
+        f"{name} has a different number of exchanges with --together 3",
     )
     for call, batched_call in zip(run.calls, together.calls, strict=True):
-        for ours, theirs in zip(call.payloads, batched_call.payloads, strict=True):
+        for actual, expected in zip(call.payloads, batched_call.payloads, strict=True):
             location = (
-                f"task {call.ctx.task.index + 1}, round {call.ctx.round + 1}, client {ours.client}"
+                f"task {call.ctx.task.index + 1}, round {call.ctx.round + 1}, "
+                f"client {actual.client}"
             )
             need_same(
-                ours,
-                theirs,
-                f"{name} uploads something else with --together 3 in {location}",
+                actual,
+                expected,
+                f"{name} uploads different values with --together 3 in {location}",
                 TRAINING_TOLERANCE,
             )
     for task in run.states:
         answers = {"logits": subject.logits(run, task)}, {"logits": subject.logits(together, task)}
-        need_same(*answers, f"{name} predicts other logits after training with --together 3", 1e-6)
+        need_same(
+            *answers, f"{name} predicts different logits after training with --together 3", 1e-6
+        )
     need(
         run.result.accuracy == together.result.accuracy,
-        f"{name} has another accuracy with --together 3",
+        f"{name} has a different accuracy with --together 3",
     )
 
 
@@ -77,12 +80,12 @@ def check_batched_clients_in_float32(subject: MethodUnderTest) -> None:
     """Check in float32 that first uploads of single and batched clients agree, and a whole run.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     uploads = (subject.first_uploads(torch.float32, together) for together in (1, 3))
-    for ours, theirs in zip(*uploads, strict=True):
-        sentence = f"client {ours.client} uploads something else in float32 with --together 3"
-        need_same(ours, theirs, f"{subject.name}'s {sentence}", FLOAT32_TOLERANCE)
+    for actual, expected in zip(*uploads, strict=True):
+        sentence = f"client {actual.client} uploads different values in float32 with --together 3"
+        need_same(actual, expected, f"{subject.name}'s {sentence}", FLOAT32_TOLERANCE)
     subject.run(torch.float32, together=3)
 
 
@@ -90,11 +93,11 @@ def check_clients_change_no_state(subject: MethodUnderTest) -> None:
     """Check that clients do not change the broadcast state.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     for call in subject.run().calls:
         need_same(
-            call.after,
+            call.state_after,
             call.state,
             f"{subject.name}'s clients change the broadcast state; copy first",
         )
@@ -104,7 +107,7 @@ def check_append_only_rows(subject: MethodUnderTest) -> None:
     """Check that rows of ``append_only`` state are unchanged in the next task, bit for bit.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run, frozen = subject.run(), subject.method.append_only
     states = [run.states[t] for t in sorted(run.states)]
@@ -118,14 +121,14 @@ def check_append_only_rows(subject: MethodUnderTest) -> None:
             )
     for prefix in frozen:
         has_rows = any(len(v) for v in select(states[-1], prefix).values())
-        need(has_rows, f"{subject.name}.append_only names {prefix}, which the state never has")
+        need(has_rows, f"{subject.name}.append_only names {prefix}, which is not in the state")
 
 
 def check_backbone_weights(subject: MethodUnderTest) -> None:
     """Check that no weight of the backbone changes in a run.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     weights = {k: v.double() for k, v in random_weights(CONFIG).items()}
     sentence = f"{subject.name} changes the backbone's weights; train full_weights() instead"
@@ -136,7 +139,7 @@ def check_padding(subject: MethodUnderTest) -> None:
     """Check that padding (random rows of weight 0) changes no loss, gradient or statistic.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     method, run = subject.method, subject.run()
     backbone = run.bench.backbone
@@ -148,10 +151,8 @@ def check_padding(subject: MethodUnderTest) -> None:
         )
         client = torch.full_like(real_batch.client, call.clients[0].number)
         real_batch = real_batch._replace(draws=random_draws.to(real_batch.w), client=client)
-        padded_batch = _with_garbage(real_batch)
-        sentence = (
-            f"{subject.name} counts padding, rows of weight 0, in {phase}; average by Batch.mean"
-        )
+        padded_batch = _with_padding(real_batch)
+        sentence = f"{subject.name} counts padding (rows of weight 0) in {phase}; use Batch.mean"
         if phase == "after_rounds":  # this phase has no padding
             continue
         if phase == "train" or phase == "balanced":
@@ -181,7 +182,7 @@ def check_padding(subject: MethodUnderTest) -> None:
         need_same(short, long, sentence, SUM_TOLERANCE)
 
 
-def _with_garbage(batch: Batch, rows: int = 2) -> Batch:
+def _with_padding(batch: Batch, rows: int = 2) -> Batch:
     rng = torch.Generator().manual_seed(0)
 
     def noise(like: Tensor) -> Tensor:
@@ -205,7 +206,7 @@ def _context_with_memory(call: Call, method: Method, backbone: Backbone) -> Cont
     if not isinstance(method, HasClientMemory):
         return ctx
     with torch.no_grad():
-        data = call.engine.side.images_of(client)
+        data = call.engine.runtime.images_of(client)
         return replace(ctx, memory=method.before_training(backbone, data, ctx))
 
 
@@ -218,7 +219,7 @@ def _gradients(
     if isinstance(method, HasTeacher):
         teacher = method.teacher_outputs(backbone, ctx.shared, batch, ctx.task).detach()
         batch = batch._replace(teacher=teacher)
-    loss, sums = loss_and_sums(method.loss(backbone, leaves, batch, ctx), subject.name)
+    loss, sums = check_loss_result(method.loss(backbone, leaves, batch, ctx), subject.name)
     need(
         loss.requires_grad,
         f"{subject.name}.loss does not depend on trained tensors; look for a detach()",
@@ -228,7 +229,7 @@ def _gradients(
     )
     need(
         any(g.abs().max() > 0 for g in gradients),
-        f"{subject.name}.loss has no gradient; nothing is trained",
+        f"{subject.name}.loss has only zero gradients; nothing is trained",
     )
     return {**sums, "loss of the check": loss.detach()}, dict(zip(leaves, gradients, strict=True))
 
@@ -240,7 +241,7 @@ def check_logits(subject: MethodUnderTest) -> None:
     """Check that ``predict`` gives one finite logit for each class seen so far.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run = subject.run()
     for task in TASKS:
@@ -248,17 +249,17 @@ def check_logits(subject: MethodUnderTest) -> None:
         expected_shape = (len(run.bench.test.labels), task.stop)
         need(
             logits.shape == expected_shape,
-            f"{subject.name}.predict gives {list(logits.shape)}, not one logit for each class "
+            f"{subject.name}.predict returns {list(logits.shape)} instead of one logit per class "
             "seen, [B, task.stop]",
         )
-        need(logits.isfinite().all(), f"{subject.name}.predict gives logits that are not finite")
+        need(logits.isfinite().all(), f"{subject.name}.predict returns logits that are not finite")
 
 
 def check_logits_of_batches(subject: MethodUnderTest) -> None:
     """Check that an image gets the same logits in any batch and order.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run = subject.run()
     index = torch.arange(len(run.bench.test.labels))
@@ -267,8 +268,8 @@ def check_logits_of_batches(subject: MethodUnderTest) -> None:
     reversed_order = {"logits": subject.logits(run, 2, index.flip(0), batch_size=5).flip(0)}
     for logits in (single_images, reversed_order):
         sentence = (
-            f"{subject.name}.predict gives an image other logits in another batch; treat rows one "
-            "by one"
+            f"{subject.name}.predict returns logits that depend on other images of the batch; "
+            "compute each row from its image only"
         )
         need_same(logits, full_batch, sentence, SUM_TOLERANCE)
 
@@ -277,7 +278,7 @@ def check_features(subject: MethodUnderTest) -> None:
     """Check that ``features`` returns one finite row per image, independent of the batch.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     record, method = subject.run(), subject.method
     store, state = record.bench.test, record.states[len(TASKS) - 1]
@@ -285,8 +286,8 @@ def check_features(subject: MethodUnderTest) -> None:
     features = method.features(store.backbone, state, batch_of(method, store, index))
     need(
         features.ndim == 2 and len(features) == len(index) and bool(features.isfinite().all()),
-        f"{method.name}.features returns {tuple(features.shape)}, or values that are not finite; "
-        "return a row per image, [B, D]",
+        f"{method.name}.features returns {list(features.shape)}, or values that are not finite; "
+        "return one finite row per image, [B, D]",
     )
     single = [
         method.features(store.backbone, state, batch_of(method, store, i[None])) for i in index
@@ -294,7 +295,7 @@ def check_features(subject: MethodUnderTest) -> None:
     need_same(
         {"features": torch.cat(single)},
         {"features": features},
-        f"{method.name}.features of an image depends on the others in its batch",
+        f"{method.name}.features returns rows that depend on other images of the batch",
         SUM_TOLERANCE,
     )
 
@@ -303,7 +304,7 @@ def check_accuracy(subject: MethodUnderTest) -> None:
     """Check that the result's accuracies match ``predict`` on each task seen so far.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run = subject.run()
     labels = run.bench.test.labels
@@ -319,14 +320,14 @@ def check_accuracy(subject: MethodUnderTest) -> None:
         same = len(row) == len(expected_row) and torch.allclose(
             torch.tensor(row), torch.tensor(expected_row)
         )
-        need(same, f"{subject.name} has accuracies {row} where its predictions have {expected_row}")
+        need(same, f"{subject.name} has accuracies {row}, but its predictions give {expected_row}")
 
 
 def check_recurring_classes(subject: MethodUnderTest) -> None:
     """Check that the method learns recurring classes from all domains, or rejects such tasks.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     bench, name = toy_bench(domains=True, rounds=1, epochs=1, batch_size=8), subject.name
     if not subject.method.supports_recurring_classes:
@@ -345,8 +346,8 @@ def check_recurring_classes(subject: MethodUnderTest) -> None:
         bench, train=ImageStore(bench.stream.train._replace(pixels=other_pixels), bench.backbone)
     )
     states = []
-    for world in (bench, other_bench):
-        run = world.start(subject.method)
+    for scenario in (bench, other_bench):
+        run = scenario.start(subject.method)
         result = run.run()
         shape = [len(row) for row in result.accuracy]
         need(shape == [1, 2], f"{name} is not evaluated on every domain seen")
@@ -354,8 +355,8 @@ def check_recurring_classes(subject: MethodUnderTest) -> None:
     first, second = states
     need(
         any(not torch.equal(value, second[key]) for key, value in first.items()),
-        f"{name} ends with the same state for other images of the first domain; update the state "
-        "of a label that recurs",
+        f"{name} ends in the same state for different images of the first domain; update the "
+        "state for recurring labels",
     )
 
 
@@ -366,11 +367,11 @@ def check_same_seed(subject: MethodUnderTest) -> None:
     """Check that a repeated run has the same accuracies and state after two tasks, bit for bit.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run, second_run = subject.run(), subject.start(tasks=2)
     sentence = (
-        f"{subject.name} gives another run from the same seed; draw only from rng and keep no state"
+        f"{subject.name} is not reproducible with the same seed; draw only from rng, keep no state"
     )
     need(second_run.result.accuracy == run.result.accuracy[:2], sentence)
     need_same([*second_run.models.values()][-1], run.states[1], sentence)
@@ -380,7 +381,7 @@ def check_other_seed(subject: MethodUnderTest) -> None:
     """Check that another seed gives other trained tensors in the first task.
 
     Args:
-        subject: The method and its runs in the toy world.
+        subject: The method and its runs in the toy benchmark.
     """
     run = subject.run()
     if not run.rounds:
@@ -389,6 +390,6 @@ def check_other_seed(subject: MethodUnderTest) -> None:
     states = [run.states[0], subject.start(tasks=1, seed=1).state]
     if subject.method.training().own_models:
         states, prefixes = [models_of(subject.start(1, seed=seed)) for seed in (0, 1)], ("client",)
-    ours, theirs = (select(state, *prefixes) for state in states)
-    differ = any(not torch.equal(value, theirs[name]) for name, value in ours.items())
-    need(differ, f"{subject.name} trains the same from another seed; draw from rng")
+    first, second = (select(state, *prefixes) for state in states)
+    differ = any(not torch.equal(value, second[name]) for name, value in first.items())
+    need(differ, f"{subject.name} trains identically with another seed; draw from rng")

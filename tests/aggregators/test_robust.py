@@ -176,7 +176,7 @@ def test_invalid_spec_is_rejected(spec, says):
 def test_too_few_uploads_are_rejected(spec, needed):
     make_aggregator(spec)(uploads(needed, 0))
     with pytest.raises(
-        FczooError, match=f"{spec} needs {needed} uploads, this round has {needed - 1}"
+        FczooError, match=f"{spec} needs at least {needed} uploads and got {needed - 1}"
     ):
         make_aggregator(spec)(uploads(needed - 1, 0))
 

@@ -15,8 +15,8 @@ from fczoo.backbones.names import (
     backbone_names,
     canonical_backbone,
 )
+from fczoo.backbones.pretraining_overlap import describe_pretraining, pretraining_sets
 from fczoo.backbones.timm_vit import vit_config
-from fczoo.backbones.weights import describe_pretraining, pretraining_sets
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_hub_patterns_give_listed_names():
         ("google/vit-base-patch16-224-in22k", "did you mean vit_base_patch16_224"),
         ("facebook/dinov3", "did you mean vit_base_patch16_dinov3.lvd1689m, "),
         ("hf-hub:microsoft/swin-tiny-patch4-window7-224", UNSUPPORTED),
-        ("microsoft/resnet-50", "a downloaded file as NAME:FILE"),
+        ("microsoft/resnet-50", "other weights and give NAME:FILE"),
     ],
 )
 def test_unsupported_hub_models_are_rejected(spelling, advice):

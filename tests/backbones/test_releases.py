@@ -114,7 +114,7 @@ def test_transformers_file_is_rejected_with_advice(tmp_path):
         tmp_path / "model.safetensors",
     )
     text = refusal_of(tmp_path / "model.safetensors")
-    assert "names of Hugging Face transformers; take timm's weights" in text
+    assert "names of Hugging Face transformers; use timm's weights" in text
 
 
 def test_quick_gelu_variant_uses_same_weights():

@@ -1,11 +1,18 @@
 """Test weights that a run needs: downloads, the hub cache and files."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
-from fczoo.backbones.weights import download_megabytes, weights_needed, weights_to_download
+from fczoo import FczooError
+from fczoo.backbones.load import load_backbone
+from fczoo.backbones.weights import (
+    describe_missing_weights,
+    download_megabytes,
+    weights_to_download,
+)
 
 TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
@@ -51,8 +58,23 @@ def test_only_names_need_download(hub: Path, spec: str, name: str) -> None:
 @pytest.mark.parametrize("spec", [TINY, "vit_tiny_patch16_224"])
 def test_cached_weights_need_no_download(hub: Path, spec: str, file: str) -> None:
     write_cached_file(hub, TINY, file)
-    assert weights_to_download(spec) == "" and weights_needed(spec) == ""
+    assert weights_to_download(spec) == "" and describe_missing_weights(spec) == ""
     assert weights_to_download("vit_small_patch16_224.dino") == "vit_small_patch16_224.dino"
+
+
+@pytest.mark.parametrize(
+    ("spec", "file"),
+    [("vit_nano_32:x", "x"), (f"{TINY}:x.h5", "x.h5"), (f"{TINY}:", "the text after the colon")],
+)
+@pytest.mark.parametrize("function", [weights_to_download, describe_missing_weights, load_backbone])
+def test_file_without_suffix_of_weights_is_rejected(
+    hub: Path, function: Callable[[str], object], spec: str, file: str
+) -> None:
+    with pytest.raises(FczooError) as caught:
+        function(spec)
+    message = str(caught.value)
+    assert f"{spec} names no weight file: {file} must end with .safetensors or .npz" in message
+    assert "\n" not in message
 
 
 def test_incomplete_download_is_ignored(hub: Path) -> None:
@@ -61,13 +83,12 @@ def test_incomplete_download_is_ignored(hub: Path) -> None:
 
 
 def test_advice_names_size_and_file(hub: Path) -> None:
-    assert weights_needed(TINY) == (
+    assert describe_missing_weights(TINY) == (
         f"the weights {TINY} are not on this machine; --backbone vit_tiny_patch16_224 downloads "
-        "them "
-        "(23 MB), --backbone FILE reads a copy"
+        "them (23 MB), or give a copy as --backbone FILE"
     )
     dino = "vit_small_patch16_224.dino"  # without its tag the name represents other weights
-    assert f"--backbone {dino} downloads them (88 MB)" in weights_needed(dino)
+    assert f"--backbone {dino} downloads them (88 MB)" in describe_missing_weights(dino)
 
 
 @pytest.mark.parametrize(

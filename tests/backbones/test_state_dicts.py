@@ -71,7 +71,7 @@ def test_backbone_is_located_and_reported(name, state, tmp_path, caplog):
         weights = load_backbone(str(tmp_path / "run.pth")).weights
     assert weights.keys() == {k for k in state if not k.startswith("head.")}
     assert all(torch.equal(v, state[k]) for k, v in weights.items())
-    assert any("run.pth: took 18 tensors" in m and note in m for m in caplog.messages)
+    assert any("run.pth: loaded 18 tensors" in m and note in m for m in caplog.messages)
 
 
 def test_plain_state_dict_gives_no_note(state, tmp_path, caplog):
@@ -99,9 +99,7 @@ def test_ambiguous_backbones_are_rejected(state, tmp_path):
 @pytest.mark.parametrize("name", ["", "vit_nano_32:"])
 def test_other_content_is_rejected(content, name, tmp_path):
     torch.save(content, tmp_path / "odd.pth")
-    assert "odd.pth does not hold a plain ViT" in (
-        text := refusal_of(f"{name}{tmp_path / 'odd.pth'}")
-    )
+    assert "odd.pth has no plain ViT" in (text := refusal_of(f"{name}{tmp_path / 'odd.pth'}"))
     assert "complete" not in text
 
 

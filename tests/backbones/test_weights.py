@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from fczoo import load_backbone
 from fczoo.backbones import names
 from fczoo.backbones.names import backbone_names
+from fczoo.backbones.weights import weights_file
 from helpers_backbone import by_timm, refusal_of
 
 
@@ -26,7 +27,7 @@ def test_names_are_read_from_timm_source(monkeypatch):
     assert len(known_names) > 300
     assert "vit_base_patch16_224.augreg_in21k" in known_names
     assert "vit_base_patch16_clip_quickgelu_224.openai" in known_names
-    monkeypatch.setattr(names, "_TABLE", re.compile("no such table"))
+    monkeypatch.setattr(names, "_TABLE_PATTERN", re.compile("no such table"))
     names._names_from_source.cache_clear()
     assert backbone_names() == known_names
     names._names_from_source.cache_clear()
@@ -47,6 +48,19 @@ def test_bundled_backbone_loads():
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(backbone(images), by_timm(backbone, images), rtol=1e-5, atol=1e-5)
     assert len(backbone.sha256) == 64
+
+
+def test_stored_weights_of_npz_release_load(tmp_path, monkeypatch):
+    """Load stored safetensors of a model whose release is .npz; timm before 1.0.31 read them so."""
+    monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
+    name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    assert timm.models.get_pretrained_cfg(name).custom_load
+    weights = timm.create_model(name, pretrained=False).state_dict()
+    weights_file(name).parent.mkdir()
+    save_file(weights, weights_file(name))
+    backbone = load_backbone("vit_tiny_patch16_224")
+    assert torch.equal(backbone.weights["cls_token"], weights["cls_token"])
+    assert {key for key in weights if key not in backbone.weights} == {"head.weight", "head.bias"}
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -138,9 +152,9 @@ def test_other_image_size_resamples_position_embedding(folder):
 
 @pytest.mark.parametrize("size", [20, 0, -8])
 def test_invalid_image_size_is_rejected(folder, size):
-    assert "not a multiple of the patch size 8" in refusal_of(
-        folder / "small.safetensors", image_size=size
-    )
+    refusal = refusal_of(folder / "small.safetensors", image_size=size)
+    assert f"image size {size} is not a multiple of the patch size of " in refusal
+    assert refusal.endswith("; give a multiple of 8")
 
 
 def test_hash_equals_file_hash(folder):

@@ -71,7 +71,7 @@ def test_index_ranks_by_borda(site):
         ["pilora", "4", "62.5", "1", "4", "", "LoRA"],
     ]
     assert rows[7] == ["ewc", "8", "18.8", "2", "8", "2", "whole network"]
-    sentence = "it needs 5 benchmarks or more with 3 methods or more in common; benchmarks here: 2"
+    sentence = "it needs at least 5 benchmarks that share 3 methods or more; benchmarks here: 2"
     assert sentence in (site / "index.html").read_text()
 
 
@@ -110,7 +110,7 @@ def test_index_links_page_of_every_benchmark(site):
     assert len(pages) == 3
     assert pages == set(re.findall(r'href="(digits[^"]+)"', text))
     headings = [row[0] for row in cells(site / "index.html", "benchmarks")]
-    words = "digits2 tasks, 2 clients, iid; vit_nano_32; {} x 1 epochs per task, all images"
+    words = "digits2 tasks, 2 clients, iid; vit_nano_32; {} rounds x 1 epochs per task, all images"
     assert headings == [f"#{i} {words.format(rounds)}" for i, rounds in ((1, 2), (2, 9), (3, 7))]
     first = next(site / name for name in pages if "-2x1-" in name)
     rows = cells(first, "methods")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fczoo.board.benchmark import TENSOR_KINDS, choices, tags_of, words_of
+from fczoo.board.benchmark_page import TENSOR_KINDS, choices, tags_of, tensor_kinds
 from fczoo.board.pages import candidates
 from fczoo.core.files import write_json
 from fczoo.core.registry import METHODS, create_method
@@ -47,7 +47,7 @@ def test_tags_list_trials_of_row(make_run, tmp_path):
 @pytest.mark.parametrize("name", METHODS.names("fczoo.methods") + METHODS.names("fczoo.baselines"))
 def test_trained_tensors_have_known_kinds(name):
     """Find an entry in ``TENSOR_KINDS`` for every prefix that a method trains."""
-    assert set(words_of(create_method(name).training().trained_prefixes)) <= set(
+    assert set(tensor_kinds(create_method(name).training().trained_prefixes)) <= set(
         TENSOR_KINDS.values()
     )
 

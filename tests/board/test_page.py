@@ -130,7 +130,7 @@ def test_page_csv_has_all_values(page):
         (
             "rounds.jsonl",
             '{"loss": "low"}',
-            "rounds.jsonl is not a valid list of rounds: a round has no loss that is a number",
+            "rounds.jsonl is not a valid list of rounds: a round has no numeric loss",
         ),
         ("rounds.jsonl", '{"loss": 1', "rounds.jsonl is not a valid list of rounds"),
         (
@@ -190,7 +190,7 @@ def test_only_figure_files_need_matplotlib(page, monkeypatch):
     ]
     outcome = CliRunner().invoke(main, words)
     assert outcome.exit_code == 1
-    assert outcome.stderr == "Error: a picture needs matplotlib; run pip install 'fczoo[plot]'\n"
+    assert outcome.stderr == "Error: figures need matplotlib; run pip install 'fczoo[plot]'\n"
 
 
 MEASURE = """
@@ -249,4 +249,4 @@ def test_page_marks_untested_rows(make_run, tmp_path):
     write_page([tmp_path / "run"], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert 'class="second">67.0 ± 0.7 †</td>' in text
-    assert "† not tested against the best: fewer than two seeds in common" in text
+    assert "† not tested against the best: fewer than two shared seeds" in text

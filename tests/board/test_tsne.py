@@ -36,7 +36,7 @@ def test_projection_keeps_groups_and_is_deterministic() -> None:
 
 
 def test_first_images_per_class_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tsne, "MOST_IMAGES", 6)
+    monkeypatch.setattr(tsne, "MAX_IMAGES", 6)
     labels = np.array([1, 0, 0, 1, 2, 0, 1, 3])  # the model does not know class 3
     assert tsne._first_images_per_class(labels, 3).tolist() == [1, 2, 0, 3, 4]
 
@@ -69,7 +69,7 @@ def test_invalid_tsne_requests_are_rejected(
 
     page = str(tmp_path / "page.html")
     assert "--tsne needs --html FILE; add it" in error_of("--tsne", "class")
-    monkeypatch.setattr(tsne, "MOST_LABELS", 9)
+    monkeypatch.setattr(tsne, "MAX_LABELS", 9)
     assert "t-SNE by class has 10 labels" in error_of("--html", page, "--tsne", "class")
     monkeypatch.setattr(tsne, "RECORD", "none.json")
-    assert "t-SNE needs the stored model of a run" in error_of("--html", page, "--tsne", "task")
+    assert "t-SNE needs the model of a run" in error_of("--html", page, "--tsne", "task")

@@ -50,7 +50,7 @@ def test_staged_bench_resumes_and_repeats_with_same_result(tmp_path: Path) -> No
         "digits: 4 stages of 3 tasks, of 4 to 10 classes, 200 training (20 per class) and 100 "
         "test images" in output
     )
-    assert "3 clients, 2 move to their next task at a time, iid" in output
+    assert "3 clients, 2 continue to their next task at each stage, iid" in output
     first_result = result(out)
     assert first_result["task_sizes"] == [4, 7, 10, 10]
     assert first_result["test_counts"] == [40, 30, 30, 0]
@@ -99,10 +99,16 @@ def test_dry_run_of_staged_bench_lists_moving() -> None:
     [
         (
             ["--methods", "pilora", "--moving", "2"],
-            "as they do with --tasks domains, --blurry, --moving or --task-order own",
+            "labels that return in later tasks (--tasks domains, --blurry, --moving or --task",
         ),
-        (["--methods", "lwf", "--task-order", "own"], "lwf holds that a class belongs to one task"),
-        (["--methods", "fedncm", "--moving", "3"], "--moving 3 is all of the 3 clients"),
+        (
+            ["--methods", "lwf", "--task-order", "own"],
+            "lwf does not support labels that return in later tasks",
+        ),
+        (
+            ["--methods", "fedncm", "--moving", "3"],
+            "--moving 3 must be below the number of clients, 3",
+        ),
         (["--methods", "fedncm", "--moving", "1", "--joining", "1"], "leave out --joining"),
         (["--methods", "fedncm", "--moving", "0"], "--moving is 0; it must be at least 1"),
     ],

@@ -19,17 +19,32 @@ from helpers_cli import TINY
         (["--methods", "hgpp"], "did you mean hgp"),
         (["--methods", "hgp", "--dataset", "digit"], "did you mean digits"),
         (["--methods", "hgp", "--partition", "dirichlet:zero"], "dirichlet.beta"),
-        (["--methods", "hgp", "--partition", "quantity:9"], "asks for more classes"),
+        (["--methods", "hgp", "--partition", "quantity:9"], "needs more classes"),
         (["--methods", "hgp", "--partition", "file:nowhere.json"], "no partition file"),
+        (
+            ["--methods", "hgp", "--partition", "dirichlet:"],
+            "partitioner 'dirichlet:' has no value after the colon; write dirichlet:0.5",
+        ),
+        (
+            ["--methods", "hgp", "--attack", "scale:"],
+            "attack 'scale:' has no value after the colon; write scale:10",
+        ),
+        (
+            ["--methods", "hgp", "--partition", "file:."],
+            ". is a folder, not a partition file; give a JSON file, such as partition.json",
+        ),
         (["--methods", "hgp", "--set", "hgp.lrr=1"], "did you mean lr"),
         (["--methods", "hgp", "--set", "hgp.lr=fast"], "it must be a finite number"),
         (["--methods", "hgp", "--set", "hgp.lr=-1"], "at least 0"),
         (["--methods", "hgp", "--set", "lr=1"], "METHOD.FIELD=VALUE"),
-        (["--methods", "hgp", "--set", "fppl.lr=1"], "names no method of this run"),
+        (
+            ["--methods", "hgp", "--set", "fppl.lr=1"],
+            "fppl is not a method of this run; known: hgp",
+        ),
         (["--methods", "hgp", "--set", "hgp.blocks=0,9"], "block 9"),
         (["--methods", "hgp", "--clients", "5000"], "lower --clients"),
         (["--methods", "hgp", "--tasks", "11"], "10 classes"),
-        (["--methods", "hgp", "--participation", "1.5"], "a part up to 1 or a whole number"),
+        (["--methods", "hgp", "--participation", "1.5"], "a share up to 1 or a whole number"),
         (["--methods", "hgp", "--participation", "4"], "more than the 3 clients"),
         (["--methods", "hgp", "--tasks", "3,3,3"], "adds up to 9 classes, but digits has 10"),
         (
@@ -56,15 +71,15 @@ from helpers_cli import TINY
         (["--methods", "hgp, ,fedncm,"], "--methods has an empty entry in 'hgp, ,fedncm,'"),
         (["--methods", ",hgp"], "--methods has an empty entry in ',hgp'"),
         (["--methods", "hgp", "--seeds", "0,,1"], "--seeds has an empty entry in '0,,1'"),
-        (["--methods", "hgp", "--dataset", "digits,"], "a list has an empty entry in 'digits,'"),
+        (["--methods", "hgp", "--dataset", "digits,"], "--dataset has an empty entry in 'digits,'"),
         (
             ["--methods", "hgp", "--partition", "iid,,dirichlet:0.5"],
-            "an empty entry in 'iid,,dirichlet:0.5'",
+            "--partition has an empty entry in 'iid,,dirichlet:0.5'",
         ),
         (["--methods", "hgp", "--log", "wandb,"], "--log has an empty entry in 'wandb,'"),
         (["--methods", "hgp", "--tasks", "5,,5"], "--tasks is '5,,5'; it must be"),
         (["--methods", "hgp", "--vary", "training,,partition"], "--vary is 'training,,partition'"),
-        (["--methods", ","], "--methods names nothing"),
+        (["--methods", ","], "--methods has no entries"),
         (
             ["--methods", "hgp", "--clients", "5", "--min-clients", "10"],
             "--min-clients 10 is more than the 5 clients at the start, so every run would stop; "
@@ -85,8 +100,7 @@ from helpers_cli import TINY
                 "--min-clients",
                 "3",
             ],
-            "--min-clients is 3, but at most 2 of the clients can upload in task 1 of fedavg; "
-            "lower it",
+            "--min-clients is 3, but in task 1 of fedavg at most 2 clients can upload; lower it",
         ),
     ],
 )

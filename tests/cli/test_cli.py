@@ -83,7 +83,7 @@ def test_bench_prints_settings_and_one_row_per_method(folder):
         line.split()[0] for line in output.splitlines() if line.startswith(("hgp ", "fedncm "))
     ] == ["hgp", "fedncm"]
     assert [line for line in output.splitlines() if line.startswith("hgp: ")] == [
-        "hgp: prefix_len=4, other than by default",
+        "hgp: prefix_len=4, set by the user",
         "hgp: server_lr=0.001, the method's values for digits",
     ]
 
@@ -159,7 +159,7 @@ def test_repeated_command_keeps_runs_and_rejects_other_options(folder):
         str(out),
     )
     assert again.stdout == output
-    assert again.stderr.count("finished before, kept") == 4
+    assert again.stderr.count("already finished, skipped") == 4
     for change in (
         ["--set", "hgp.prefix_len=5"],
         ["--set", "hgp.prefix_len=4", "--batch-size", "4"],
@@ -181,7 +181,7 @@ def test_out_folder_with_foreign_files_is_rejected(tmp_path):
         main, ["bench", "--methods", "fedncm", *TINY, "--out", str(tmp_path)]
     )
     assert outcome.exit_code == 1
-    assert "already in use" in outcome.stderr
+    assert "exists and is not a run folder; give another with --out" in outcome.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -227,7 +227,7 @@ def test_grid_continues_after_failures_and_retries_them(tmp_path):
         write_bench_file(run_folder, about)
     again = CliRunner().invoke(main, ["bench", *head, "--out", str(out)])
     assert again.exit_code == 0
-    assert again.stderr.count("fedncm seed 0: finished before, kept") == 2
+    assert again.stderr.count("fedncm seed 0: already finished, skipped") == 2
     assert "not finished" not in again.stdout
     assert [
         sum(line.startswith(m) for line in again.stdout.splitlines())
@@ -292,7 +292,7 @@ def test_incompatible_aggregator_is_rejected(tmp_path):
     )
     assert outcome.exit_code == 1
     assert (
-        "prototype_reweight merges what one method uploads and cannot replace averaging"
+        "aggregator prototype_reweight belongs to one method and cannot replace averages"
         in outcome.stderr
     )
 

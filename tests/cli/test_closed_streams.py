@@ -1,9 +1,10 @@
-"""Test that runs finish when their output streams are closed."""
+"""Test that runs finish when their output streams are closed or the disk is full."""
 
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,9 @@ from helpers_warm import warm_python
 
 RUN = "-m fczoo bench --methods fedncm --dataset digits --rounds 1 --jobs 1 --out {}"
 FEW = "--train-per-class 8 --test-per-class 4"
+FULL_DISK = (
+    "cannot write stdout: No space left on device; free some space, or write to another disk"
+)
 
 
 @pytest.mark.parametrize("ending", ["2>&-", ">&-", ">&- 2>&-", "2>&1 | true"])
@@ -24,6 +28,34 @@ def test_run_finishes_without_output_streams(ending, tmp_path):
     assert process.returncode == 0, process.stderr
     assert (tmp_path / "out" / "fedncm" / "seed0" / "result.json").is_file()
     assert "task 5 of 5" in (tmp_path / "out" / "log.txt").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to a device that is full")
+@pytest.mark.parametrize(
+    ("arguments", "ending", "code", "message"),
+    [
+        ("list datasets", ">/dev/full", 1, FULL_DISK),
+        ("list datasets --no-such-option", ">/dev/full", 2, "no such option --no-such-option"),
+        ("list datasets", "2>/dev/full", 0, ""),
+        ("list datasets", "| head -1 >/dev/null", 0, ""),
+        ("list datasets", ">&-", 0, ""),
+    ],
+)
+def test_full_disk_is_one_line_and_closed_pipe_is_silent(arguments, ending, code, message):
+    """Unlike a reader that stops reading, a full disk loses output that someone waits for."""
+    command = f"set -o pipefail; {sys.executable} -m fczoo {arguments} {ending}"
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
+    assert (process.returncode, message in process.stderr) == (code, True), process.stderr
+    assert process.stderr.count("\n") == bool(message)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to a device that is full")
+def test_run_whose_output_is_lost_is_complete(tmp_path):
+    run = f"{sys.executable} {RUN.format(tmp_path / 'out')} {FEW} >/dev/full"
+    process = subprocess.run(["bash", "-c", run], capture_output=True, text=True, timeout=300)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1] == f"Error: {FULL_DISK}"
+    assert (tmp_path / "out" / "fedncm" / "seed0" / "result.json").is_file()
 
 
 def test_run_ignores_hangup_signal(tmp_path):

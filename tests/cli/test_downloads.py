@@ -217,7 +217,7 @@ def test_weights_are_downloaded_once(hub: Hub) -> None:
 def test_incomplete_weight_download_resumes(hub: Hub, ranged: bool) -> None:
     hub.cut = 20_000
     with pytest.raises(
-        FczooError, match=r"ended after 20000 of 51200 bytes; run it again, it resumes there"
+        FczooError, match=r"ended after 20000 of 51200 bytes; run the command again to resume"
     ):
         download_weights(TINY)
     assert weights_to_download(TINY) == TINY
@@ -229,7 +229,7 @@ def test_incomplete_weight_download_resumes(hub: Hub, ranged: bool) -> None:
 def test_weights_with_wrong_checksum_are_rejected_and_removed(hub: Hub) -> None:
     hub.content = bytes(len(CONTENT))
     with pytest.raises(
-        FczooError, match=r"is not the published file \(SHA256 .*; it was removed, run it"
+        FczooError, match=r"is not the published file \(SHA256 .* and was removed; run the"
     ):
         download_weights(TINY)
     assert [path.suffix for path in weights_file(TINY).parent.iterdir()] == [".lock"]
@@ -378,8 +378,7 @@ def test_backbone_weights_are_not_downloaded_without_consent(
     assert outcome.exit_code == 1
     assert outcome.stderr == (
         f"Error: the weights {TINY} are not on this machine; add --download to fetch weights "
-        f"{TINY}, or give "
-        f"a file: --backbone {TINY}:FILE\n"
+        f"{TINY}, or give a file: --backbone {TINY}:FILE\n"
     )
     assert hub.ranges == []
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-from fczoo.cli.options import COMMAND_GROUPS, COMMON, EXAMPLES
+from fczoo.cli.options import COMMAND_GROUPS, COMMON_OPTIONS, EXAMPLES
 
 
 def page(*words: str, flag: str = "--help", width: int = 80) -> str:
@@ -61,6 +61,16 @@ def test_bench_help_shows_plain_value_types() -> None:
     assert "Number of new clients at each later task  [default: 0]" in text
 
 
+@pytest.mark.parametrize("name", ["bench", "partition"])
+def test_help_calls_clients_shares_partition(name: str) -> None:
+    """Use the glossary's words: a split divides a data set into training and test images."""
+    text = page(name, flag="--help" if name == "partition" else "--help-all", width=400)
+    assert "--partition NAMES  Partition of images over clients: iid, dirichlet:BETA," in re.sub(
+        " {2,}", "  ", text
+    )
+    assert not re.search(r"\bsplit\b", text.partition("Options:")[0], re.IGNORECASE)
+
+
 @pytest.mark.parametrize("name", ["bench", "tune"])
 def test_help_of_long_commands_shows_common_options_only(name: str) -> None:
     """Show only common options in ``--help``, and point to ``--help-all``.
@@ -73,7 +83,7 @@ def test_help_of_long_commands_shows_common_options_only(name: str) -> None:
         set(re.findall(r"^  (--[a-z-]+)", text, re.M)) for text in (short, full_page)
     )
     assert len(short.splitlines()) < 110
-    assert short_options - {"--help"} == options & {*COMMON, "--help-all"}
+    assert short_options - {"--help"} == options & {*COMMON_OPTIONS, "--help-all"}
     assert full_options - {"--help"} == options
     hidden = len(options - short_options)
     assert short.endswith(f"{hidden} more options: fczoo {name} --help-all\n")

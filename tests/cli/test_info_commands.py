@@ -51,7 +51,7 @@ def test_show_describes_registered_names():
         "prefix_len",
         "zeros",
         "Trained",
-        "Sent up in a round",
+        "Uploaded in a round",
         "gauss.mean",
         "prefix.0.k",
     ):
@@ -82,7 +82,7 @@ def test_show_lists_uploads_from_second_task_on(method, words, tensors):
     Digits in tasks of two classes, features of 128 numbers.
     """
     page = output_of("show", method)
-    section = page.partition(f"Sent up {words}, ")[2].partition("\n\n")[0]
+    section = page.partition(f"Uploaded {words}, ")[2].partition("\n\n")[0]
     rows = {line.split()[0]: line.split()[1] for line in section.splitlines()[1:]}
     assert tensors.items() <= rows.items()
     assert min(tensors) in page.partition("What a server could learn from an upload:")[2]

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fczoo.cli.app import main
-from fczoo.core.messages import MessageStyle, message_line, use_message_style
+from fczoo.core.command_messages import MessageStyle, message_line, use_message_style
 
 SMALL = ["--train-per-class", "8", "--test-per-class", "4", "--tasks", "2", "--clients", "2"]
 BENCH = ["bench", "--methods", "fedavg", *SMALL, "--rounds", "2", "--epochs", "1", "--out", "run"]

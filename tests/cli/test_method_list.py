@@ -49,16 +49,20 @@ def test_every_method_is_listed_once_in_its_group() -> None:
         (
             "baselines",
             "fedavg",
-            "fedavg 2017 network, head weights 4,823.6 Plain federated training",
+            "fedavg 2017 network, head weights 4,823.6 Sequential federated training",
         ),
-        ("exemplars", "glfc", "glfc 2022 network, head weights, gradients 4,823.6 Clients keep"),
+        (
+            "exemplars",
+            "glfc",
+            "glfc 2022 network, head weights, gradients 4,823.6 Exemplars, balanced",
+        ),
         (
             "analytic",
             "fedlda",
             "fedlda 2023 nothing counts, means, moments 68.1 Nearest class mean",
         ),
         ("analytic", "fedncm", "fedncm 2023 nothing counts, means 1.0 Nearest class mean"),
-        ("bounds", "joint", "joint - network, head weights 4,823.6 At every task,"),
+        ("bounds", "joint", "joint - network, head weights 4,823.6 Upper bound: each task"),
     ],
 )
 def test_row_shows_year_trained_parts_uploads_and_bytes(group: str, name: str, words: str) -> None:
@@ -93,7 +97,7 @@ def test_unmeasured_method_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = [line for line in lines if line.startswith("  ewc ")]
     assert line.split()[:5] == ["ewc", "-", "?", "?", "?"]
     assert lines.index(line) > lines.index(GROUPS["baselines"])
-    assert "?: not measured, because the method is newer or from a plug-in." in lines
+    assert "?: not measured; the method is newer than this table or from a plug-in." in lines
 
 
 def test_facts_cover_all_builtin_methods() -> None:

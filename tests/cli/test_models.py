@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import fczoo
 from fczoo.cli.app import main
 from fczoo.core.registry import METHODS
-from fczoo.federation import stream
+from fczoo.federation import data_setup
 from fczoo.models.card import bibtex, method_entries
 from helpers_cli import TINY, run
 
@@ -149,14 +149,14 @@ def test_predict_skips_unreadable_file(out, images, tmp_path):
 
 
 def test_evaluate_prints_no_warning_of_run(out, monkeypatch):
-    calls, make = [], stream.make_partition
+    calls, make = [], data_setup.make_partition
 
     def make_and_warn(*arguments):
         calls.append(arguments)
-        logging.getLogger("fczoo").warning("the last draw was repaired")
+        logging.getLogger("fczoo").warning("images of the largest clients were moved")
         return make(*arguments)
 
-    monkeypatch.setattr(stream, "make_partition", make_and_warn)
+    monkeypatch.setattr(data_setup, "make_partition", make_and_warn)
     outcome = CliRunner().invoke(main, ["evaluate", str(out / "fedncm" / "seed0")])
     assert outcome.exit_code == 0 and calls and not outcome.stderr
 
@@ -167,8 +167,8 @@ def test_invalid_arguments_report_one_line(out, images, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "cannot read image" in error_of("predict", model, str(tmp_path / "text.png"))
     assert "cannot read image" in error_of("predict", model, str(tmp_path / "none.png"))
-    assert "pattern without files" in error_of("predict", model, str(tmp_path / "*.gif"))
-    assert "folder without images" in error_of("predict", model, str(tmp_path / "empty"))
+    assert "matches no files" in error_of("predict", model, str(tmp_path / "*.gif"))
+    assert "contains no images" in error_of("predict", model, str(tmp_path / "empty"))
     assert "IMAGES is empty; give it a value" in error_of("predict", model, "", code=2)
     assert "--top is 0" in error_of("predict", model, image, "--top", "0")
     assert "has 2 models: fedavg/seed0, fedncm/seed0" in error_of("predict", str(out), image)
@@ -177,7 +177,7 @@ def test_invalid_arguments_report_one_line(out, images, tmp_path):
     assert "no folder" in error_of("evaluate", model, "--data-root", str(tmp_path / "nowhere"))
     assert "no data set is called" in error_of("evaluate", model, "--dataset", "wonder")
     words = ["--dataset", "digits", "--data-root", str(tmp_path)]
-    assert "digits comes with its package, so --data-root" in error_of("evaluate", model, *words)
+    assert "digits needs no data folder, so --data-root" in error_of("evaluate", model, *words)
     assert "Missing argument" in error_of("predict", model, code=2)
     assert "--format" in error_of("predict", model, image, "--format", "xml", code=2)
     assert "no weight file" in error_of("predict", model, image, "--backbone", "none.safetensors")
@@ -194,7 +194,7 @@ def test_export_writes_file_once_and_prints_load_call(out, tmp_path):
     line = error_of("export", str(out / "fedncm" / "seed0"), "--format", "timm")
     assert "fedncm cannot be exported to timm: it predicts by scores" in line
     line = error_of("export", str(folder), "--format", "peft")
-    assert "fedavg cannot be exported to peft: it changes the weights" in line
+    assert "fedavg cannot be exported to peft: it trains weights of the backbone" in line
     assert "Missing option '--format'" in error_of("export", str(folder), code=2)
     assert "no folder" in error_of("export", str(tmp_path / "nowhere"), "--format", "timm")
 
@@ -203,7 +203,7 @@ def test_evaluate_rejects_unknown_classes(out, images, tmp_path):
     shutil.copytree(images, tmp_path / "images")
     (tmp_path / "images" / "3").rename(tmp_path / "images" / "three")
     line = error_of("evaluate", str(out / "fedavg/seed0"), "--data-root", str(tmp_path / "images"))
-    assert "does not know the class three; it knows 0, 1, 2, 3, 4, ..." in line
+    assert "does not know the class three; rename or remove it (known: 0, 1, 2, 3, 4, ...)" in line
 
 
 def test_damaged_model_is_rejected(out, images, tmp_path):

@@ -10,8 +10,8 @@ from fczoo import FczooError
 from fczoo.cli.app import main
 from fczoo.cli.arguments import parse_changes, parse_executor, parse_methods
 from fczoo.papers.claims import claims, get_claim
+from fczoo.papers.printed_numbers import get_paper
 from fczoo.papers.reproduce import get_card
-from fczoo.papers.tables import get_paper
 from helpers_cli import TINY, run
 
 
@@ -81,7 +81,7 @@ def test_set_options_get_registered_spelling() -> None:
         "backbone": {"image_size": "64"},
         "no": {"such": "2"},
     }
-    with pytest.raises(FczooError, match="--set hgp has 'lr' and 'LR', which are one option"):
+    with pytest.raises(FczooError, match="--set hgp has 'lr' and 'LR', the same option"):
         parse_changes(["hgp.lr=1", "hgp.LR=2"])
 
 

@@ -17,7 +17,7 @@ from fczoo.cli.options import GroupedOption
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.data.dataset import CLIP, IMAGENET
 from fczoo.federation import benchmark
-from fczoo.federation.settings import GROUPS
+from fczoo.federation.setting_groups import GROUPS
 
 HGP = ["bench", "--methods", "hgp"]
 LONG = "9" * 400
@@ -135,8 +135,8 @@ def test_invalid_option_is_reported_as_written(
         (["--protocol", "hpg"], "no protocol is called 'hpg'; did you mean hgp?"),
         (["--methods", "hgpp"], "no method is called 'hgpp'; did you mean hgp"),
         (["--set", "hgp.lrr=1"], "did you mean lr?"),
-        (["--set", "hgpp.lr=1"], "names no method of this run"),
-        (["--log", "wandbb"], "no logger is called 'wandbb'; did you mean wandb?"),
+        (["--set", "hgpp.lr=1"], "hgpp is not a method of this run"),
+        (["--log", "wandbb"], "no tracker is called 'wandbb'; did you mean wandb?"),
         (["--dataset", "cifar1000"], "no data set is called 'cifar1000'; did you mean cifar100"),
     ],
 )
@@ -154,7 +154,7 @@ def test_misspelt_name_is_rejected_before_data_is_read(
 
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path))
     monkeypatch.setattr(DATASETS.get(dataset), "load", fail_access)
-    monkeypatch.setattr(benchmark, "need_data", fail_access)
+    monkeypatch.setattr(benchmark, "require_data", fail_access)
     monkeypatch.setattr(benchmark, "load_backbone", fail_access)
     assert says in error_of(*HGP, "--dataset", dataset, "--out", str(tmp_path / "run"), *words)
     assert not any(tmp_path.iterdir())
@@ -179,7 +179,7 @@ def test_parse_seeds_restores_written_list(seeds: list[int]) -> None:
 def test_unknown_picture_suffix_is_rejected(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     line = error_of("partition", "--plot", str(tmp_path / "p.xyz"))
-    assert "has no suffix of a picture" in line
+    assert "is not an image file" in line
     assert ".png" in line
     assert not any(tmp_path.iterdir())
 
@@ -197,6 +197,6 @@ def test_all_selects_all_methods_and_rejects_other_names():
     assert parse_methods("all") == parse_methods(["all"]) == METHODS.names()
     assert parse_methods("fedncm, hgp") == ["fedncm", "hgp"]
     with pytest.raises(
-        FczooError, match="--methods all names every method already; leave the others out"
+        FczooError, match="--methods all includes every method; leave the other names out"
     ):
         parse_methods("hgp,all")

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 from fczoo.cli.bench import bench
-from fczoo.cli.other_tools import COMMANDS, OPTIONS, PARTITIONS, one_seed
+from fczoo.cli.other_tools import COMMANDS, OPTIONS, PARTITIONS, single_seed_note
 from helpers_cli import TINY
 
 
@@ -119,16 +119,18 @@ def test_foreign_partition_gets_suggestion(name: str) -> None:
 
 
 def test_one_seed_hint() -> None:
-    assert one_seed("3") == "one run with seed 3; for 3 runs give --seeds 0-2"
-    assert one_seed(3) == one_seed("3")
-    assert {one_seed(value) for value in ("0", "1", "0-2", "0,1", "", "2024", "9" * 400)} == {""}
+    assert single_seed_note("3") == "--seeds 3 is one seed; for 3 seeds give --seeds 0-2"
+    assert single_seed_note(3) == single_seed_note("3")
+    assert {
+        single_seed_note(value) for value in ("0", "1", "0-2", "0,1", "", "2024", "9" * 400)
+    } == {""}
 
 
 def test_bench_prints_hint_for_single_seed(tmp_path: Path) -> None:
     words = [*TINY, "--out", str(tmp_path / "run"), "--methods", "fedncm", "--seeds", "3"]
     outcome = CliRunner().invoke(main, ["bench", *words])
     assert outcome.exit_code == 0, outcome.output
-    assert "one run with seed 3; for 3 runs give --seeds 0-2\n" in outcome.stderr
+    assert "--seeds 3 is one seed; for 3 seeds give --seeds 0-2\n" in outcome.stderr
     assert json.loads((tmp_path / "run" / "bench.json").read_text())["seeds"] == [3]
 
 
@@ -156,7 +158,7 @@ def test_show_lists_meanings_of_ambiguous_name() -> None:
         "pool has 2 meanings:\n- the setting pool of a run: fczoo bench --pool"
     )
     assert (
-        "- an option of fppl: fczoo show fppl has its value, --set fppl.pool=VALUE sets it\n"
+        "- an option of fppl: fczoo show fppl prints its value, --set fppl.pool=VALUE sets it\n"
         in outcome.stdout
     )
 
@@ -164,12 +166,12 @@ def test_show_lists_meanings_of_ambiguous_name() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("qick", "nothing is called 'qick'; did you mean quick"),
-        ("methods", "nothing is called 'methods'; see fczoo list methods"),
-        ("seeds", "nothing is called 'seeds'; --seeds is an option: see fczoo bench --help"),
+        ("qick", "unknown name 'qick'; did you mean quick"),
+        ("methods", "unknown name 'methods'; see fczoo list methods"),
+        ("seeds", "unknown name 'seeds'; --seeds is an option: see fczoo bench --help"),
         (
             "learning_rate",
-            "nothing is called 'learning_rate'; the learning rate is an option of each method",
+            "unknown name 'learning_rate'; the learning rate is an option of each method",
         ),
     ],
 )

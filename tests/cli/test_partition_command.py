@@ -168,14 +168,14 @@ def test_plot_kinds_are_written(kind, end, tmp_path):
 def test_plot_kind_without_plot_is_rejected():
     outcome = CliRunner().invoke(main, ["partition", *SPLIT, "--plot-kind", "bars"])
     assert outcome.exit_code == 1
-    assert outcome.stderr == "Error: --plot-kind is for a picture; add --plot FILE\n"
+    assert outcome.stderr == "Error: --plot-kind needs --plot FILE; add it\n"
 
 
 def test_plot_requires_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     outcome = CliRunner().invoke(main, ["partition", *SPLIT, "--plot", str(tmp_path / "p.png")])
     assert outcome.exit_code == 1
-    assert outcome.stderr == "Error: a picture needs matplotlib; run pip install 'fczoo[plot]'\n"
+    assert outcome.stderr == "Error: figures need matplotlib; run pip install 'fczoo[plot]'\n"
 
 
 def test_joining_clients_grow_population(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from fczoo.board.plots import colour_numbers, make_plot, write_plot
 from fczoo.core.errors import FczooError
-from fczoo.reports.figure import HeatMap
+from fczoo.reports.figure_data import HeatMap
 from fczoo.reports.runs import read_experiments
 from helpers_cli import TINY, run
 from helpers_papers import output_of
@@ -95,11 +95,9 @@ def test_invalid_plot_options_are_rejected(runs: Path, make_run, tmp_path: Path)
     assert message in error_of(runs, "--kind", "heatmap")
     message = "no row has method 'hgp'; choose --method from: pilora, codap"
     assert message in error_of(runs, "--kind", "heatmap", "--method", "hgp")
-    assert "no run has recorded the data of --kind rounds" in error_of(runs, "--kind", "rounds")
+    assert "no run recorded the data of --kind rounds" in error_of(runs, "--kind", "rounds")
     unrecorded = error_of(runs, "--kind", "confusion", "--method", "pilora")
-    assert "the runs of pilora have not recorded their confusion; give their run folders" in (
-        unrecorded
-    )
+    assert "no confusion matrix of pilora: it needs run folders (archives" in unrecorded
     make_run(tmp_path / "other", {"pilora": {0: 1.0}}, rounds=3)
     message = error_of(tmp_path, "--kind", "curves")
     assert "these runs belong to 2 tables, and a figure shows one" in message
@@ -113,5 +111,5 @@ def test_invalid_plot_options_are_rejected(runs: Path, make_run, tmp_path: Path)
 
 def test_tsne_requires_stored_model(runs: Path) -> None:
     (experiment,) = read_experiments([runs])
-    with pytest.raises(FczooError, match="t-SNE needs the stored model of a run"):
+    with pytest.raises(FczooError, match="t-SNE needs the model of a run"):
         make_plot(experiment, "tsne", "pilora", lambda *_: pytest.fail("opened"))

@@ -9,7 +9,7 @@ from fczoo.core.options import quirks
 from fczoo.core.registry import METHODS
 from fczoo.protocols.registry import RELEASES
 from fczoo.reports.run_config import configure_run
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 
 NAMES = [
     *("af-fcl", "coda", "fed-mammoth", "fppl", "glfc", "lander", "mfcl", "pilora", "powder", "uopp")
@@ -236,7 +236,7 @@ def test_quirk_list_contains_all_release_changes() -> None:
     """List each value of a release that differs from fczoo's default below its release."""
     page = " ".join(output_of("list", "quirks").split())
     for name in NAMES:
-        for (owner, field), values in RELEASES.get(name).everything().items():
+        for (owner, field), values in RELEASES.get(name).all_statements().items():
             if owner not in METHODS.names():
                 continue
             usual = METHODS.get(owner).__dataclass_fields__[field].default

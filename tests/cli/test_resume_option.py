@@ -53,10 +53,10 @@ def bench(*words: str) -> Result:
 def test_newest_run_resumes_without_other_options(incomplete_run: Path) -> None:
     outcome = bench("--resume")
     assert outcome.exit_code == 0, outcome.output
-    assert outcome.stderr.count("finished before, kept") == 7
+    assert outcome.stderr.count("already finished, skipped") == 7
     assert "fedncm seed 1: task 2 of 2" in outcome.stderr
     assert (incomplete_run / "quantity_1" / "fedncm" / "seed1" / "result.json").is_file()
-    assert outcome.stdout.count("distance=cosine, other than by default") == 2
+    assert outcome.stdout.count("distance=cosine, set by the user") == 2
     assert not any(
         b"weights/mine" in p.read_bytes() for p in incomplete_run.rglob("*") if p.is_file()
     )
@@ -76,5 +76,5 @@ def test_resume_rejects_list_of_settings(incomplete_run: Path) -> None:
     outcome = bench("--resume", "--partition", "iid,shards:2")
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1
-    assert "give no lists of values" in outcome.stderr
+    assert "leave out lists of values" in outcome.stderr
     assert "no run to resume in nowhere" in bench("--resume", "--out", "nowhere").stderr

@@ -163,8 +163,8 @@ def test_new_image_folder_continues_model(image_root):
     third = result_of(image_root / "run3" / "fedncm" / "seed0")
     assert third["task_sizes"] == [3, 2, 1] and third["accuracy"][:2] == uninterrupted["accuracy"]
     for folder, words, says in (
-        ("all", (), "knows a, b, c already"),
-        ("year1", (), "knows all 3 classes of imagefolder"),
+        ("all", (), "has already learned a, b, c;"),
+        ("year1", (), "already learned all 3 classes of imagefolder"),
         ("year2", ("--stored-size", "40"), "give --stored-size 32"),
         ("none", (), "no folder"),
     ):
@@ -178,7 +178,9 @@ def test_new_image_folder_continues_model(image_root):
         assert says in error_of(*arguments, out=image_root / "refused")
     shutil.rmtree(image_root / "year1")
     arguments = ["--start-from", str(year1), "--data-root", str(image_root / "year2")]
-    assert "are needed as well: no folder" in error_of(*arguments, out=image_root / "refused")
+    assert "also needs the test images of the model" in error_of(
+        *arguments, out=image_root / "refused"
+    )
 
 
 def test_added_class_folders_become_next_task(image_root):
@@ -194,21 +196,21 @@ def test_added_class_folders_become_next_task(image_root):
     assert result_of(image_root / "run2/fedncm/seed0")["task_sizes"] == [2, 1, 2]
     (image_root / "year1/test/a/0.png").unlink()
     line = error_of("--start-from", str(year1), out=image_root / "refused")
-    assert "have [11, 6] test images, and had [12, 6] in its run" in line
+    assert "now have [11, 6] test images, not [12, 6]" in line
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--methods", "fedavg"], "has no model of fedavg: its method is fedclm"),
-        (["--protocol", "quick"], "continues with --protocol none of its model's run"),
+        (["--methods", "fedavg"], "has no model of fedavg, only of fedclm"),
+        (["--protocol", "quick"], "needs --protocol none, as in the run of the model"),
         (["--vary", "partition"], "does not work with --vary"),
         (["--moving", "1"], "does not work with --moving"),
-        (["--tuned", "some.json"], "takes the options of the model"),
-        (["--tasks", "9"], "what is new in digits has 4 classes"),
-        (["--set", "fedclm.distance=cosine"], "may change rates and weights only"),
-        (["--mean", "0.1,0.2,0.3"], "has a backbone with mean"),
-        (["--test-per-class", "2"], "have [6, 6] test images, and had [12, 12]"),
+        (["--tuned", "some.json"], "--start-from and --tuned both set options"),
+        (["--tasks", "9"], "the new part of digits has 4 classes"),
+        (["--set", "fedclm.distance=cosine"], "only options with decimal numbers"),
+        (["--mean", "0.1,0.2,0.3"], "the backbone of the model in"),
+        (["--test-per-class", "2"], "have [6, 6] test images, not [12, 12]"),
     ],
 )
 def test_incompatible_options_are_rejected(words, says, first, tmp_path):
@@ -229,7 +231,7 @@ def test_model_without_server_state_is_rejected(first, tmp_path):
     model_record.write_model_record(model, without)
     assert record["state"] == without.state
     line = error_of("--start-from", str(model), out=tmp_path / "run")
-    assert "of the server to continue" in line and "--no-keep-server-state" in line
+    assert "needs the server's head.weight" in line and "--no-keep-server-state" in line
 
 
 def test_library_continues_model(first, tmp_path):

@@ -133,22 +133,23 @@ ERRORS = {
     ("hpg.lr=0.1,0.2",): "--sweep hpg.lr: no method is called 'hpg'; did you mean hgp?",
     ("hgp.lrr=0.1,0.2",): "hgp has no option 'lrr'; did you mean lr",
     ("hgp.lr=0.1,fast",): "--sweep hgp.lr is 'fast'; it must be a finite number",
-    ("fedavg.lr=0.1,0.2",): "--sweep fedavg.lr names no method of this run (hgp)",
+    ("fedavg.lr=0.1,0.2",): "--sweep fedavg.lr: fedavg is not a method of this run; known: hgp",
     ("lr=0.1,0.2",): "cannot read --sweep 'lr=0.1,0.2': lr is an option of ",
     ("rounds=1,many",): "--sweep rounds is 'many'; it must be",
-    ("clents=2,3",): "--sweep: no setting is called 'clents'; did you mean clients",
-    ("partition=iid,shards:2",): "--sweep partition: --partition takes the list itself; give it "
-    "there",
-    ("seeds=0,1",): "--sweep seeds: --seeds takes the list itself; give it there",
-    ("device=cpu,cuda",): "--sweep device: --device is not a hyper-parameter; several are cells "
-    "of a settings file, see --config",
-    ("pilora.blocks=(0,1",): "--sweep 'pilora.blocks=(0,1' has a parenthesis without its other "
-    "half; add it",
-    ("pilora.blocks=0,1)",): "--sweep 'pilora.blocks=0,1)' has a parenthesis without its other "
-    "half; add it",
-    ("hgp.lr=0.1,0.2", "--zip"): "--zip pairs the values of two or more --sweep; add another",
-    ("hgp.lr=0.1,0.2", SWEEP, "clients=2", "--zip"): "--zip needs lists of one length, and there "
-    "are 2 of hgp.lr, 1 of clients",
+    ("clents=2,3",): "--sweep: no setting is called 'clents' (write "
+    "METHOD.OPTION for an option of a method); did you mean clients",
+    ("partition=iid,shards:2",): "--sweep partition: give several values as "
+    "--partition VALUE,VALUE",
+    ("seeds=0,1",): "--sweep seeds: give several values as --seeds VALUE,VALUE",
+    ("device=cpu,cuda",): "--sweep device: --device is not a hyper-parameter; for several "
+    "values write [[cells]] in a settings file, see --config",
+    ("pilora.blocks=(0,1",): "--sweep 'pilora.blocks=(0,1' has an unmatched parenthesis; add "
+    "the other one",
+    ("pilora.blocks=0,1)",): "--sweep 'pilora.blocks=0,1)' has an unmatched parenthesis; add "
+    "the other one",
+    ("hgp.lr=0.1,0.2", "--zip"): "--zip needs two or more --sweep; add another, or leave --zip out",
+    ("hgp.lr=0.1,0.2", SWEEP, "clients=2", "--zip"): "--zip needs lists of equal length, but "
+    "there are 2 values of hgp.lr, 1 value of clients",
     ("clients=2,2", SWEEP, "hgp.lr=0.1,0.1", "--zip"): "--sweep has clients=2 twice; leave one out",
     ("hgp.lr=0.1,0.2", "--set", "hgp.lr=0.3"): "--set hgp.lr and --sweep hgp.lr are both given; "
     "leave one out",
@@ -169,11 +170,11 @@ def test_zip_without_sweep_and_list_in_set_are_rejected(tmp_path: Path) -> None:
     assert "--zip is given without --sweep; give two or more, or leave it out" in message
     message = output_of("bench", "--methods", "hgp", "--set", "hgp.lr=0.01,0.1", code=1)
     assert message == (
-        "Error: --set hgp.lr is '0.01,0.1'; it must be a finite number; several values are "
+        "Error: --set hgp.lr is '0.01,0.1'; it must be a finite number; for several values give "
         "--sweep hgp.lr=0.01,0.1\n"
     )
     card = ("reproduce", "hgp/cifar100/dirichlet:0.05", SWEEP, "hgp.lr=1,2")
-    assert "--sweep hgp.lr=1,2 makes several" in output_of(*card, code=1)
+    assert "--sweep hgp.lr=1,2 gives several" in output_of(*card, code=1)
 
 
 def test_parentheses_keep_list_as_one_value() -> None:
@@ -187,7 +188,7 @@ def test_sweep_runs_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     words = ("bench", *TINY, "--methods", "fedncm,fedavg", "--sweep", "fedavg.lr=0.01,0.1")
     first = run(*words, "--out", str(out))
-    assert f"fczoo report {out} --sweep has accuracy by value" in first
+    assert f"Accuracy by value: fczoo report {out} --sweep" in first
     (experiment,) = read_experiments([out])
     labels = ["fedavg (lr=0.01)", "fedavg (lr=0.1)", "fedncm"]
     assert [line.label for line in experiment.lines] == labels

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fczoo.cli.app import main
-from fczoo.cli.tune import HELD_OUT
+from fczoo.cli.tune import HELD_OUT_FRACTION
 from fczoo.cli.values import Number, WholeNumber
 from helpers_cli import run
 from helpers_runs import write_run
@@ -116,20 +116,20 @@ def test_commands_reject_non_finite_numbers(words: str, work_folder: Path) -> No
         ("submit run --into runs.json", "--into runs.json must end with .csv"),
         ("report run --html page.html --format csv", "--format is for printed tables only"),
         ("report run --archive runs.csv --format text", "--format is for printed tables only"),
-        ("report run/fedavg/seed0", "run/fedavg/seed0 is a part of the run folder "),
+        ("report run/fedavg/seed0", "run/fedavg/seed0 is inside the run folder "),
         ("partition --save p --export ./p", "--save and --export both name p; give each its own"),
         ("partition --table p.csv --plot p.csv", "--table and --plot both name p.csv"),
-        ("evaluate run --hf-columns image=a", "--hf-columns is for --dataset hf:PLACE; add it"),
-        ("reproduce --cells x", "--cells is for PAPER/TABLE or PAPER/FIGURE; name one"),
+        ("evaluate run --hf-columns image=a", "--hf-columns needs --dataset hf:PLACE; add it"),
+        ("reproduce --cells x", "--cells needs PAPER/TABLE or PAPER/FIGURE; give one"),
         ("reproduce hgp/T99", "no card is called 'hgp/T99'; see fczoo reproduce hgp"),
         ("reproduce zzz", "no card is called 'zzz'; see fczoo reproduce"),
         ("data fetch cifar100 --mirror place", "--mirror 'place' is not an address"),
         ("doctor --data-root nowhere", "--data-root nowhere is not a folder"),
-        ("submit run --suite ../one", "no suite is at results/suites/../one.toml"),
-        ("list papers", "'papers' is not a kind of names; see `fczoo papers`"),
-        ("list Claims", "'Claims' is not a kind of names; see `fczoo claims`"),
-        ("new method all", "'all' cannot name a method: options use this word"),
-        ("show zzzzzz", "nothing is called 'zzzzzz'; see `fczoo list` and `fczoo show settings`"),
+        ("submit run --suite ../one", "no suite at results/suites/../one.toml"),
+        ("list papers", "'papers' is not a KIND; see `fczoo papers`"),
+        ("list Claims", "'Claims' is not a KIND; see `fczoo claims`"),
+        ("new method all", "'all' is not a valid name of a method: fczoo reserves this word"),
+        ("show zzzzzz", "unknown name 'zzzzzz'; see `fczoo list` and `fczoo show settings`"),
         ("show hgp.lrr", "hgp has no option 'lrr'; did you mean lr?"),
         ("show lr --dataset digits", "--dataset is for methods, protocols and releases, not lr"),
         ("show settings --dataset digits", "protocols and releases, not settings; leave it out"),
@@ -157,7 +157,7 @@ def test_list_of_only_commas_is_rejected(
     """Reject ``--rows ,``: without any row, all rows would look current."""
     monkeypatch.chdir(Path(__file__).parents[2])
     line = error_of(*words, ",")
-    assert line == f"{words[-1]} names nothing; give names with commas between them"
+    assert line == f"{words[-1]} has no entries; separate them by commas"
 
 
 def test_seed_of_non_ascii_digits_is_rejected() -> None:
@@ -167,12 +167,13 @@ def test_seed_of_non_ascii_digits_is_rejected() -> None:
 @pytest.mark.parametrize("spelling", ["hgp.lr", "HGP.LR"])
 def test_show_option_prints_set_syntax(spelling: str) -> None:
     page = run("show", spelling)
-    assert "hgp.lr  0.003: learning rate of prefix and head" in page
+    assert "hgp.lr  0.003: learning rate of prefixes and head" in page
     assert "--set hgp.lr=VALUE" in page
 
 
 def test_tune_help_shows_default_of_held_out() -> None:
-    assert f"[default: {HELD_OUT:g}]" in run("tune", "--help-all") and HELD_OUT == 0.2
+    assert f"[default: {HELD_OUT_FRACTION:g}]" in run("tune", "--help-all")
+    assert HELD_OUT_FRACTION == 0.2
 
 
 def test_archive_is_written_and_read(work_folder: Path) -> None:

@@ -26,8 +26,8 @@ def run_record(out: Path, seed: int) -> dict:
 def test_every_seed_has_different_partition_and_class_order(tmp_path):
     text = bench(tmp_path / "runs", "--vary", "class-order,partition")
     assert "seeds 0, 1 of training, partition and class order" in text
-    assert "class order by the run's seed" in text
-    assert "(by the run's seed)" in text
+    assert "class order drawn per seed" in text
+    assert "(drawn per seed)" in text
     assert text.count("\nfedncm ") == 1  # both seeds in one row
     for seed in (0, 1):
         settings = run_record(tmp_path / "runs", seed)["settings"]

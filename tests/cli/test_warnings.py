@@ -22,11 +22,11 @@ def test_repeated_warnings_are_merged_into_one_line() -> None:
     spec = "dirichlet:0.05,min_size=30,max_tries=1"
     (line,) = warnings_of("partition", "--partition", spec, "--tasks", "5", "--clients", "5")
     assert (
-        "below 30 images in 1 draws; the last draw was repaired (5 times: task 1; task 2; task 3 "
-        "and 2 more)" in line
+        "fewer than 30 images in each of 1 draws; images of the largest clients were moved to such "
+        "clients (5 times: task 1; task 2; task 3 and 2 more)" in line
     )
     (line,) = warnings_of("partition", "--partition", spec, "--tasks", "1", "--clients", "5")
-    assert line.endswith("was repaired (task 1)")
+    assert line.endswith("were moved to such clients (task 1)")
 
 
 def test_warning_reports_clients(tmp_path: Path) -> None:
@@ -48,7 +48,10 @@ def test_warning_reports_clients(tmp_path: Path) -> None:
         i for i, line in enumerate(lines) if "has no room for one image of each" in line
     ]
     assert line_numbers
-    assert "none is kept (2 times: task 2, client 2; task 2, client 1)" in lines[line_numbers[0]]
+    assert (
+        "it stores no exemplars (2 times: task 2, client 2; task 2, client 1)"
+        in lines[line_numbers[0]]
+    )
     assert any("task 5 of 5" in line for line in lines[line_numbers[0] :])
 
 
@@ -72,4 +75,6 @@ def test_warnings_of_workers_are_merged(tmp_path: Path) -> None:
         line for line in process.stderr.splitlines() if "has no room for one image of each" in line
     ]
     assert lines, process.stderr
-    assert all("none is kept (2 times: task 2, client " in line for line in lines), process.stderr
+    assert all("it stores no exemplars (2 times: task 2, client " in line for line in lines), (
+        process.stderr
+    )

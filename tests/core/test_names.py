@@ -6,7 +6,7 @@ import pytest
 
 from fczoo import FczooError, Settings, create_method
 from fczoo.backbones.weights import split_spec
-from fczoo.core.names import fold, match
+from fczoo.core.names import fold, join_first_names, match
 from fczoo.core.options import nearest
 from fczoo.core.registry import (
     AGGREGATORS,
@@ -175,9 +175,7 @@ def test_specs_accept_any_spelling() -> None:
 
 
 def test_equivalent_options_are_rejected() -> None:
-    with pytest.raises(
-        FczooError, match="hgp has 'lr' and 'LR', which are one option; leave one out"
-    ):
+    with pytest.raises(FczooError, match="hgp has 'lr' and 'LR', the same option; leave one out"):
         create_method("hgp", lr=0.1, LR=0.2)
 
 
@@ -215,3 +213,11 @@ def test_nearest_lists_likely_names_first() -> None:
     assert nearest("zqcrqq", names).startswith("known: zebra_crossing, a00, a01")
     assert nearest("qqqq", names).endswith(", ... (11 more)")
     assert nearest("", sorted(names)).startswith("known: a00, a01")
+
+
+def test_first_names_are_joined_with_number_of_others() -> None:
+    names = ["a", "b", "c", "d", "e", "f"]
+    assert join_first_names([]) == ""
+    assert join_first_names(names[:5]) == "a, b, c, d, e"
+    assert join_first_names(names) == "a, b, c, d, e and 1 more"
+    assert join_first_names(names, 2, "; ") == "a; b and 4 more"

@@ -60,12 +60,12 @@ def test_pool_argument_selects_patches_and_prompts(backbone, noise):
     torch.testing.assert_close(mean(images, plugs, "prompt"), rows[:, :3].mean(1), **close)
     both = torch.cat([rows[:, :3], rows[:, 4:]], 1).mean(1)
     torch.testing.assert_close(mean(images, plugs, "cls+prompt"), both, **close)
-    with pytest.raises(FczooError, match=r"cls\+mean has no feature of prompts"):
+    with pytest.raises(FczooError, match=r"prompts cannot be pooled with pool cls\+mean"):
         with_pool(backbone, "cls+mean")(images, plugs, "prompt")
 
 
 def test_plug_of_wrong_width_is_rejected(backbone, noise):
-    with pytest.raises(FczooError, match="plug 'tokens' has width 64, tokens of vit_test have 32"):
+    with pytest.raises(FczooError, match="plug 'tokens' has width 64, but vit_test needs 32"):
         backbone(noise(1, 3, 16, 16), {"tokens": noise(2, 64)})
 
 

@@ -1,12 +1,16 @@
 """Test the registries, and the options of methods and runs."""
 
 from dataclasses import dataclass
+from importlib.metadata import EntryPoints, entry_points
+from pathlib import Path
 
 import pytest
 
 from fczoo import FczooError, Settings, create_method, option
+from fczoo.core import discovery
+from fczoo.core.discovery import load_plugins, plugin_registrations
 from fczoo.core.files import shorten
-from fczoo.core.registry import AGGREGATORS, DATASETS, METHODS, PARTITIONERS, Registry
+from fczoo.core.registry import AGGREGATORS, ATTACKS, DATASETS, METHODS, PARTITIONERS, Registry
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,30 @@ def test_empty_registry_rejects_any_name() -> None:
         Registry("thing", "register_thing").get("a")
 
 
+def test_plugins_are_scanned_once_per_search_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans: list[str] = []
+
+    def scan(group: str) -> EntryPoints:
+        scans.append(group)
+        return entry_points(group=group)
+
+    monkeypatch.setattr(discovery, "entry_points", scan)
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    for kind in ("method", "dataset"):
+        Registry(kind, f"register_{kind}", f"fczoo.{kind}s").names()
+    load_plugins()
+    assert scans == ["fczoo.plugins"]
+    folder = tmp_path / "second" / "late-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "entry_points.txt").write_text("[fczoo.plugins]\nlate = late_plugin\n")
+    (folder.parent / "late_plugin.py").write_text('@register_thing("late")\nclass Late: "It."\n')
+    monkeypatch.syspath_prepend(folder.parent)
+    assert [entry.name for entry in plugin_registrations("register_thing")] == ["late"]
+    assert scans == ["fczoo.plugins"] * 2
+
+
 def test_options_override_spec() -> None:
     @dataclass(frozen=True)
     class Knobs:
@@ -71,6 +99,28 @@ def test_options_override_spec() -> None:
         "knobs:1.5,rank=3,sort=false"
     )
     assert registry.create("knobs:rank=3", rank=5).rank == 5
+
+
+@pytest.mark.parametrize("end", ["", " ", ","])
+@pytest.mark.parametrize(
+    ("registry", "name", "valid_form"),
+    [
+        (PARTITIONERS, "dirichlet", "dirichlet:0.5"),
+        (PARTITIONERS, "Dirichlet", "dirichlet:0.5"),
+        (PARTITIONERS, "iid", "iid"),
+        (ATTACKS, "scale", "scale:10"),
+        (ATTACKS, "label-flip", "label-flip"),
+        (AGGREGATORS, "trimmed_mean", "trimmed_mean:1"),
+    ],
+)
+def test_empty_value_after_colon_is_rejected(
+    registry: Registry, name: str, valid_form: str, end: str
+) -> None:
+    with pytest.raises(FczooError) as caught:
+        registry.create(f"{name}:{end}")
+    problem = f"{registry.kind} {f'{name}:{end}'!r} has no value after the colon"
+    assert str(caught.value) == f"{problem}; write {valid_form}"
+    assert registry.canonical(f"{name}:{end}") == f"{name}:{end}"  # no other spec in its place
 
 
 # ---------------------------------------------------------------- methods and settings
@@ -150,7 +200,7 @@ def test_settings_use_defaults_of_data_set() -> None:
     ("changes", "complaint"),
     [
         ({"rounds": 0}, "must be at least 1"),
-        ({"participation": 1.5}, "must be a part up to 1 or a whole number"),
+        ({"participation": 1.5}, "must be a share up to 1 or a whole number"),
         ({"precision": "fp16"}, "must be fp32 | bf16 | fp64"),
         ({"batchsize": 3}, "did you mean batch_size"),
         ({"partition_seed": -1}, "must be at least 0"),

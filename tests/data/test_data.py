@@ -155,9 +155,15 @@ def test_tasks_of_given_sizes(sizes: tuple[int, ...]) -> None:
     assert [t.start for t in stream.tasks] == [sum(sizes[:t]) for t in range(len(sizes))]
 
 
-@pytest.mark.parametrize("sizes", [(5, 4), (5, 6), (5, 0, 5), (11, -1), ()])
-def test_invalid_task_sizes_are_rejected(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("sizes", [(5, 4), (5, 6), ()])
+def test_wrong_sum_of_task_sizes_is_rejected(sizes: tuple[int, ...]) -> None:
     with pytest.raises(FczooError, match=f"adds up to {sum(sizes)} classes, but digits has 10"):
+        make_stream("digits", tasks=sizes)
+
+
+@pytest.mark.parametrize("sizes", [(5, 0, 5), (11, -1)])
+def test_task_without_classes_is_rejected(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(FczooError, match=r"has a task without classes; give at least 1 class per"):
         make_stream("digits", tasks=sizes)
 
 

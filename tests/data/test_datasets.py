@@ -184,7 +184,7 @@ def test_emnist_letters_are_upright_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("emnist:byclass", "EMNIST has no split 'byclass' here; known: balanced, letters"),
+        ("emnist:byclass", "no split of EMNIST is called 'byclass'; known: balanced, letters"),
         ("medmnist:chestmnist", "no set of MedMNIST is called 'chestmnist'; known: pathmnist"),
         ("medmnist", "name one set of MedMNIST: medmnist:pathmnist, medmnist:dermamnist"),
     ],
@@ -235,7 +235,7 @@ def test_domains_sessions_and_centres_are_groups(
 
 def test_damaged_lists_and_folders_are_rejected(tmp_path: Path) -> None:
     for name, file, old, new, message in (
-        ("pacs", "PACS/photo_train_kfold.txt", "photo/dog/a", "dog/a", "not photo/CLASS/FILE"),
+        ("pacs", "PACS/photo_train_kfold.txt", "photo/dog/a", "dog/a", "expected photo/CLASS/FILE"),
         ("pacs", "PACS/photo_crossval_kfold.txt", "dog", "cat", "lack the class of photo/cat"),
         ("fed_isic2019", "fed_isic2019/train_test_split", "train", "val", "is damaged"),
     ):

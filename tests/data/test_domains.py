@@ -11,7 +11,7 @@ from fczoo.cli.app import main
 from fczoo.core.registry import DATASETS
 from fczoo.data.stream import _first_images, make_stream, make_tasks
 from fczoo.data.verify import verify
-from fczoo.federation.stream import open_stream
+from fczoo.federation.data_setup import open_stream
 from helpers_datasets import domainnet
 
 
@@ -87,7 +87,7 @@ def test_dataset_without_domains_is_rejected() -> None:
         lambda: Settings(tasks="domains").task_count,
     ):
         with pytest.raises(
-            FczooError, match="digits has no domains to be tasks; give --tasks a number"
+            FczooError, match="digits has no domains to use as tasks; give a number"
         ):
             ask()
 
@@ -109,7 +109,7 @@ def test_truncated_list_is_rejected(copy: Path) -> None:
     for file in (copy / "domainnet").glob("*.txt"):
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
     with pytest.raises(
-        FczooError, match="number 17 classes, not 345 from 0; the copy is incomplete"
+        FczooError, match="must have exactly the classes 0 to 344; the copy is damaged"
     ):
         DATASETS.get("domainnet")().load(copy)
 
@@ -131,4 +131,4 @@ def test_bench_with_domain_tasks(copy: Path) -> None:
     assert "6 domains of 345 classes" in outcome.stdout
     again = CliRunner().invoke(main, [*words.replace("/out", "/other").split(), "pilora"])
     assert again.exit_code
-    assert "labels come back, as they do with --tasks domains" in again.output
+    assert "support labels that return in later tasks (--tasks domains" in again.output

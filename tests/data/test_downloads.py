@@ -12,7 +12,7 @@ import pytest
 from fczoo import FczooError
 from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Archive
-from fczoo.data.fetch import PLAIN, fetch, file_name
+from fczoo.data.fetch import PLAIN_SUFFIXES, fetch, file_name
 from helpers_datasets import ARRAYS, SETS
 
 
@@ -36,7 +36,7 @@ def pack_archives(name: str, source: Path, served: Path, monkeypatch: pytest.Mon
         file = served / file_name(archive.url)
         if archive.into == "FashionMNIST/raw":
             file.write_bytes(gzip.compress((source / archive.into / file.stem).read_bytes()))
-        elif file.suffix in PLAIN:
+        elif file.suffix in PLAIN_SUFFIXES:
             file.write_bytes((source / archive.into / file.name).read_bytes())
         elif file.suffix == ".zip":
             with zipfile.ZipFile(file, "w") as out:

@@ -11,7 +11,7 @@ from fczoo.data import feature_cache
 from fczoo.data.feature_cache import FeatureFile, pixels_sha256
 from fczoo.data.views import ImageStore
 from fczoo.federation.benchmark import open_stores
-from fczoo.testing.world import toy_backbone, toy_stream
+from fczoo.testing.toy_benchmark import toy_backbone, toy_stream
 
 ALL = torch.arange(70)
 
@@ -79,7 +79,7 @@ def test_damaged_feature_file_is_recomputed(harm: str, feature_folder: Path, cap
     file.write_bytes(contents[harm])
     with caplog.at_level(logging.WARNING):
         assert torch.equal(store().query(ALL), reference)
-    assert "is damaged or not a file of fczoo" in caplog.text
+    assert "is damaged or was not written by fczoo" in caplog.text
     caplog.clear()
     store().query(ALL)
     assert not caplog.text
@@ -100,10 +100,10 @@ def test_least_recently_used_file_is_removed(
         file.save(torch.ones(100, 10))
         feature_cache.os.utime(file.path, (1000 + age, 1000 + age))
     assert files[0].load() is not None  # now the second is the oldest
-    monkeypatch.setattr(feature_cache, "LARGEST", 10_000)
+    monkeypatch.setattr(feature_cache, "MAX_CACHE_BYTES", 10_000)
     files[2].save(torch.ones(100, 10))
     assert [file.path.exists() for file in files] == [True, False, True]
-    monkeypatch.setattr(feature_cache, "LARGEST", 100)
+    monkeypatch.setattr(feature_cache, "MAX_CACHE_BYTES", 100)
     FeatureFile({"number": 9}).save(torch.ones(100, 10))
     assert not FeatureFile({"number": 9}).path.exists()
 
@@ -113,4 +113,4 @@ def test_unwritable_cache_is_warning(feature_folder: Path, caplog) -> None:
     feature_folder.write_text("no folder")
     reference = ImageStore(toy_stream().train, toy_backbone()).query(ALL)
     assert torch.equal(store().query(ALL), reference)
-    assert "features are not kept" in caplog.text
+    assert "cannot cache features" in caplog.text

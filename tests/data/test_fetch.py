@@ -100,8 +100,7 @@ def test_full_disk_keeps_partial_download(
             get(describe_archive(CONTENT))
     assert str(caught.value) == (
         f"the download of {server.url}/toy to {tmp_path / 'toy'} failed: No space left on device; "
-        "run it "
-        "again, what has arrived is kept"
+        "run the command again to resume"
     )
     part, server.cut = (tmp_path / "toy").stat().st_size, None
     assert 0 < part <= 20_000
@@ -149,7 +148,7 @@ def test_sha256_is_reported_without_published_checksum(
 def test_unavailable_server_is_reported(server: Server, tmp_path: Path) -> None:
     with pytest.raises(FczooError, match=r"answers 404 .*--mirror"):
         download(f"{server.url}/none", tmp_path / "none", describe_archive(CONTENT))
-    with pytest.raises(FczooError, match=r"failed: .*run it again"):
+    with pytest.raises(FczooError, match=r"failed: .*run the command again"):
         download("http://127.0.0.1:9/none", tmp_path / "none", describe_archive(CONTENT))
 
 

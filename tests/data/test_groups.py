@@ -14,7 +14,7 @@ from fczoo.cli.app import main
 from fczoo.core.registry import DATASETS
 from fczoo.data.partition import load_partition, make_partition
 from fczoo.data.stream import make_stream
-from fczoo.federation.stream import _first_classes, _join, open_stream, split_stream
+from fczoo.federation.data_setup import _first_classes, _join_streams, open_stream, partition_stream
 from fczoo.runner.dry_run import _stream_of_expected_size
 from helpers_datasets import domainnet
 from helpers_partition import equal, toy_stream
@@ -54,10 +54,10 @@ def test_groups_are_read_from_csv(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("train/cat/1.png,a\n", "must begin with the line file,group"),
-        ("", "must begin with the line file,group"),
+        ("train/cat/1.png,a\n", "must be file,group, the names of its columns"),
+        ("", "must be file,group, the names of its columns"),
         ("file,group\ntrain/cat/1.png,a\n", "gives no group to train/cat/2.png (3 such images)"),
-        ("file,group\ntrain/cat/1.png\n", "has the line 'train/cat/1.png', not FILE,GROUP"),
+        ("file,group\ntrain/cat/1.png\n", "/groups.csv is not FILE,GROUP; correct it"),
         ("file,group\na.png,b\n./a.png,c\n", "names a.png twice"),
         ("file,group\n../a.png,b\n", "may be outside of"),
     ],
@@ -92,8 +92,7 @@ def test_natural_partition_command_gives_group_per_client(folder: Path, tmp_path
     second = CliRunner().invoke(main, [*words, "3"])
     assert second.exit_code == 1
     assert second.stderr == (
-        "Error: natural gives each client a group, and 2 groups have images; give --clients 2 or "
-        "fewer, not 3\n"
+        "Error: only 2 groups have images, too few for 3 clients; lower --clients to 2 or fewer\n"
     )
 
 
@@ -114,7 +113,7 @@ def test_domains_are_groups_with_class_tasks(
     for parts in partition.tasks:
         assert [np.unique(domains[part]).tolist() for part in parts] == [[k] for k in range(6)]
     moving = replace(settings, moving=1)
-    stages, _ = split_stream(moving, stream)
+    stages, _ = partition_stream(moving, stream)
     assert np.array_equal(stages.groups, domains)  # not of stages
     small_stream = make_stream("domainnet", tmp_path, 5, train_per_class=1, pixels=False)
     assert np.array_equal(small_stream.groups, domains[small_stream.train_index])
@@ -123,7 +122,7 @@ def test_domains_are_groups_with_class_tasks(
 def test_stream_of_expected_size_has_domains() -> None:
     settings = Settings(dataset="domainnet", tasks=5, clients=6, partition="domains")
     stream = _stream_of_expected_size(settings, 345, 3450)
-    _, partition = split_stream(settings, stream)
+    _, partition = partition_stream(settings, stream)
     assert partition.counts().sum(0).tolist() == [575] * 6  # 3450 / 6
 
 
@@ -135,8 +134,8 @@ def test_joined_datasets_have_distinct_groups() -> None:
     old = replace(toy_stream(per_class=2, train_index=np.arange(8)), groups=np.arange(8) // 4)
     new = replace(old, classes=tuple("efgh"))
     assert _first_classes(old, 1).groups.tolist() == [0, 1]
-    assert _join(old, new, Path()).groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
-    assert _join(old, replace(new, groups=None), Path()).groups is None
+    assert _join_streams(old, new, Path()).groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert _join_streams(old, replace(new, groups=None), Path()).groups is None
 
 
 # ---------------------------------------------------------------- lists of indices
@@ -165,7 +164,7 @@ def test_index_lists_define_partition(tmp_path: Path) -> None:
     [
         ([[0, 1], [2, 8]], 2, "gives client 1 the index 8, which is not a training image"),
         ([[0, 1], [2, 2]], 2, "client 1 has an index twice"),
-        ([[0, 1], [2, 3]], 3, "another number of clients than this run: 2 against 3"),
+        ([[0, 1], [2, 3]], 3, "another number of clients (2) than this run (3)"),
         ([[0, 1], [4, 5]], 2, "gives no client an image of task 2"),
         ([[0, 1], [2, -3]], 2, "is not a valid partition file: [1][1]: Expected `int` >= 0"),
         ([[0, 1], [2, "a"]], 2, "is not a valid partition file"),

@@ -14,8 +14,8 @@ from fczoo.cli.app import main
 from fczoo.core.files import shorten
 from fczoo.core.registry import DATASETS
 from fczoo.data.fetch import fetch
-from fczoo.data.hub_files import HUB_NAME, import_library, place_dataset
-from fczoo.data.stream import make_stream, resized
+from fczoo.data.hub_files import HUB_NAME, import_library, locate_dataset
+from fczoo.data.stream import make_stream, with_resize
 from fczoo.federation.settings import Settings
 from helpers_datasets import hub_folder, hub_tables, number_of
 
@@ -66,7 +66,7 @@ def test_resize_crops_or_squashes(tmp_path: Path) -> None:
     table.cast_column("image", HUB.Image()).to_parquet(str(tmp_path / "files" / "train.parquet"))
     part = load(tmp_path / "files").train
     for resize, first, last in (("crop", 0, 0), ("squash", 255, 0)):
-        square = resized(part, resize).take(np.arange(1), 8).pixels[0]
+        square = with_resize(part, resize).take(np.arange(1), 8).pixels[0]
         assert (square[4, 0, 0], square[4, 7, 0]) == (first, last)
 
 
@@ -123,9 +123,9 @@ def test_groups_are_read_from_column(tmp_path: Path) -> None:
     ("columns", "named", "message"),
     [
         ({"coarse": [1]}, ",label=fine", "has no column 'fine'; "),
-        ({"text": ["a"]}, ",label=text", "labels in 'text' of .* are string; number the classes"),
+        ({"text": ["a"]}, ",label=text", "labels in 'text' of .* have type string; convert them"),
         ({"part": [-1]}, ",label=part", "split train has 30 negative labels in column 'part'"),
-        ({"part": [None]}, ",label=part", "are null; number the classes"),
+        ({"part": [None]}, ",label=part", "have type null; convert them"),
         ({"text": ["a"]}, ",image=text", "column 'text' of .* holds string, not images"),
         ({}, ",colour=text", "cannot read 'colour=text' as a column; write image=NAME"),
         ({"site": ["a"]}, ",group=place", "has no column 'place'"),
@@ -178,7 +178,7 @@ def test_inconsistent_classes_and_splits_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FczooError, match=r"class kind 2 has no training image .*\(8 such"):
         load(tmp_path / "few")
     HUB.DatasetDict(left=few, right=few).save_to_disk(str(tmp_path / "names"))
-    with pytest.raises(FczooError, match="has the splits left, right and none is called train"):
+    with pytest.raises(FczooError, match="has the splits left, right, but none is called train"):
         load(tmp_path / "names")
     for name in ("a/train-0", "b/train-0"):
         (tmp_path / "both" / name).parent.mkdir(parents=True)
@@ -226,14 +226,14 @@ def test_dataset_names_contain_no_path(tmp_path: Path, monkeypatch: pytest.Monke
         ("digits", None, "label=a", "--hf-columns is for --dataset hf:PLACE, not digits"),
         ("hf:/nowhere", None, None, "hf:/nowhere is neither a folder nor a name on the hub"),
         ("hf:a/b/c/d", None, None, "is neither a folder nor a name on the hub"),
-        ("hf:/set", "/data", None, "hf:/set is a whole path; leave out --data-root"),
+        ("hf:/set", "/data", None, "hf:/set is an absolute path; leave out --data-root"),
     ],
 )
 def test_invalid_hub_locations_are_rejected(
     dataset: str, root: Any, columns: Any, message: str
 ) -> None:
     with pytest.raises(FczooError, match=message):
-        place_dataset(dataset, root, columns)
+        locate_dataset(dataset, root, columns)
 
 
 def test_hub_dataset_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_hub_dataset_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         fetch("hf:org/wrong")
     with pytest.raises(FczooError, match="run `fczoo data fetch hf:org/absent`, or name one"):
         make_stream("hf:org/absent")
-    with pytest.raises(FczooError, match="HF_ENDPOINT names another hub"):
+    with pytest.raises(FczooError, match="mirror does not apply; set HF_ENDPOINT"):
         fetch("hf:org/other", mirror="http://nowhere.invalid")
     assert not HUB_NAME.fullmatch("/a/folder")
 
@@ -263,8 +263,19 @@ def test_hub_dataset_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hub_folder(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(FczooError, match=r"need datasets; run pip install 'fczoo\[hf\]'"):
+    with pytest.raises(FczooError) as caught:
         load(folder)
+    problem = "data sets hf: need Hugging Face's package datasets, which"
+    assert str(caught.value) == f"{problem} is not installed; run pip install 'fczoo[hf]'"
+
+    def fail(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(FczooError) as caught:
+        import_library()
+    reason = "cannot be imported: No module named 'pyarrow'"
+    assert str(caught.value) == f"{problem} {reason}; run pip install 'fczoo[hf]'"
 
 
 def test_library_is_imported_despite_datasets_folder() -> None:
@@ -294,7 +305,7 @@ def test_hub_run_is_resumed_and_evaluated(tmp_path: Path, monkeypatch: pytest.Mo
     size = ["--stored-size", "32", "--backbone", "vit_nano_32", "--clients", "2", "--tasks", "2"]
     run("bench", "--methods", "fedncm", "--dataset", f"hf:{folder}", *size, "--out", "out")
     assert str(tmp_path) not in "".join(f.read_text() for f in Path("out").rglob("*.json"))
-    assert "finished before, kept" in run("bench", "--resume", "--out", "out")
+    assert "already finished, skipped" in run("bench", "--resume", "--out", "out")
     assert "(as in the run)" in run("evaluate", "out")
     given = run("evaluate", "out", "--dataset", "hf:saved", "--hf-columns", "label=label")
     assert "on 10 images" in given

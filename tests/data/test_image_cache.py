@@ -142,7 +142,7 @@ def test_changed_cache_is_rejected(position: int, files: ImageFiles, cache: Path
     pixels[position] ^= 1
     file.write_bytes(pixels)
     with pytest.raises(
-        FczooError, match=rf"^the pixels in {file} have changed .*; delete that file$"
+        FczooError, match=rf"^the pixels in {file} have changed .*; delete that file to decode"
     ):
         files.take(EVERY)
     file.unlink()

@@ -14,7 +14,7 @@ from fczoo.core.registry import DATASETS
 from fczoo.data.dataset import Images
 from fczoo.data.folder_layout import read_folders
 from fczoo.data.image_files import ImageFiles, UnreadableImage, class_folders, prepare
-from fczoo.data.stream import make_stream, resized
+from fczoo.data.stream import make_stream, with_resize
 from fczoo.data.views import DRAWS, ImageStore, get_augment
 from fczoo.models.classifier import EvaluationTransform
 
@@ -80,7 +80,7 @@ def test_resize_crops_or_squashes(tmp_path: Path, cache: Path) -> None:
     ramp = np.tile((10 * (np.arange(24) + 0.5)).astype(np.uint8)[:, None], (8, 1, 3))
     Image.fromarray(ramp).save(tmp_path / "0.png")
     crop = ImageFiles("toy", tmp_path, ("0.png",), np.zeros(1, np.int64), 8)
-    squash = resized(crop, "squash")
+    squash = with_resize(crop, "squash")
     (cropped,), (squashed,) = (part.take(np.arange(1)).pixels for part in (crop, squash))
     assert cropped[3, :, 0].tolist() == [85, 95, 105, 115, 125, 135, 145, 155]
     assert squashed[3, 2:6, 0].tolist() == [75, 105, 135, 165]
@@ -131,12 +131,12 @@ def test_16_bit_image_is_rejected_with_advice(tmp_path: Path) -> None:
     with Image.open(tmp_path / "a" / "0.png") as image:
         mode = image.mode
     assert mode in ("I;16", "I")  # I before Pillow 10.1
-    problem = f"cannot read image {tmp_path}/a/0.png: mode {mode} has more than 8 bits a channel"
+    problem = f"cannot read image {tmp_path}/a/0.png: mode {mode} has more than 8 bits per channel"
     advice = "convert it to 8 bits, or see `fczoo data check toy` for all such files"
     assert str(caught.value) == f"{problem}; {advice}"
     with (
         Image.open(tmp_path / "a" / "0.png") as image,
-        pytest.raises(FczooError, match=r"more than 8 bits a channel; convert it to 8 bits$"),
+        pytest.raises(FczooError, match=r"more than 8 bits per channel; convert it to 8 bits$"),
     ):
         VIEW(image)
 
@@ -211,7 +211,7 @@ def test_train_and_test_folders_are_read(test: str, files: ImageFiles) -> None:
     assert len(stream.train.labels) == len(stream.test.labels) == 6
     assert np.array_equal(stream.train.pixels, stream.test.pixels)
     shutil.rmtree(files.root / test / "class1")
-    with pytest.raises(FczooError, match="have different classes: class1 is in one of them only"):
+    with pytest.raises(FczooError, match="have different classes: class1 is only in train/"):
         make_stream("imagefolder", files.root, tasks=3)
 
 
@@ -234,7 +234,7 @@ def test_unusable_folders_are_rejected(tmp_path: Path) -> None:
 def test_stored_size_needs_image_files() -> None:
     with pytest.raises(
         FczooError,
-        match="these images come at 32 pixels; --stored-size is for data sets of image files",
+        match="have a fixed side of 32 pixels; leave out --stored-size, which is for image files",
     ):
         make_stream("digits", stored_size=64)
     assert make_stream("digits", stored_size=32).train.pixels.shape[1] == 32
@@ -288,7 +288,7 @@ def test_missing_data_and_weights_are_reported_together(tmp_path: Path) -> None:
             cls.source,
             "data_root",
             f"the weights {settings.backbone} are not on this machine",
-            "backbone FILE reads a copy",
+            "or give a copy as backbone FILE",
             str(tmp_path),
         ):
             assert phrase in message

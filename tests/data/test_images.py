@@ -271,7 +271,7 @@ def test_change_gets_unit_range_crops_and_extra_draws(store_of, noisy):
     np.testing.assert_allclose(views, noisy / 255 * factors, atol=1e-6)
     flat = view_with(change=lambda self, images, draws: images[:, 0])
     with pytest.raises(
-        FczooError, match=r"View.change returns \[5, 16, 16\] for images \[5, 3, 16"
+        FczooError, match=r"View.change returned shape \[5, 16, 16\] for images \[5, 3, 16"
     ):
         store_of(noisy).training_view(torch.arange(5), flat, draws(5))
 

@@ -79,7 +79,7 @@ def test_partition_of_growing_population(spec: str, tmp_path: Path) -> None:
     first, second = partition.counts() > 0
     assert first.tolist() == [True] * 5 + [False] * 2
     assert second[:5].sum() == 3 and second[5:].all()
-    assert [partition.present(t) for t in range(2)] == [5, 7]
+    assert [partition.client_count(t) for t in range(2)] == [5, 7]
     partition.save(tmp_path / "p.json")
     assert load_partition(tmp_path / "p.json").sha256 == partition.sha256
     again = make_partition(toy_stream(), f"file:{tmp_path / 'p.json'}", 5, joining=2)

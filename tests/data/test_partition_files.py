@@ -32,7 +32,9 @@ def test_save_and_load(partition_file: Path) -> None:
 def test_other_class_order_suggests_natural_order(tmp_path: Path) -> None:
     natural = toy_stream(order=(0, 1, 2, 3))
     make_partition(natural, "dirichlet:0.3", 3, seed=4).save(tmp_path / "split.json")
-    with pytest.raises(FczooError, match="class 1 is 0 against 2; use --class-order natural"):
+    with pytest.raises(
+        FczooError, match="class 1 is 0 in the file, 2 in the run; use --class-order natural"
+    ):
         make_partition(toy_stream(), f"file:{tmp_path / 'split.json'}", 3, seed=4)
 
 
@@ -58,7 +60,7 @@ def test_partition_file_restores_partition(partition_file: Path) -> None:
         (
             toy_stream(order=(0, 1, 2, 3)),
             3,
-            "class order than this run: class 1 is 2 against 0; use the --class-order or",
+            "class order than this run: class 1 is 2 in the file, 0 in the run; use the --class-order or",
         ),
         (toy_stream(tasks=4), 3, "another number of tasks"),
         (toy_stream(), 4, "another number of clients"),
@@ -74,6 +76,24 @@ def test_partition_file_of_other_data_is_rejected(
 ) -> None:
     with pytest.raises(FczooError, match=complaint):
         make_partition(stream, f"file:{partition_file}", clients)
+
+
+def test_folder_as_partition_file_is_rejected(partition_file: Path) -> None:
+    folder = partition_file.parent
+    problem = f"{folder} is a folder, not a partition file; give"
+    with pytest.raises(FczooError) as caught:
+        make_partition(toy_stream(), f"file:{folder}", 3)
+    assert str(caught.value) == f"{problem} a JSON file, such as partition.json in a run folder"
+    partition_file.rename(folder / "partition.json")
+    with pytest.raises(FczooError) as caught:
+        load_partition(folder)
+    assert str(caught.value) == f"{problem} {folder / 'partition.json'}"
+
+
+def test_partition_file_without_path_is_rejected() -> None:
+    with pytest.raises(FczooError) as caught:
+        make_partition(toy_stream(), "file:", 3)
+    assert str(caught.value) == "--partition file: names no file; write file:RUN/partition.json"
 
 
 def test_partition_file_with_empty_task_is_rejected(tmp_path: Path) -> None:
@@ -166,9 +186,7 @@ def test_malformed_partition_file_is_rejected(partition_file: Path, text: str) -
         load_partition(partition_file)
 
 
-def test_folder_or_missing_file_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(FczooError, match="is not a valid partition file"):
-        load_partition(tmp_path)
+def test_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(FczooError, match="no partition file"):
         load_partition(tmp_path / "missing.json")
 

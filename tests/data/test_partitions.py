@@ -53,8 +53,8 @@ def test_tasks_are_split_independently() -> None:
     [
         ("iid", 25, "24 training images for 25 clients"),
         ("dirichlet:0.5", 25, "24 training images for 25 clients"),
-        ("iid", 0, "0 clients"),
-        ("iid", -3, "-3 clients"),
+        ("iid", 0, "clients is 0; it must be at least 1"),
+        ("iid", -3, "clients is -3; it must be at least 1"),
         ("quantity:3", 4, "more classes than the 2 of a task"),
         ("quantity:1", 1, "cannot cover the 2 classes"),
         ("dirchlet:0.5", 3, "did you mean dirichlet"),
@@ -83,7 +83,7 @@ def test_five_hundred_clients_and_two_classes(caplog) -> None:
     ):
         counts = make_partition(stream, spec, 500).counts()
         assert counts.sum() == 2000 and counts.min() == 4
-    assert "was repaired" in caplog.text
+    assert "were moved" in caplog.text
     for spec, complaint in (
         ("quantity:3", "more classes than the 2"),
         ("quantity:0", "at least 1"),

@@ -18,11 +18,11 @@ from fczoo.data.stream import Stream
 from fczoo.data.stream_variants import (
     VARIANTS,
     add_label_noise,
+    describe_variants,
     long_tail_counts,
-    variant_words,
     vary_stream,
 )
-from fczoo.federation.stream import open_stream, split_stream
+from fczoo.federation.data_setup import open_stream, partition_stream
 from helpers_partition import seeds, some, toy_stream
 
 OFF = {"shots": None, "imbalance": None, "blurry": 0.0, "label_noise": 0.0}
@@ -70,7 +70,7 @@ def test_blurry_boundaries_match_hand_calculation() -> None:
     assert table.tolist() == [[6, 2, 2], [2, 6, 2], [2, 2, 6]]
     assert blurry.tasks == tuple(Task(t, 0, 3, 3, 3) for t in range(3))
     assert blurry.test.domains.tolist() == images.labels.tolist()
-    with pytest.raises(FczooError, match="there is one; raise --tasks"):
+    with pytest.raises(FczooError, match="this run has one; raise --tasks"):
         vary(replace(stream, tasks=(Task(0, 0, 3, 3, 1),)), blurry=0.4)
 
 
@@ -86,7 +86,7 @@ def test_label_noise_applies_per_client() -> None:
             assert np.all((task.start <= labels) & (labels < task.stop))
     assert noisy.test is stream.test
     shared = make_partition(stream, "overlap:0.5", 3)
-    with pytest.raises(FczooError, match=r"overlap:0.5 gives an image to several; take another"):
+    with pytest.raises(FczooError, match=r"those of overlap:0.5 share images; use another"):
         add_label_noise(stream, shared)
 
 
@@ -152,10 +152,13 @@ def test_few_shot_settings_define_tasks() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"base_classes": 4}, "base_classes and ways are two halves of one schedule; give"),
-        ({"base_classes": 4, "ways": 4}, "leaves 6, which are not tasks of ways 4; change one"),
-        ({"base_classes": 10, "ways": 1}, "leaves 0, which are not tasks of ways 1"),
-        ({"base_classes": 4, "ways": 2, "tasks": 5}, "make 4 tasks, other than tasks 5; leave"),
+        ({"base_classes": 4}, "base_classes and ways only work together; give"),
+        (
+            {"base_classes": 4, "ways": 4},
+            "leaves 6, which cannot be divided into tasks of ways 4; change",
+        ),
+        ({"base_classes": 10, "ways": 1}, "leaves 0, which cannot be divided into tasks of ways 1"),
+        ({"base_classes": 4, "ways": 2, "tasks": 5}, "make 4 tasks, unlike tasks 5; leave"),
         ({"shots": 5, "imbalance": 0.1}, "shots does not work with imbalance"),
         ({"shots": 5, "blurry": 0.1}, "shots does not work with blurry"),
         ({"blurry": 1.5}, "blurry is 1.5; it must be"),
@@ -194,7 +197,7 @@ def test_variants_are_saved_with_partition(tmp_path: Path) -> None:
     assert np.array_equal(again.train.labels, stream.train.labels)
     with pytest.raises(
         FczooError,
-        match=r"variant of the stream than this run: .*--label-noise 0.2 .* against --imb",
+        match=r"variant of the stream \(.*--label-noise 0.2 .*\) than this run \(--imb",
     ):
         open_stream(replace(from_file, label_noise=0.0), pixels=False)
 
@@ -210,8 +213,8 @@ def test_label_noise_does_not_depend_on_stages() -> None:
 def test_variants_are_off_by_default() -> None:
     settings = Settings()
     assert not any(getattr(settings, name) for name in VARIANTS)
-    assert not variant_words(vars(settings))
+    assert not describe_variants(vars(settings))
     stream = toy_stream()
     assert vary_stream(stream, vars(settings), 0) is stream
     assert "imbalance" not in settings.portable()
-    assert split_stream(Settings(clients=2), stream)[1].variants == {}
+    assert partition_stream(Settings(clients=2), stream)[1].variants == {}

@@ -81,7 +81,7 @@ def test_invalid_archive_leaves_no_files(
     toy.archives = (describe_archive(content, "toy.bin"),)
     server.files["toy.bin"] = content
     with pytest.raises(
-        FczooError, match=r"not a tar, zip, gz or txt|cannot unpack|not hold the folder toy"
+        FczooError, match=r"not a tar, zip, gz or txt|cannot unpack|not contain the folder toy"
     ):
         fetch("toy", tmp_path, server.url)
     assert [p.name for p in tmp_path.iterdir()] == [".fetch-toy.lock"]
@@ -143,7 +143,7 @@ def test_full_disk_keeps_download(
 
     monkeypatch.setattr(tarfile.TarFile, "extract", fill)
     with pytest.raises(
-        FczooError, match="No space left on device; fix that and run it again, the download is kept"
+        FczooError, match="No space left on device; correct this and run the command again"
     ):
         fetch("toy", tmp_path, server.url)
     assert [p.name for p in (tmp_path / ".fetch-toy").iterdir()] == ["toy.tar.gz"]

@@ -59,7 +59,7 @@ def test_images_outside_class_folders_are_rejected(tmp_path: Path) -> None:
     for part in ("train", "valid"):
         noise(tmp_path / part / "0.png")
     with pytest.raises(
-        FczooError, match=r"images are in train/ and valid/ themselves.*expected train/CLASS"
+        FczooError, match=r"images are directly in train/ and valid/.*expected train/CLASS"
     ):
         load(tmp_path)
 
@@ -80,7 +80,9 @@ def test_training_part_without_test_part_is_split(tmp_path: Path) -> None:
 
 def test_parts_one_level_too_deep_are_rejected(tmp_path: Path) -> None:
     parts(tmp_path / "outer" / "inner")
-    with pytest.raises(FczooError, match=r"holds one folder, inner, .*; give --data-root .*inner"):
+    with pytest.raises(
+        FczooError, match=r"has only the folder inner, .*; give --data-root .*inner"
+    ):
         load(tmp_path / "outer")
 
 
@@ -141,7 +143,8 @@ def test_folder_links_are_followed_without_loops(tmp_path: Path) -> None:
 def test_broken_link_is_rejected(place: str, tmp_path: Path) -> None:
     (parts(tmp_path) / place).symlink_to("/nowhere")
     with pytest.raises(
-        FczooError, match=rf"broken symbolic link {tmp_path / place} -> /nowhere; bring back"
+        FczooError,
+        match=rf"broken symbolic link {tmp_path / place} -> /nowhere; restore its target",
     ):
         load(tmp_path)
 
@@ -161,7 +164,7 @@ def test_class_names_are_case_sensitive(tmp_path: Path) -> None:
     noise(tmp_path / "train" / "Cat" / "0.png")
     noise(tmp_path / "test" / "cat" / "0.png")
     with pytest.raises(
-        FczooError, match=r"Cat is in one of them only \(train/\), in these capitals"
+        FczooError, match=r"Cat is only in train/; use the same upper and lower case"
     ):
         load(tmp_path)
 
@@ -203,7 +206,7 @@ def test_common_list_formats_are_read(content: bytes, tmp_path: Path) -> None:
         (b"../b/0.png", "may be outside of"),
         (b"/b/0.png", "may be outside of"),
         (b"C:\\b\\0.png", "may be outside of"),
-        (b"B/0.PNG", "b/0.png is there, check the capitals"),
+        (b"B/0.PNG", "did you mean b/0.png\\? \\(upper"),
     ],
 )
 def test_invalid_list_is_rejected(content: bytes, says: str, tmp_path: Path) -> None:
@@ -223,7 +226,7 @@ def test_train_and_test_lists_are_read(tmp_path: Path) -> None:
     assert counts(tmp_path) == (3, 5)
     assert load(tmp_path).remarks == (
         "train.txt names 1 image more than once",
-        "test images are the 5 that train.txt does not name",
+        "test part: the 5 images that train.txt does not list",
     )
     (tmp_path / "val.txt").write_text(
         "a/2.png 0\nb/2.png,1\n"
@@ -367,7 +370,7 @@ def test_miniimagenet_tables_define_parts(tmp_path: Path) -> None:
         ({"train": ["a0.jpg", "../b0.jpg"]}, r"which may be outside of"),
         (
             {"train": ["a0.jpg", "b0.jpg"], "test": ["b1.jpg"]},
-            r"train.csv and test.csv in .* share some",
+            r"train.csv and test.csv in .* share only some of their classes",
         ),
     ],
 )

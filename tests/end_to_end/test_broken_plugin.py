@@ -54,7 +54,7 @@ def test_other_commands_work_with_broken_plugin(site: Path) -> None:
         assert "Traceback" not in process.stderr, (words, process.stderr)
     doctor = fczoo(site, "doctor")
     assert doctor.returncode == 0 and doctor.stderr.count(warning) == 1
-    assert "sick 1.5, left out: NameError" in doctor.stdout
+    assert "sick 1.5, not loaded: NameError" in doctor.stdout
     assert "data sickdata" not in doctor.stdout
     bench = fczoo(site, "bench", "--methods", "fedncm", *TINY)
     assert bench.returncode == 0, bench.stderr

@@ -33,7 +33,7 @@ def split_equally(labels, clients, rng):
         ),
         (
             lambda labels, clients, rng: [p + 1 for p in split_equally(labels, clients, rng)],
-            "position 32 of 32",
+            "position 32 for 32 images",
         ),
         (
             lambda labels, clients, rng: [p / 2 for p in split_equally(labels, clients, rng)],

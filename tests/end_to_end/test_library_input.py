@@ -73,7 +73,7 @@ INVALID_INPUT = {
     ),
     "no settings": (
         lambda: Benchmark.open(None),
-        "None is not Settings; give the name of a data set",
+        "None is not a fczoo.Settings; give one, or the name of a data set",
     ),
     "misspelt data set": (lambda: Benchmark.open("digit"), "did you mean digits"),
     "list as method": (lambda: fczoo.create_method(["hgp"]), "is not the name of a method"),
@@ -143,7 +143,7 @@ def test_prediction_without_features_raises_error(name: str, bench: Benchmark) -
     run = bench.start(name)
     task = next(iter(run))
     batch = fczoo.whole_batch(torch.zeros(2, 3, 32, 32), [0, 1])
-    with pytest.raises(FczooError, match="the batch has none; give whole_batch"):
+    with pytest.raises(FczooError, match="the batch has none; create it with whole_batch"):
         run.method.predict(bench.backbone, run.state, batch, task)
 
 
@@ -174,15 +174,15 @@ def test_result_without_settings_is_rejected(bench: Benchmark, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"participation": 0}, "participation is 0, so no one would train"),
+        ({"participation": 0}, "participation is 0, so no client would train"),
         ({"rounds": "x"}, "rounds is 'x'; it must be a whole number"),
         ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
-        ({"clients": 2, "participation": 3}, "participation 3 asks for more than the 2 clients"),
+        ({"clients": 2, "participation": 3}, "participation 3 is more than the 2 clients"),
         ({"tasks": 11}, "choose tasks between 1 and 10"),
         ({"dp_noise": 1.0}, "dp_noise needs dp_clip"),
         (
             {"vary": ("partition",), "partition": "file:p.json"},
-            "vary partition has nothing to vary",
+            "vary partition has no effect",
         ),
     ],
 )
@@ -203,7 +203,7 @@ def test_messages_name_arguments_not_options(given: dict[str, Any], message: str
         ),
         (
             lambda: fczoo.Settings(participation=0).check(),
-            "participation is 0, so no one would train",
+            "participation is 0, so no client would train",
         ),
         (lambda: fczoo.Benchmark.open(fczoo.Settings(tasks=11)), "choose tasks between 1 and 10"),
         (
@@ -223,7 +223,7 @@ def test_messages_of_other_functions_name_arguments(
 def test_messages_of_benchmark_check_name_arguments(bench: Benchmark) -> None:
     few = replace(bench, settings=replace(bench.settings, min_clients=3, participation=1 / 3))
     with pytest.raises(
-        FczooError, match=r"^min_clients is 3, but at most 1 of the clients can upload in task 1"
+        FczooError, match=r"^min_clients is 3, but in task 1 of hgp at most 1 client can upload"
     ):
         few.check(fczoo.create_method("hgp"))
 

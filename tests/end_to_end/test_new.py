@@ -88,13 +88,13 @@ def test_new_plugins_are_installed_listed_and_run(tmp_path: Path, monkeypatch) -
     [
         (
             "Mine",
-            "'Mine' cannot name a partitioner; use lower-case letters, digits and single _ "
-            "between them",
+            "'Mine' is not a valid name of a partitioner; use lower-case letters, digits and "
+            "single _ between them",
         ),
-        ("../mine", "'../mine' cannot name a partitioner"),
-        ("mine_", "'mine_' cannot name a partitioner"),
+        ("../mine", "'../mine' is not a valid name of a partitioner"),
+        ("mine_", "'mine_' is not a valid name of a partitioner"),
         ("iid", "there is a partitioner called iid already; choose another name"),
-        ("none", "'none' cannot name a partitioner: None has another meaning"),
+        ("none", "'none' is not a valid name of a partitioner: Python or the template uses None"),
         ("mine", "fczoo-mine exists already; remove it or choose another folder with --out"),
     ],
 )
@@ -118,7 +118,7 @@ def test_invalid_names_are_rejected_with_one_line(
         ("backbone", "vit_base_patch14_dinov2", "called vit_base_patch14_dinov2 already"),
         ("metric", "faa", "there is a metric called FAA already"),
         ("augmentation", "flip", "there is an augmentation called flip already"),
-        ("augmentation", "Mine", "'Mine' cannot name an augmentation"),
+        ("augmentation", "Mine", "'Mine' is not a valid name of an augmentation"),
     ],
 )
 def test_builtin_or_invalid_names_are_rejected(kind, name, says, tmp_path, monkeypatch) -> None:
@@ -133,5 +133,5 @@ def test_names_used_by_template_are_rejected(kind: str, name: str, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     outcome = CliRunner().invoke(main, ["new", kind, name])
     assert outcome.exit_code == 1
-    assert "has another meaning; choose another name" in outcome.output
+    assert "Python or the template uses " in outcome.output
     assert not list(Path().iterdir())

@@ -12,7 +12,7 @@ from fczoo.cli.app import main
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import AGGREGATORS
 from fczoo.testing import check_aggregator
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 from helpers_cli import TINY
 
 REFUSAL = (
@@ -117,7 +117,7 @@ def test_bench_rejects_stateful_aggregator_before_writing(extra: list[str], tmp_
 def test_check_aggregator_rejects_state() -> None:
     merge = Momentum()
     merge.name = "stateful"
-    says = "stateful gives another tree from the same uploads; draw nothing and keep no state"
+    says = "stateful merges the same uploads to different values; draw nothing and keep no state"
     with pytest.raises(AssertionError, match=says):
         check_aggregator(merge)
 

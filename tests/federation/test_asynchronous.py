@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from fczoo import FczooError, create_method
 from fczoo.core.registry import METHODS
 from fczoo.core.training import Scope
-from fczoo.data.task_schedule import by_stage, stream_with_stages, tasks_by_stage
+from fczoo.data.client_stages import stream_with_stages, tasks_by_stage, to_stages
 from fczoo.data.views import ImageStore
 from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.result import read_result, write_result
-from fczoo.federation.world import World
+from fczoo.federation.scenario import Scenario
 from fczoo.reports.tables import column_of
 from fczoo.security.attacks import Attackers
 from fczoo.testing import small_method
@@ -31,7 +31,7 @@ def bench_with_stages(
 ) -> Benchmark:
     """Return the toy benchmark with clients that move on alternately."""
     places = tasks_by_stage(3, 3, moving, order_seed)
-    partition = by_stage(bench.partition, places)
+    partition = to_stages(bench.partition, places)
     stream = stream_with_stages(bench.stream, partition, places)
     stores = (ImageStore(part, bench.backbone) for part in (stream.train, stream.test))
     return Benchmark(bench.settings, stream, partition, bench.backbone, *stores)
@@ -115,7 +115,8 @@ def test_methods_without_recurring_classes_are_rejected(make_bench) -> None:
             bench.check(method)
             continue
         with pytest.raises(
-            FczooError, match=f"^{name} holds .* with tasks domains, blurry, moving or"
+            FczooError,
+            match=f"^{name} does not support labels that return .* .tasks domains, blurry, moving or",
         ):
             bench.check(method)
 
@@ -225,7 +226,7 @@ def test_late_clients_have_no_earlier_images(make_bench, name: str) -> None:
     grown = replace(bench, partition=replace(bench.partition, tasks=late))
     last = grown.stream.tasks[-1]
     clients_by_number = {c.number: c for c in grown.clients(last, idle=True)}
-    with mock.patch.object(World, "clients", without_last_client(World.clients, last)):
+    with mock.patch.object(Scenario, "clients", without_last_client(Scenario.clients, last)):
         survey_clients = grown.without_counted_images(
             list(clients_by_number.values()), last, "task"
         )
@@ -236,7 +237,7 @@ def test_late_clients_have_no_earlier_images(make_bench, name: str) -> None:
 
 
 def without_last_client(clients, last):
-    """Wrap ``World.clients``: the last client is missing in tasks before the last."""
+    """Wrap ``Scenario.clients``: the last client is missing in tasks before the last."""
 
     def some(self, task, *rest, **more):
         all_clients = clients(self, task, *rest, **more)

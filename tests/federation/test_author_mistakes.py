@@ -10,10 +10,10 @@ from fczoo.core.errors import FczooError
 from fczoo.core.options import build, option
 from fczoo.core.registry import METHODS, register_method
 from fczoo.federation.evaluate import predictions
-from fczoo.federation.world import World
+from fczoo.federation.scenario import Scenario
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
-from fczoo.testing.world import toy_bench
+from fczoo.testing.toy_benchmark import toy_bench
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def with_changed_result(function: str, changed) -> Method:
     ("function", "changed", "says"),
     [
         ("loss", lambda result: result[0], "returns Tensor, expected"),
-        ("loss", lambda result: (1.5, {}), "a loss a float, expected a tensor that is one number"),
+        ("loss", lambda result: (1.5, {}), "a loss a float, expected a scalar tensor"),
         ("loss", lambda result: (result[0].expand(3), {}), r"a loss of shape \(3,\), expected"),
         (
             "loss",
@@ -56,9 +56,9 @@ def with_changed_result(function: str, changed) -> Method:
         (
             "loss",
             lambda result: (result[0].detach(), {}),
-            "does not depend on what it trains; look for a detach",
+            "does not depend on the trained tensors; look for a detach",
         ),
-        ("predict", lambda logits: logits * torch.nan, "gives NaN after task 1"),
+        ("predict", lambda logits: logits * torch.nan, "returned NaN after task 1"),
     ],
 )
 def test_invalid_return_value_stops_run(function, changed, says, together) -> None:
@@ -71,7 +71,7 @@ def test_nan_of_class_without_images_is_ignored(monkeypatch) -> None:
     run = bench.start(Linear())
     list(run)
     monkeypatch.setattr(
-        World, "classes_with_images", lambda world, task: torch.arange(task.stop) > 0
+        Scenario, "classes_with_images", lambda scenario, task: torch.arange(task.stop) > 0
     )
     arguments = bench, run.state, torch.arange(len(bench.test.labels)), bench.stream.tasks[-1], 100
 
@@ -91,9 +91,7 @@ def test_training_must_return_training(changed) -> None:
 def test_unknown_training_options_are_rejected() -> None:
     with pytest.raises(FczooError, match="optimizer 'adamm'; known: adam, adamw, sgd"):
         Optim("adamm")
-    with pytest.raises(
-        FczooError, match="schedule of a learning rate 'cosin'; known: constant, cosine"
-    ):
+    with pytest.raises(FczooError, match="learning-rate schedule 'cosin'; known: constant, cosine"):
         Optim(schedule="cosin")
     with pytest.raises(FczooError, match="input of a batch 'features'; known: images, query"):
         Training(inputs=["features"])

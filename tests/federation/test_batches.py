@@ -8,8 +8,8 @@ import torch
 from fczoo import Batch, Context, Method
 from fczoo.data.views import Augment, get_augment
 from fczoo.federation.batches import Client
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import Plan
-from fczoo.federation.engine import ClientEngine
 from helpers_engine import TASK, Toy
 
 

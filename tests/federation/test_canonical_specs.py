@@ -13,7 +13,7 @@ from fczoo.cli.app import main
 from fczoo.core.files import read_json, write_json
 from fczoo.core.registry import DATASETS, PARTITIONERS, Registry
 from fczoo.data.partition import load_partition
-from fczoo.federation.stream import open_stream
+from fczoo.federation.data_setup import open_stream
 from fczoo.protocols.registry import PROTOCOLS
 from helpers_cli import TINY, run
 
@@ -56,7 +56,7 @@ SPELLINGS = [
     ("partition", "overlap:0.6", "overlap overlap:fraction=.6 overlap:0.60"),
     ("partition", "overlap:1", "overlap:1.0 overlap:1e0"),
     ("partition", "shards:2,shards=50", "shards:shards=50 shards:alpha=2,shards=50"),
-    ("partition", "iid", "iid iid:"),
+    ("partition", "iid", "iid IID"),
     ("aggregator", "trimmed_mean:1", "trimmed_mean trimmed_mean:trim=1"),
     ("aggregator", "capped:3", "capped capped:3.0 capped:times=3"),
     ("attack", "scale:10", "scale scale:10.0 scale:1e1 scale:factor=10"),
@@ -130,7 +130,16 @@ def test_plugin_part_has_canonical_spelling() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["dirchlet", "dirichlet:-1", "dirichlet:0.5,caps=on", "dirichlet:.", "iid:5"]
+    "spec",
+    [
+        "dirchlet",
+        "dirichlet:-1",
+        "dirichlet:0.5,caps=on",
+        "dirichlet:.",
+        "dirichlet:",
+        "iid:",
+        "iid:5",
+    ],
 )
 def test_invalid_spec_is_rejected_as_typed(spec: str) -> None:
     settings = Settings(partition=spec)

@@ -147,8 +147,8 @@ def test_round_without_data_has_no_uploads() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"participation": 0}, "no one would train"),
-        ({"participation": 2.5}, "a part up to 1 or a whole number"),
+        ({"participation": 0}, "no client would train"),
+        ({"participation": 2.5}, "a share up to 1 or a whole number"),
         ({"participation": 6}, "more than the 5 clients at the start"),
         ({"transition": 1.1}, "transition"),
         ({"joining": -1}, "joining"),

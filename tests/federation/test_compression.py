@@ -209,7 +209,7 @@ def test_compression_saves_bytes_and_stores_residuals(make_bench, small_method):
 def test_dry_run_counts_code_bytes():
     method = create_method("fedavg", "digits", tune="head")
     first = {
-        spec: first_round(method, Settings.for_dataset("digits", compress=spec)).up
+        spec: first_round(method, Settings.for_dataset("digits", compress=spec)).upload_bytes
         for spec in (None, "topk:0.1")
     }
     weight, bias = 10 * 128, 10  # of float32
@@ -218,5 +218,7 @@ def test_dry_run_counts_code_bytes():
 
 
 def test_compression_without_training_is_rejected(make_bench):
-    with pytest.raises(FczooError, match="compress int8 is about training, and fedncm trains noth"):
+    with pytest.raises(
+        FczooError, match="compress int8 applies to trained tensors, but fedncm trains"
+    ):
         make_bench(compress="int8").check(create_method("fedncm"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fczoo.federation.device import flushed_denormals
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 
 SMALLEST = torch.finfo(torch.float32).tiny  # the smallest normal number
 

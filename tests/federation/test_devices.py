@@ -20,7 +20,7 @@ from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.local_trainer import LocalTrainer
 from fczoo.federation.uplink import Uplink
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 from helpers_device import PRETEND, PretendDevice, pretend_device, to_pretend_device
 from helpers_methods import FEW_INVERSIONS
 from helpers_warm import warm_python
@@ -32,7 +32,7 @@ PROTECTION: tuple[dict[str, Any], ...] = (
     {"min_class_count": 2},
     {"dp_clip": 1.0, "dp_noise": 0.01},
 )
-FEW = {"krum": "krum:0", "multi_krum": "multi_krum:0"}  # the toy world has three clients
+FEW = {"krum": "krum:0", "multi_krum": "multi_krum:0"}  # the toy benchmark has three clients
 TEACHER = {("to the host", "local_trainer.py:_with_teacher")}
 CASES = [(name, 3, "crop") for name in METHODS.names()]
 """Batched clients on random views, which run most of the code for devices."""

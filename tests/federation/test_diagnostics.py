@@ -15,11 +15,12 @@ from fczoo.core.types import Evidence, Task
 from fczoo.federation.batches import view_batches
 from fczoo.federation.diagnostics import (
     FILE,
+    KINDS,
     Probe,
-    evenness,
     histogram,
-    movement,
+    normalised_entropy,
     read,
+    relative_change,
 )
 from fczoo.functional.lora import lora_cosines
 from fczoo.functional.prompts import choice_shares
@@ -29,13 +30,17 @@ SECOND = Task(1, 3, 5, 7, 3)  # classes 3 and 4
 
 
 def test_evenness_by_hand():
-    assert evenness(torch.tensor([3, 4, 3, 4]), SECOND) == pytest.approx(1)
-    assert evenness(torch.tensor([3, 3, 3]), SECOND) == 0
-    assert math.copysign(1, evenness(torch.tensor([3, 3]), SECOND)) == 1
+    assert normalised_entropy(torch.tensor([3, 4, 3, 4]), SECOND) == pytest.approx(1)
+    assert normalised_entropy(torch.tensor([3, 3, 3]), SECOND) == 0
+    assert math.copysign(1, normalised_entropy(torch.tensor([3, 3]), SECOND)) == 1
     # 3 of 4 answers name class 3: H = -(3/4 ln 3/4 + 1/4 ln 1/4), over ln 2; answer 0 is of another
     # task
-    assert evenness(torch.tensor([3, 3, 3, 4, 0]), SECOND) == pytest.approx(0.811278, abs=1e-6)
-    assert evenness(torch.tensor([0, 1]), SECOND) == 0  # no answer names a class of the task
+    assert normalised_entropy(torch.tensor([3, 3, 3, 4, 0]), SECOND) == pytest.approx(
+        0.811278, abs=1e-6
+    )
+    assert (
+        normalised_entropy(torch.tensor([0, 1]), SECOND) == 0
+    )  # no answer names a class of the task
     assert histogram(torch.tensor([3, 3, 0]), 5) == [1, 0, 0, 2, 0]
 
 
@@ -44,9 +49,11 @@ def test_movement_by_hand():
         {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])},
         {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([[4.0]]), "c": torch.ones(9)},
     )
-    assert movement(old_state, new_state) == pytest.approx(0.2)  # |(0, 1, 0)| / |(3, 0, 4)| = 1 / 5
-    assert movement({"a": torch.zeros(2)}, {"a": torch.zeros(2)}) == 0
-    assert movement({"a": torch.zeros(2)}, {"a": torch.ones(2)}) == math.inf
+    assert relative_change(old_state, new_state) == pytest.approx(
+        0.2
+    )  # |(0, 1, 0)| / |(3, 0, 4)| = 1 / 5
+    assert relative_change({"a": torch.zeros(2)}, {"a": torch.zeros(2)}) == 0
+    assert relative_change({"a": torch.zeros(2)}, {"a": torch.ones(2)}) == math.inf
 
 
 def test_lora_cosines_by_hand():
@@ -80,18 +87,18 @@ def test_choice_shares_by_hand(record):
     has classes 0 to 2.
     """
     run = record("l2p")
-    world, tasks = run.bench, run.bench.stream.tasks
+    scenario, tasks = run.bench, run.bench.stream.tasks
     assert (tasks[0].start, tasks[0].stop) == (0, 3)
     assert run.result.test_counts[0] % 3 == 0
 
     def images(task):
-        index = torch.from_numpy(world.stream.positions(world.stream.test, task))
-        return view_batches(run.method, world.test, index, 5)
+        index = torch.from_numpy(scenario.stream.positions(scenario.stream.test, task))
+        return view_batches(run.method, scenario.test, index, 5)
 
     def chosen(batch):
         return torch.stack([batch.y, torch.full_like(batch.y, 3)], 1)
 
-    evidence = Evidence(tasks[0], tasks, {}, [], world.backbone, images)
+    evidence = Evidence(tasks[0], tasks, {}, [], scenario.backbone, images)
     shares = choice_shares(evidence, chosen, 5)
     assert shares["choices"]["share"] == [pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2, 0])]
     assert choice_shares(replace(evidence, payloads=[Payload({})]), chosen, 5) == {}
@@ -120,11 +127,7 @@ def test_probe_records_without_changing_run(name, record, tmp_path):
     records: dict[str, list] = defaultdict(list)
     for r in read(tmp_path):
         records[r["kind"]].append(r)
-    training_kinds = (
-        {"first round", "clients", "client drift", "task drift"}
-        if plain.method.training().optims
-        else set()
-    )
+    training_kinds = KINDS.keys() - {"confusion"} if plain.method.training().optims else set()
     assert {kind for kind, entries in records.items() if entries} == {
         "confusion",
         *training_kinds,
@@ -139,6 +142,7 @@ def test_probe_records_without_changing_run(name, record, tmp_path):
     )  # a right answer names the right task
     assert all(r["distance"] is None or r["distance"] > 0 for r in records["first round"])
     for r in (*records["first round"], *records["clients"]):
+        assert all(f"{field} " in KINDS["clients"] for field in {*r["clients"][0]} - {"client"})
         assert all(
             0 <= c["accuracy"] <= 100 and 0 <= c["entropy"] <= 1 + 1e-9 for c in r["clients"]
         )
@@ -182,9 +186,9 @@ def test_diagnostics_are_written_only_with_option(tmp_path):
 
 
 def test_infinite_movement_is_recorded_as_null(tmp_path):
-    """Write null for an infinite movement.
+    """Write null for an infinite change.
 
-    The head of this run starts at zero, so its relative movement is infinite.
+    The head of this run starts at zero, so its relative change is infinite.
     """
     options = [
         "--methods",

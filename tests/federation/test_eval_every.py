@@ -9,7 +9,7 @@ import torch
 from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
 from fczoo.reports.runs import WITHOUT_EFFECT
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
 
 

@@ -16,9 +16,9 @@ from fczoo.core.class_metrics import confusion_matrix
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import METHODS, create_method
 from fczoo.federation.evaluate import accuracy_row, evaluate
-from fczoo.federation.result import Result, consistent, metrics_of, read_result, write_result
-from fczoo.federation.world import World
-from fczoo.testing.world import TASKS, TEST, small_method, toy_bench
+from fczoo.federation.result import Result, check_result, metrics_of, read_result, write_result
+from fczoo.federation.scenario import Scenario
+from fczoo.testing.toy_benchmark import TASKS, TEST, small_method, toy_bench
 
 SCORES = {
     *("afc", "afcl", "fecam", "fedclm", "fedcof", "fedlda", "fedncm", "fedproto", "fedridge"),
@@ -101,7 +101,9 @@ def test_forward_transfer_needs_classes_with_images(monkeypatch) -> None:
     run = bench.start(small_method("fedncm"))
     task = next(iter(run))
     assert run.result.next_accuracy[0] is not None
-    monkeypatch.setattr(World, "classes_with_images", lambda world, task: torch.arange(7) != 3)
+    monkeypatch.setattr(
+        Scenario, "classes_with_images", lambda scenario, task: torch.arange(7) != 3
+    )
     assert evaluate(run.method, bench, run.models, task, 4).next_accuracy is None
 
 
@@ -163,7 +165,7 @@ def test_result_file_of_older_version_is_read(tmp_path: Path) -> None:
         ({"confusion": [[0, 0, 3]]}, "confusion: it counts 3 images"),
         ({"confusion": [[0, 3, 8]]}, "confusion: an entry"),
         ({"confusion": [[0, 8]]}, "confusion: an entry"),
-        ({"confusion": [[0, 0, 4], [1, 1, 4]]}, "confusion: 8 right answers"),
+        ({"confusion": [[0, 0, 4], [1, 1, 4]]}, "confusion: 8 correct predictions"),
         ({"class_accuracy": [[100.0], [75.0, 100.0, 1.0]]}, "class_accuracy: a value is 1"),
         ({"client_accuracy": [9.0, 101.0]}, "client_accuracy: a value is not a percentage"),
         ({"metrics": {"ECE": 9.0}}, "metrics.ECE is 9, but its accuracies give 8"),
@@ -174,14 +176,14 @@ def test_inconsistent_results_are_rejected(
 ) -> None:
     result = replace(sample(), **changes)
     with pytest.raises(ValueError, match=says):
-        consistent(result)
+        check_result(result)
     write_result(tmp_path / "result.json", result)
     with pytest.raises(FczooError, match=says):
         read_result(tmp_path / "result.json")
 
 
 def test_client_accuracy_follows_from_class_accuracy() -> None:
-    """Weigh the accuracies of classes by hand with the images of each client of the toy world."""
+    """Weigh accuracies of classes by hand with the images of each client of the toy benchmark."""
     bench = toy_bench()
     result = bench.run(small_method("fedavg"))
     labels = dict(zip(bench.stream.train_index, bench.stream.train.labels, strict=True))

@@ -20,7 +20,7 @@ from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.result import Result
 from fczoo.federation.run import FederatedRun
 from fczoo.runner.execute import RoundWriter
-from fczoo.testing.world import TASKS, toy_bench
+from fczoo.testing.toy_benchmark import TASKS, toy_bench
 from helpers_methods import quick_method
 from helpers_remote import Losses, Workers, outcome, outcome_so_far
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless

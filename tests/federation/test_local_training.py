@@ -15,8 +15,8 @@ from fczoo.data.dataset import Images
 from fczoo.data.views import Augment, ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.checkpoint import Checkpoint
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import Plan
-from fczoo.federation.engine import ClientEngine
 from fczoo.federation.local_rules import CONTROL, ControlVariates, make_local_training
 from fczoo.functional.heads import head_logits, linear_head
 from fczoo.functional.losses import task_cross_entropy
@@ -68,7 +68,7 @@ def train_rounds(
     state, payloads = {"w": torch.zeros(2, dtype=torch.float64)}, []
     for r in range(number):
         payloads.append(engine.train(state, clients, Context(FOUR, r, number, state)))
-        controls.absorb(payloads[-1], state, 2, AGGREGATORS.get("uniform"))
+        controls.update_server_tree(payloads[-1], state, 2, AGGREGATORS.get("uniform"))
         state = {"w": sum(p["w"] for p in payloads[-1]) / 2}
         state = controls.rule.correct_merged(state, controls.server)
     return payloads
@@ -173,7 +173,7 @@ def test_scaffold_with_one_client_matches_plain_run():
     )
     assert same(ours.state, plain.state)
     assert ours.result.accuracy == plain.result.accuracy
-    assert "control variates with adam" in ours.result.remark
+    assert "plain gradient descent, used with adam" in ours.result.remark
     assert not plain.result.remark
 
 
@@ -238,7 +238,7 @@ def test_bytes_of_control_variates_are_counted(make_bench):
     )
     size, uploads = nbytes(plain.state), plain.result.client_rounds
     assert ours.result.bytes_up - plain.result.bytes_up == size * uploads
-    second = sum(len(plain.world.clients(task)) for task in plain.stream.tasks)
+    second = sum(len(plain.scenario.clients(task)) for task in plain.stream.tasks)
     assert ours.result.bytes_down - plain.result.bytes_down == size * second
     assert ours.result.client_storage == plain.result.client_storage + 2 * size
 
@@ -275,23 +275,25 @@ def test_robust_aggregator_merges_control_variates():
     controls = ControlVariates(make_local_training("scaffold"))
     values = [1.0, 2.0, 900.0]
     payloads = [Payload({f"{CONTROL}w": torch.tensor([v])}, k, 10**k) for k, v in enumerate(values)]
-    controls.absorb(payloads, {}, 6, AGGREGATORS.get("median"))
+    controls.update_server_tree(payloads, {}, 6, AGGREGATORS.get("median"))
     assert controls.server["w"].item() == pytest.approx(3 / 6 * 2.0)
     controls.clear()
-    controls.absorb(payloads, {}, 6, AGGREGATORS.get("fedavg"))  # each client counts as one
+    controls.update_server_tree(
+        payloads, {}, 6, AGGREGATORS.get("fedavg")
+    )  # each client counts as one
     assert controls.server["w"].item() == pytest.approx(3 / 6 * 301.0)
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "says"),
     [
-        ("fedncm", {"local": "moon"}, "about training"),
+        ("fedncm", {"local": "moon"}, "applies to trained tensors"),
         ("fedavg", {"local": "moon"}, "those of fedavg are frozen"),
-        ("lorm", {"local": "feddyn"}, "lorm merges it in another way"),
+        ("lorm", {"local": "feddyn"}, "lorm does not average them"),
         (
             "fedavg",
             {"local": "feddyn", "server_optimizer": "fedadam"},
-            "moves the server's model itself",
+            "both correct the averaged model",
         ),
         ("fedavg", {"local": "fednova", "dp_clip": 1.0}, "uploads numbers of steps"),
         (
@@ -299,7 +301,7 @@ def test_robust_aggregator_merges_control_variates():
             {"local": "scaffold", "dp_clip": 1.0},
             "local scaffold also uploads control variates",
         ),
-        ("fedncm", {"local": "fedprox:0.1"}, "is about training, and fedncm trains nothing"),
+        ("fedncm", {"local": "fedprox:0.1"}, "trained tensors, but fedncm trains none"),
         ("fedavg", {"local": "fedprux"}, "no local training is called 'fedprux'"),
         ("fedavg", {"local": "fedprox:-1"}, "mu"),
     ],

@@ -12,14 +12,14 @@ from fczoo.data.client_index import ClientIndex
 from fczoo.federation.checkpoint import ClientState
 from fczoo.federation.evaluate import trained_copy
 from fczoo.federation.server import broadcast
-from fczoo.testing.world import TASKS, small_method, toy_bench
+from fczoo.testing.toy_benchmark import TASKS, small_method, toy_bench
 
 
 def finish_run(bench, name: str = "fedavg"):
     """Return a finished run and the parts with which its clients train."""
     run = bench.start(small_method(name))
     list(run)
-    runtime = run._engine(replace(run._plan(), epochs=3)).side
+    runtime = run._engine(replace(run._plan(), epochs=3)).runtime
     ctx = Context(TASKS[2], 1, 2, broadcast(run.method, run.state))
     return run, runtime, ctx
 
@@ -27,7 +27,7 @@ def finish_run(bench, name: str = "fedavg"):
 def test_personal_model_equals_trained_upload() -> None:
     """Compare with the upload of FedAvg's clients, which are their trained tensors."""
     run, runtime, ctx = finish_run(toy_bench())
-    clients = run.world.clients(TASKS[2])
+    clients = run.scenario.clients(TASKS[2])
     engine = run._engine(runtime.plan)
     uploads = engine.train(ctx.shared, clients, ctx)
     state = {k: v.clone() for k, v in run.state.items()}
@@ -44,7 +44,7 @@ def test_fine_tuning_keeps_memory_and_teacher_cache(name: str) -> None:
     run, runtime, ctx = finish_run(toy_bench(epochs=1), name)
     memories = {k: {n: v.clone() for n, v in tree.items()} for k, tree in run.memories.items()}
     cache = {k: dict(outputs) for k, outputs in run.teacher_cache.items()}
-    for client in run.world.clients(TASKS[2]):
+    for client in run.scenario.clients(TASKS[2]):
         trained_copy(runtime, client, ClientState(run.memories, run.teacher_cache, {}, {}), ctx)
     assert {k: v.keys() for k, v in run.teacher_cache.items()} == {
         k: v.keys() for k, v in cache.items()

@@ -14,8 +14,8 @@ from fczoo.federation.evaluate import (
     BINS,
     calibration_error,
     confidences,
-    in_top,
-    task_answers,
+    is_in_top,
+    task_predictions,
 )
 
 some = settings(max_examples=60, deadline=None)
@@ -42,16 +42,16 @@ def test_task_answers_by_hand() -> None:
         dtype=torch.float64,
     )
     classes = torch.tensor([[2, 4]] * 5 + [[0, 2]])
-    assert task_answers(logits, classes).tolist() == [3, 2, -1, -1, 3, 1]
+    assert task_predictions(logits, classes).tolist() == [3, 2, -1, -1, 3, 1]
 
 
 def test_in_top_by_hand() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, -torch.inf, 1.0, 2.0]])
     labels = torch.tensor([2, 2, 1])
     # ranks: 3; 3 of equal ones, because the lower class comes first; excluded
-    assert in_top(logits, labels, 2).tolist() == [False, False, False]
-    assert in_top(logits, labels, 3).tolist() == [True, True, False]
-    assert in_top(logits, labels, 9).tolist() == [True, True, False]
+    assert is_in_top(logits, labels, 2).tolist() == [False, False, False]
+    assert is_in_top(logits, labels, 3).tolist() == [True, True, False]
+    assert is_in_top(logits, labels, 9).tolist() == [True, True, False]
 
 
 def test_confidence_by_hand() -> None:
@@ -80,7 +80,7 @@ def test_calibration_error_by_hand() -> None:
 @given(st.integers(0, 2**31), st.integers(1, 7))
 def test_top_k_matches_scikit_learn(seed: int, k: int) -> None:
     logits, labels = random_logits(seed)
-    share = in_top(logits, labels, k).double().mean()
+    share = is_in_top(logits, labels, k).double().mean()
     if k == 7:
         assert share == 1
     else:
@@ -106,11 +106,13 @@ def test_calibration_error_matches_scikit_learn(seed: int) -> None:
 def test_metrics_have_bounds_and_ignore_order(seed: int) -> None:
     """Check that more answers never hurt, a known task never hurts, and order does not matter."""
     logits, labels = random_logits(seed)
-    hits = [in_top(logits, labels, k) for k in range(1, 8)]
+    hits = [is_in_top(logits, labels, k) for k in range(1, 8)]
     assert hits[0].equal(logits.argmax(1) == labels)
     assert all((a <= b).all() for a, b in pairwise(hits))
     of_task = (labels >= 2) & (labels < 4)
-    aware = task_answers(logits, torch.tensor([[2, 4]] * len(labels)))[of_task] == labels[of_task]
+    aware = (
+        task_predictions(logits, torch.tensor([[2, 4]] * len(labels)))[of_task] == labels[of_task]
+    )
     assert (aware >= hits[0][of_task]).all()
     confidence, order = confidences(logits), torch.randperm(len(labels))
     error = calibration_error(confidence, hits[0])

@@ -6,7 +6,7 @@ import torch
 from fczoo import Benchmark, create_method
 from fczoo.federation.checkpoint import Checkpoint, ClientState
 from fczoo.federation.client import ClientRequest
-from fczoo.federation.engine import ClientEngine
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.remote import RemoteWorker
 from fczoo.federation.run import FederatedRun
 from helpers_remote import Losses, Workers, bits, outcome, run_local_and_remote
@@ -69,18 +69,20 @@ def test_client_state_is_passed_and_returned(make_bench, small_method, watch, na
     record = watch(make_bench(augment="none"), small_method(name))
     call = record.rounds[-1]
     engine: ClientEngine = call.engine
-    client_state = ClientState(call.memories, {}, {}, {}).of([call.clients[0].number])
+    client_state = ClientState(call.memories, {}, {}, {}).select([call.clients[0].number])
     memory_bits = {k: bits(v) for k, v in client_state.memories.items()}
     request = ClientRequest(None, call.state, {}, call.ctx)
-    first, again = (engine.side.answer(request, call.clients[:1], client_state) for _ in range(2))
+    first, again = (
+        engine.runtime.answer(request, call.clients[:1], client_state) for _ in range(2)
+    )
     assert bits(dict(first.payloads[0])) == bits(dict(again.payloads[0]))
     for name, value in call.payloads[0].items():  # with cached teacher outputs
         torch.testing.assert_close(first.payloads[0][name], value, rtol=1e-6, atol=1e-9)
     assert {k: bits(v) for k, v in client_state.memories.items()} == memory_bits
-    assert not client_state.taught
+    assert not client_state.teacher_outputs
 
 
 def test_invalid_request_is_rejected(make_bench):
     answering = RemoteWorker(make_bench(), create_method("fedncm"), 0)
     with pytest.raises(ValueError, match="header"):
-        answering.read_request(b"nothing")
+        answering.unpack_request(b"nothing")

@@ -12,7 +12,7 @@ from fczoo import Method, Optim, Training, Tree, create_method, whole_tensors
 from fczoo.core.errors import FczooError
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.device import Plan
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def test_logits_must_cover_classes_seen(make_bench):
         def predict(self, backbone, state, batch, task):
             return torch.zeros(len(batch.y), task.classes)
 
-    with pytest.raises(TypeError, match=r"predict gave \(9, 7\), expected \(9, 3\)"):
+    with pytest.raises(TypeError, match=r"predict returned shape \(9, 7\), expected \(9, 3\)"):
         make_bench().run(Wide())
 
 
@@ -263,8 +263,8 @@ def test_missing_dataset_options_warn(caplog: pytest.LogCaptureFixture) -> None:
         fczoo.run(method, dataset="digits", **small)
     messages = [r.message for r in caplog.records if "create_method" in r.message]
     assert messages == [
-        "hgp has server_lr=0.001 on digits; fczoo.create_method('hgp', 'digits') takes the data "
-        "set's values"
+        "hgp has default options, but its values for digits are server_lr=0.001; create it with "
+        "fczoo.create_method('hgp', 'digits') to use them"
     ]
 
 
@@ -287,6 +287,6 @@ def test_too_few_clients_are_rejected_before_run(settings, method, most: int, ta
         bench.check(small_method(method))
         return
     least = f"min_clients is {settings['min_clients']}"
-    says = f"{least}, but at most {most} of the clients can upload in task {task} of {method}; "
+    says = f"{least}, but in task {task} of {method} at most {most} client"
     with pytest.raises(FczooError, match=re.escape(says)):
         bench.check(small_method(method))

@@ -74,9 +74,9 @@ def test_tensors_without_average_are_rejected():
 @pytest.mark.parametrize(
     ("method", "spec", "says"),
     [
-        ("fedncm", "fedadam", "fedncm trains nothing"),
-        ("lorm", "fedavgm", "lorm merges it in another way"),
-        ("fcilpt", "fedavgm", "fcilpt merges it in another way"),
+        ("fedncm", "fedadam", "fedncm trains none"),
+        ("lorm", "fedavgm", "lorm does not average them"),
+        ("fcilpt", "fedavgm", "fcilpt does not average them"),
     ],
 )
 def test_unsupported_methods_are_rejected(make_bench, method, spec, says):

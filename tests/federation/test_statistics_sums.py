@@ -26,11 +26,11 @@ from fczoo.cli.show import part_page
 from fczoo.core.payload import pack_symmetric, unpack_factors, unpack_symmetric
 from fczoo.federation.batches import image_draws
 from fczoo.federation.callbacks import Callback
-from fczoo.federation.engine import ClientEngine
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.evaluate import accuracy_row
 from fczoo.federation.run import FederatedRun
 from fczoo.federation.uplink import Uplink, sum_or_stack
-from fczoo.testing.world import TASKS, toy_bench
+from fczoo.testing.toy_benchmark import TASKS, toy_bench
 from helpers_engine import DESCENT
 
 
@@ -203,7 +203,7 @@ def test_second_moments_are_held_for_one_client_at_a_time(
     monkeypatch.setattr(ClientEngine, "collect", record_payloads)
     folding_run = run_to_end(toy_bench(**options), method)
     assert len(alive_counts) == 8 and set(alive_counts) == {1}
-    monkeypatch.setattr(Uplink, "folds", False)
+    monkeypatch.setattr(Uplink, "sums_on_arrival", False)
     storing_run = run_to_end(toy_bench(**options), method)
     assert max(alive_counts) == 3  # those of all clients at once
     assert folding_run.state.keys() == storing_run.state.keys()
@@ -228,7 +228,7 @@ INVALID_SUMS = {
     "gram is not finite": lambda sums: {**sums, "gram": sums["gram"] * float("nan")},
     "gram has shape (2, 2), expected (528,)": lambda sums: {**sums, "gram": torch.zeros(2, 2)},
     "lacks gram": lambda sums: {k: v for k, v in sums.items() if k != "gram"},
-    "class.count is a count below 0": lambda sums: {**sums, "class.count": -sums["class.count"]},
+    "class.count has a count below 0": lambda sums: {**sums, "class.count": -sums["class.count"]},
     "dropped out": lambda sums: {},
 }
 
@@ -296,7 +296,9 @@ def test_gram_rank_saves_bytes_and_full_rank_is_exact(name: str) -> None:
 
 
 def test_free_bias_needs_exact_gram_matrix() -> None:
-    with pytest.raises(FczooError, match=r"fedridge.bias=free reads; add fedridge.bias=none"):
+    with pytest.raises(
+        FczooError, match=r"needs the exact Gram matrix, .*; add fedridge.bias=none"
+    ):
         create_method("fedridge", gram_rank=4)
 
 

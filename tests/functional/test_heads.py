@@ -101,6 +101,6 @@ def test_optimizer_option_applies_to_all_tensors(name):
     for optim in method.training().optims.values():
         assert (optim.name, optim.momentum, optim.weight_decay) == ("sgd", 0.9, 0.01)
     with pytest.raises(
-        FczooError, match=f"{name}.momentum is for {name}.optimizer=sgd, adam has its own"
+        FczooError, match=f"{name}.momentum is only for {name}.optimizer=sgd; leave out"
     ):
         create_method(name, optimizer="adam", momentum=0.9)

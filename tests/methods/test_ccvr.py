@@ -193,7 +193,7 @@ def test_statistics_of_unnormalised_images_differ(record, batch_of, name):
     assert raw.min() > -1e-9 and raw.max() < 1 + 1e-9
     with pytest.raises(
         FczooError,
-        match=f"{name}.stats_unnormalised reads images again, {name}.tune=head only kept features",
+        match=f"{name}.stats_unnormalised reads images again, but {name}.tune=head stores only",
     ):
         create_method(name, stats_unnormalised=True, tune="head")
 

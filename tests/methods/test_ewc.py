@@ -10,7 +10,7 @@ from fczoo.federation.batches import Client
 from fczoo.federation.server import broadcast
 from fczoo.functional.fisher import fisher_sums
 from fczoo.testing.method_under_test import record_run
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 from helpers_methods import CLOSE, batch
 
 

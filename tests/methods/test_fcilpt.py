@@ -10,7 +10,7 @@ from torch import Tensor
 from fczoo import Context, FczooError, create_method
 from fczoo.aggregators.averaging import uniform
 from fczoo.core.payload import Payload
-from fczoo.testing.world import small_method
+from fczoo.testing.toy_benchmark import small_method
 from helpers_methods import CLOSE, DIM
 
 

@@ -22,8 +22,8 @@ from fczoo.core.payload import Payload
 from fczoo.core.tree import select
 from fczoo.data.views import Augment
 from fczoo.federation.batches import LocalImages
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import Plan
-from fczoo.federation.engine import ClientEngine
 from fczoo.functional.exemplars import herding, warn_once
 from helpers_methods import CLOSE, DIM, batch
 from helpers_payload import server_context
@@ -82,7 +82,7 @@ def set_up_client(bench, method, task: Task) -> tuple[ClientEngine, LocalImages,
     client = bench.clients(task)[0]
     return (
         engine,
-        engine.side.images_of(client),
+        engine.runtime.images_of(client),
         method.begin_task({}, task, bench.backbone, torch.Generator().manual_seed(0)),
     )
 
@@ -135,7 +135,7 @@ def test_glfc_signals_new_task_once_or_warns(make_bench, tasks, caplog):
     method.before_training(
         bench.backbone, data, Context(tasks[0], 2, 3, state, memory)
     )  # the last round
-    assert "a client has not noticed task 1 by its entropy" in caplog.text
+    assert "a client did not detect task 1 by the entropy" in caplog.text
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 100])
@@ -177,7 +177,7 @@ def test_images_of_missed_task_become_exemplars(make_bench, tasks):
     for task in (tasks[0], tasks[2]):
         engine, _, state = set_up_client(bench, method, task)
         client = bench.clients(task)[0]
-        data = engine.side.images_of(client)
+        data = engine.runtime.images_of(client)
         memory = method.before_training(bench.backbone, data, Context(task, 0, 1, state, memory))
     exemplar_labels = bench.train.labels[memory["exemplar.index"]]
     assert exemplar_labels.unique().tolist() == list(range(5))

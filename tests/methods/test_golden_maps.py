@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fczoo import Context, Task, create_method
-from fczoo.baselines.proxies import imprint_proxies, nca, proxy_logits
+from fczoo.baselines._proxy_head import imprint_proxies, nca, proxy_logits
 from fczoo.functional.feature_maps import channel_distance, spatial_distance
 from helpers_golden import golden
 from helpers_methods import CLOSE, batch

@@ -15,8 +15,8 @@ from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload
 from fczoo.data.views import get_augment
 from fczoo.federation.batches import Client
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import Plan
-from fczoo.federation.engine import ClientEngine
 from fczoo.functional.lora import merged_pairs
 from helpers_golden import F64, F64L, Identity, error, golden
 

@@ -35,7 +35,7 @@ from fczoo.baselines._lander_synthesis import (
 )
 from fczoo.core.tree import select, strip_prefix
 from fczoo.testing.method_under_test import record_run
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 from helpers_golden import F32, compare, golden
 from helpers_payload import server_context
 
@@ -148,8 +148,8 @@ def test_three_rounds_of_synthesis() -> None:
             synthesis.generator[f"input.{part}"] = torch.stack(drawn)
         labels = g[f"in.targets_r{number}"]
         targets = labels, g["in.label_embedding"][labels], torch.tensor(radius)
-        rival = student if number == 2 else None
-        images = synthesis_round(synthesis, options, teacher, rival, targets, [], 8, None)
+        adversary = student if number == 2 else None
+        images = synthesis_round(synthesis, options, teacher, adversary, targets, [], 8, None)
         compare("lander_synthesis_nobn, after Adam", images, g[f"out.kept_r{number}"], STEPS)
         for name in ("mean", "std"):
             compare(
@@ -244,11 +244,11 @@ def test_invalid_anchors_are_rejected(tmp_path: Path) -> None:
         method = create_method("lander", anchor_file=str(tmp_path / file))
         with pytest.raises(FczooError, match=r"lander\.anchor_file names .*row per class"):
             method.start_anchors(Task(0, 0, 2, 2, 1), 4, torch.Generator())
-    with pytest.raises(FczooError, match="3 rows and none for class 3"):
+    with pytest.raises(FczooError, match="3 rows, but none for class 3"):
         order_anchors(torch.zeros(3, 2), (0, 3), "lander.anchor_file")
-    with pytest.raises(FczooError, match="etf of 8 classes needs"):
+    with pytest.raises(FczooError, match="etf needs at least 8 entries per anchor"):
         draw_anchors("etf", 8, 7, torch.Generator(), "lander.anchors")
-    with pytest.raises(FczooError, match="no image is kept"):
+    with pytest.raises(FczooError, match="no synthetic image is kept"):
         create_method("lander", warmup=9, synthesis_rounds=8)
 
 

@@ -12,11 +12,11 @@ from fczoo import FczooError, Settings
 from fczoo.core.tree import select
 from fczoo.data.client_index import ClientIndex
 from fczoo.federation.evaluate import accuracy_row, evaluate
-from fczoo.federation.result import consistent
+from fczoo.federation.result import check_result
 from fczoo.models.storage import save_model
 from fczoo.runner.configs import ExecutionConfig, make_sweep
 from fczoo.runner.sweep import run_sweep
-from fczoo.testing.world import TASKS, TEST, small_method, toy_bench
+from fczoo.testing.toy_benchmark import TASKS, TEST, small_method, toy_bench
 
 
 def bench_of_two_clients():
@@ -64,7 +64,7 @@ def test_client_resumes_from_own_model(watch):
         assert all(torch.equal(model[name], upload[name]) for name in model)
     assert not first.memories and ours.result.bytes_up == ours.result.bytes_down == 0
     assert not any(payload.tensors for call in ours.rounds for payload in call.payloads)
-    assert consistent(ours.result) is ours.result
+    assert check_result(ours.result) is ours.result
     assert ours.result.metrics["client_mean"] == pytest.approx(np.mean(ours.result.client_accuracy))
 
 
@@ -73,7 +73,7 @@ def test_head_starts_at_class_means_of_client(watch):
     call, bench = run.rounds[0], run.bench
     client = call.clients[0]
     memory = run.method.before_training(
-        bench.backbone, call.engine.side.images_of(client), call.ctx
+        bench.backbone, call.engine.runtime.images_of(client), call.ctx
     )
     labels, features = bench.train.labels[client.index], bench.train.query(client.index)
     for c in range(3):
@@ -81,7 +81,7 @@ def test_head_starts_at_class_means_of_client(watch):
         expected = F.normalize(rows.mean(0), dim=0) if len(rows) else torch.zeros(32).double()
         torch.testing.assert_close(memory["head.weight"][c], expected)
     again = replace(call.ctx, memory={**memory, "head.weight": memory["head.weight"] + 1})
-    kept = run.method.before_training(bench.backbone, call.engine.side.images_of(client), again)
+    kept = run.method.before_training(bench.backbone, call.engine.runtime.images_of(client), again)
     assert torch.equal(kept["head.weight"], again.memory["head.weight"])
 
 
@@ -109,14 +109,14 @@ def test_personal_models_start_from_client_models():
     ],
 )
 def test_upload_settings_are_rejected(settings):
-    with pytest.raises(FczooError, match="clients of local send nothing; leave one of the two out"):
+    with pytest.raises(FczooError, match="clients of local send none; leave out one of the two"):
         toy_bench(**settings).check(small_method("local"))
 
 
 def test_diagnostics_are_rejected_before_any_run_starts(tmp_path):
     settings = Settings.for_dataset("digits", train_per_class=8, test_per_class=1)
     sweep = make_sweep(Path(), settings, ["fedncm", "local"], [0], {})
-    with pytest.raises(FczooError, match=r"--diagnostics is about uploads .* local has neither"):
+    with pytest.raises(FczooError, match=r"--diagnostics needs uploads .* local has neither"):
         run_sweep(sweep, tmp_path / "run", ExecutionConfig(diagnostics=True))
     assert not list(tmp_path.rglob("result.json"))
 
@@ -125,7 +125,7 @@ def test_global_model_access_is_rejected(tmp_path):
     run = toy_bench(rounds=1, epochs=1).start(small_method("local", tune="head"))
     next(iter(run))
     assert not select(run.state, "client") and len(run.own_models) == 3
-    with pytest.raises(FczooError, match="local has models of clients, but no global model"):
+    with pytest.raises(FczooError, match="local trains a model per client and has no global model"):
         save_model(tmp_path, run)
-    with pytest.raises(FczooError, match=r"give one of run\.own_models to its features"):
+    with pytest.raises(FczooError, match=r"call method\.features with one of run\.own_models"):
         run.features()

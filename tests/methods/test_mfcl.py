@@ -22,7 +22,7 @@ from fczoo.baselines._mfcl_generator import (
 )
 from fczoo.core.tree import strip_prefix
 from fczoo.testing.method_under_test import record_run
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 from helpers_golden import F32, compare, golden
 
 LAYERS = {

@@ -18,7 +18,7 @@ from fczoo import Benchmark, Method, Tree
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
 from fczoo.testing.method_under_test import Call, MethodUnderTest, Record, record_run
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 
 TWO_ROUNDS = {"rounds": 2}
 TWO_STEPS = {"rounds": 2, "epochs": 2}

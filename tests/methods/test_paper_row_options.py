@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from fczoo.core.tree import select
 from fczoo.testing.method_under_test import record_run
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 
 
 def watch_small_run(name, **options):

@@ -11,7 +11,7 @@ from fczoo.aggregators.averaging import fedavg
 from fczoo.core.backbone import Backbone
 from fczoo.core.payload import Payload
 from fczoo.core.tree import select
-from fczoo.testing.world import small_method
+from fczoo.testing.toy_benchmark import small_method
 from helpers_methods import DIM
 from helpers_payload import server_context
 

@@ -15,7 +15,7 @@ from fczoo.baselines._target_synthesis import (
 from fczoo.core.tree import select
 from fczoo.functional.losses import distillation
 from fczoo.testing.method_under_test import record_run
-from fczoo.testing.world import small_method, toy_backbone, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_backbone, toy_bench
 from helpers_golden import golden
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -183,7 +183,7 @@ def test_synthetic_labels_are_seen_classes(monkeypatch, exclude, labels) -> None
     method = small_method("target", exclude_last_label=exclude)
     class_counts = []
 
-    def record_classes(making, teacher, student, start, classes, size, rng):
+    def record_classes(config, teacher, student, start, classes, size, rng):
         class_counts.append(classes)
         return torch.zeros(1)
 

@@ -21,7 +21,7 @@ from fczoo.core.tree import select
 from fczoo.core.types import whole_batch
 from fczoo.functional.gaussians import moment_sums
 from fczoo.testing.method_under_test import record_run
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 from helpers_golden import F32, compare, golden
 from helpers_payload import server_context
 

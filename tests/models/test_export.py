@@ -31,9 +31,13 @@ def test_timm_loads_merged_weights(method, models, tmp_path):
     network = eval(code, {"timm": timm})
     assert_same_logits(network.eval(), model)
     with safe_open(path, "pt") as file:
-        facts = file.metadata()
-    assert json.loads(facts["classes"]) == list("0123456789")
-    assert facts["method"] == method and json.loads(facts["mean"]) == [0.5, 0.5, 0.5]
+        export_metadata = file.metadata()
+    assert json.loads(export_metadata["classes"]) == list("0123456789")
+    assert export_metadata["method"] == method and json.loads(export_metadata["mean"]) == [
+        0.5,
+        0.5,
+        0.5,
+    ]
 
 
 @pytest.mark.parametrize("settings", [{"pool": "mean"}, {"image_size": 48}, {"precision": "bf16"}])
@@ -56,7 +60,9 @@ def test_timm_rejects_cls_mean_pooling(tmp_path):
     run = bench.start("fedridge")
     run.run()
     model = fczoo.load_model(fczoo.save_model(tmp_path, run))
-    with pytest.raises(FczooError, match=r"timm has no vit_nano_32 that pools by cls\+mean"):
+    with pytest.raises(
+        FczooError, match=r"timm has no architecture like vit_nano_32 with pool cls\+mean"
+    ):
         export_model(model, "timm", tmp_path / "out.safetensors")
 
 
@@ -75,7 +81,7 @@ def test_timm_never_predicts_class_without_images(models, tmp_path):
         ("hgp", "trained prefixes"),
         ("fppl", "trained prompts between"),
         ("l2p", "outputs of prompts"),
-        ("dytox", "tokens inside the backbone"),
+        ("dytox", "tokens of inner blocks"),
         ("fedncm", "distances to class means"),
         ("pilora", "distances to class means"),
         ("lucir", "not linear in the features"),
@@ -120,7 +126,7 @@ def test_eva_rejects_trained_key_bias():
     state = timm_family("eva02_tiny_patch14_224").state_dict()
     weights = common_names(state)
     weights["blocks.1.attn.qkv.bias"] = weights["blocks.1.attn.qkv.bias"] + 1
-    with pytest.raises(FczooError, match=r"blocks.1 has trained one"):
+    with pytest.raises(FczooError, match=r"blocks.1 has a trained bias of the keys"):
         timm_names(weights, state)
 
 

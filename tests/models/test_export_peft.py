@@ -57,8 +57,8 @@ def test_peft_loads_adapter(method, models, tmp_path):
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        ("fedavg", "it changes the weights of the backbone themselves"),
-        ("lorm", "it changes the weights of the backbone themselves"),
+        ("fedavg", "it trains weights of the backbone itself"),
+        ("lorm", "it trains weights of the backbone itself"),
         ("fedridge", "it has no LoRA pairs"),
         ("pilora", "distances to class means"),
         ("hgp", "trained prefixes"),

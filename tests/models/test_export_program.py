@@ -24,10 +24,13 @@ def test_torch_program_gives_model_logits(method, models, tmp_path):
     path = tmp_path / "out.pt2"
     network = eval(export_model(model, "torch", path), {"torch": torch})
     assert_same_logits(network, model)
-    facts = {"classes": "", "mean": "", "image_size": ""}
-    torch.export.load(path, extra_files=facts)
-    assert json.loads(facts["classes"]) == list("0123456789")
-    assert json.loads(facts["mean"]) == [0.5, 0.5, 0.5] and facts["image_size"] == "32"
+    export_metadata = {"classes": "", "mean": "", "image_size": ""}
+    torch.export.load(path, extra_files=export_metadata)
+    assert json.loads(export_metadata["classes"]) == list("0123456789")
+    assert (
+        json.loads(export_metadata["mean"]) == [0.5, 0.5, 0.5]
+        and export_metadata["image_size"] == "32"
+    )
 
 
 @NO_ONNX
@@ -43,8 +46,8 @@ def test_onnx_program_gives_model_logits(method, models, tmp_path):
         return torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
     assert_same_logits(network, model)
-    facts = session.get_modelmeta().custom_metadata_map
-    assert json.loads(facts["classes"]) == list("0123456789")
+    export_metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(export_metadata["classes"]) == list("0123456789")
 
 
 def test_unsupported_onnx_operator_is_reported(models, tmp_path):

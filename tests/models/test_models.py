@@ -45,7 +45,7 @@ def folder(run: FederatedRun, tmp_path: Path) -> Path:
 
 def test_model_accuracy_matches_last_evaluation(run, folder):
     model = fczoo.load_model(folder)
-    store = run.world.test
+    store = run.scenario.test
     logits = torch.cat(
         [model(store.view(part)) for part in torch.arange(len(store.labels)).split(64)]
     )
@@ -61,7 +61,7 @@ def test_model_uses_pooling_of_run(pool, tmp_path):
     run = finished_run("fedncm", pool=pool)
     model = fczoo.load_model(fczoo.save_model(tmp_path, run))
     assert f"vit_nano_32, pool {pool}, SHA-256" in (tmp_path / "README.md").read_text("utf-8")
-    images = run.world.test.view(torch.arange(3))
+    images = run.scenario.test.view(torch.arange(3))
     assert model.backbone.config == run.backbone.config
     assert torch.equal(model.features(images), run.backbone(images))
 
@@ -69,7 +69,7 @@ def test_model_uses_pooling_of_run(pool, tmp_path):
 @pytest.mark.parametrize("test_crop", [1.0, 0.875])
 def test_transform_gives_evaluation_pixels(test_crop):
     run = finished_run("fedncm", test_crop=test_crop)
-    store = run.world.test
+    store = run.scenario.test
     config = run.backbone.config
     transform = EvaluationTransform(32, config.image_size, store.test_crop, config.mean, config.std)
     images = [Image.fromarray(pixels) for pixels in run.stream.test.pixels[:5]]
@@ -103,7 +103,7 @@ def test_model_resizes_images_as_run(tmp_path, monkeypatch):
         model = fczoo.load_model(folder)
         files = [tmp_path / "data/test" / name for name in ("0/2.png", "1/2.png")]
         with Image.open(files[1]) as image:
-            assert torch.equal(model.transform(image), run.world.test.view(torch.arange(2))[1])
+            assert torch.equal(model.transform(image), run.scenario.test.view(torch.arange(2))[1])
         answers = [prediction.classes[0] for prediction in predict_files(model, files, 1)]
         pixels, labels = labelled_images(model, None, tmp_path / "data")
         scores[resize] = evaluate(model, pixels, labels).accuracy
@@ -160,7 +160,7 @@ def test_class_without_images_is_never_predicted(run, folder):
     content["sha256"] = content_sha256(content)
     path.write_text(json.dumps(content))
     model = fczoo.load_model(folder)
-    logits = model(run.world.test.view(torch.arange(6)))
+    logits = model(run.scenario.test.view(torch.arange(6)))
     assert logits.argmax(1).tolist() == [9] * 6
     assert logits[:, :9].isinf().all()
 
@@ -228,7 +228,7 @@ def test_changed_or_broken_description_is_rejected(folder):
     assert "is not a valid model description" in load_error(folder)
     path.write_text(text)
     change_description(folder, has_images=[True])
-    assert "10 classes do not go with 1" in load_error(folder)
+    assert "the numbers of classes differ: 10 in classes, 1" in load_error(folder)
 
 
 def test_newer_format_is_rejected(folder):
@@ -238,7 +238,7 @@ def test_newer_format_is_rejected(folder):
 
 def test_different_backbone_is_rejected(run, folder):
     change_description(folder, backbone={**run.result.backbone, "sha256": "00"})
-    assert "give the same weights with backbone NAME:FILE" in load_error(folder)
+    assert "give the weights of the run with backbone NAME:FILE" in load_error(folder)
 
 
 def test_missing_method_is_rejected(folder):
@@ -251,15 +251,16 @@ def test_unknown_option_error_names_file(folder):
     assert re.search(r"model/model\.json: hgp has no option 'nosuch'", load_error(folder))
 
 
-def test_backbone_file_is_located_by_hash(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "file"), [("", "nano.safetensors"), ("vit_nano_32:", "nano")])
+def test_backbone_file_is_located_by_hash(tmp_path, monkeypatch, name, file):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
-    weights = tmp_path / "elsewhere" / "nano.safetensors"
+    weights = tmp_path / "elsewhere" / file
     weights.parent.mkdir()
     weights.write_bytes((files("fczoo") / "assets" / "vit_nano_32.safetensors").read_bytes())
-    run = finished_run("fedncm", backbone=str(weights))
+    run = finished_run("fedncm", backbone=f"{name}{weights}")
     folder = fczoo.save_model(tmp_path / "model", run)
     assert str(tmp_path) not in (folder / "model.json").read_text()
     assert fczoo.load_model(folder).classes
     weights_note(run.backbone.sha256).unlink()
-    assert "no weight file at" in load_error(folder)
-    assert fczoo.load_model(folder, backbone=str(weights)).classes
+    assert "no weight file" in load_error(folder)
+    assert fczoo.load_model(folder, backbone=f"{name}{weights}").classes

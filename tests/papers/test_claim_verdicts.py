@@ -226,4 +226,4 @@ def test_byte_claim_compares_uploaded_bytes(tmp_path, sizes, verdict):
         path.write_text(json.dumps({**json.loads(path.read_text()), "bytes_up": 2_000_000 * size}))
     ((ours, text),) = get_claim("fppl-codap-bytes").verdicts(read_experiments([tmp_path]))
     assert ours == verdict
-    assert text.startswith(f"{sum(sizes) / 2:.3f} and 2.000 MB up with each of 2 seeds; digits")
+    assert text.startswith(f"{sum(sizes) / 2:.3f} and 2.000 MB up, mean over 2 seeds; digits")

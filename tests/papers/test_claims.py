@@ -14,9 +14,9 @@ from fczoo.cli.app import main
 from fczoo.cli.arguments import parse_changes
 from fczoo.cli.bench import bench
 from fczoo.federation.settings import Settings
-from fczoo.papers.claim_test import has_options, regime
 from fczoo.papers.claims import PlainClaim, PrintedClaim, claims, get_claim
-from fczoo.papers.claims_across import AcrossClaim
+from fczoo.papers.claims_between_settings import TwoSettingClaim
+from fczoo.papers.pair_claims import has_options, regime
 from fczoo.papers.reproduce import get_card
 from fczoo.papers.variants import readings
 from fczoo.reports.runs import read_experiments, read_runs
@@ -32,30 +32,36 @@ def claims_output(*arguments: str, code: int = 0) -> str:
 
 def test_claims_file_has_only_known_keys() -> None:
     text = (files("fczoo.assets") / "claims.toml").read_text(encoding="utf-8")
-    kinds = ("printed", PrintedClaim), ("across", AcrossClaim), ("plain", PlainClaim)
+    kinds = ("printed", PrintedClaim), ("across", TwoSettingClaim), ("plain", PlainClaim)
     for kind, cls in kinds:
         for claim in tomllib.loads(text)[kind]:
             assert claim.keys() <= {field.name for field in fields(cls)}, claim["name"]
 
 
-ALL = sum(claim.runnable for claim in claims().values())
+ALL = sum(claim.is_runnable for claim in claims().values())
 PRINTED_CLAIMS = {
     name: claim for name, claim in claims().items() if isinstance(claim, PrintedClaim)
 }
 
 
-@pytest.mark.parametrize("name", [name for name, claim in PRINTED_CLAIMS.items() if claim.runnable])
+@pytest.mark.parametrize(
+    "name", [name for name, claim in PRINTED_CLAIMS.items() if claim.is_runnable]
+)
 def test_claim_agrees_with_printed_numbers(name):
     claim = PRINTED_CLAIMS[name]
     assert claim.gain > 0, "the row that is called better is not printed as better"
     rows_with_runs = [number for number in claim.numbers if not claim.source.row(number).why]
-    commands = [command for command in claim.at_scale if command.startswith("  fczoo reproduce ")]
+    commands = [
+        command for command in claim.full_scale_commands if command.startswith("  fczoo reproduce ")
+    ]
     assert len(commands) >= len(rows_with_runs), "one of its rows has no card"
     ours, theirs = claim.sides
     assert (ours.method, ours.options) != (theirs.method, theirs.options)
 
 
-@pytest.mark.parametrize("name", [name for name, claim in PRINTED_CLAIMS.items() if claim.runnable])
+@pytest.mark.parametrize(
+    "name", [name for name, claim in PRINTED_CLAIMS.items() if claim.is_runnable]
+)
 def test_claim_side_matches_runs_of_its_readings(name, tmp_path):
     claim = PRINTED_CLAIMS[name]
     for number, side in zip(claim.numbers, claim.sides, strict=True):
@@ -78,12 +84,12 @@ def test_claim_side_matches_runs_of_its_readings(name, tmp_path):
     [
         name
         for name, claim in claims().items()
-        if claim.runnable and not isinstance(claim, AcrossClaim)
+        if claim.is_runnable and not isinstance(claim, TwoSettingClaim)
     ],
 )
 def test_paper_scale_commands_run_claim_sides(name):
     claim = get_claim(name)
-    title, *commands = claim.at_scale
+    title, *commands = claim.full_scale_commands
     assert title.startswith("At the ") and title.endswith(":")
     for side, command in zip(claim.sides, commands, strict=True):
         program, verb, *words = command.split()
@@ -98,12 +104,12 @@ def test_paper_scale_commands_run_claim_sides(name):
         fields = asdict(create_method(side.method, settings.dataset, **options))
         assert any(
             has_options(fields, side_options)
-            for side_options in (side.options, {**side.options, **side.printed})
+            for side_options in (side.options, {**side.options, **side.printed_options})
         )
 
 
 def test_printed_claims_cover_all_papers():
-    assert sum(claim.runnable for claim in PRINTED_CLAIMS.values()) >= 40
+    assert sum(claim.is_runnable for claim in PRINTED_CLAIMS.values()) >= 40
     assert {claim.paper for claim in PRINTED_CLAIMS.values()} == {"pilora", "hgp", "fcilpt", "fppl"}
 
 
@@ -114,7 +120,7 @@ def test_plain_claim_compares_two_methods(name, tmp_path):
     empty = "--results", str(tmp_path)
     claim = get_claim(name)
     assert isinstance(claim, PlainClaim)
-    assert claim.runnable
+    assert claim.is_runnable
     assert claim.by
     methods = [create_method(side.method, **side.options) for side in claim.sides]
     assert methods[0] != methods[1]
@@ -147,7 +153,7 @@ def test_claims_command_lists_and_explains(tmp_path):
     assert "fczoo reproduce pilora/cifar100/dirichlet:0.5" in page
     assert page.rstrip().endswith("not run here")
     assert "no claim is called 'nope'" in claims_output("nope", code=1)
-    assert "leave the rest out" in claims_output(
+    assert "--run CLAIM cannot be combined with NAME or --paper" in claims_output(
         "pilora-reweight", "--run", "pilora-reweight", code=1
     )
 
@@ -163,10 +169,13 @@ def test_claims_command_filters_papers_and_rejects_unused_options(tmp_path):
         (["hgp-l2p", "--paper", "hgp"], "leave it or hgp-l2p out"),
         (
             ["--results", str(tmp_path / "nowhere")],
-            f"nothing is at --results {tmp_path / 'nowhere'}",
+            f"--results {tmp_path / 'nowhere'} does not exist",
         ),
-        (["hgp-l2p", "--results", str(tmp_path / "nowhere")], "nothing is at --results"),
-        (["hgp-l2p", "--seeds", "0-4"], "--seeds and --jobs are about --run"),
+        (
+            ["hgp-l2p", "--results", str(tmp_path / "nowhere")],
+            "nowhere does not exist; give a folder",
+        ),
+        (["hgp-l2p", "--seeds", "0-4"], "--seeds and --jobs need --run"),
     ]:
         text = claims_output(*wrong, code=1)
         assert says in text and text.count("\n") == 1
@@ -218,7 +227,7 @@ def test_claim_with_mixed_verdicts_is_counted_separately(tmp_path):
     ],
 )
 def test_small_run_uses_partition_like_paper(name, split):
-    assert get_claim(name).small == split
+    assert get_claim(name).digits_partition == split
 
 
 def test_run_option_runs_both_sides(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Printed costs: counts computed by hand, and their agreement with the printed values."""
 
 from fczoo.papers.costs import CostComparison
-from fczoo.papers.tables import get_paper
+from fczoo.papers.printed_numbers import get_paper
 from helpers_papers import output_of
 
 
@@ -32,5 +32,5 @@ def test_count_agrees_if_it_rounds_to_printed_value():
     per_task = 10 * (768 + 768 * 768)
     assert (
         CostComparison(number, 85_952_456, 0, per_task).agreement
-        == "yes, with what is sent per task"
+        == "yes, with the uploads once per task"
     )

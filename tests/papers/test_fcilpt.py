@@ -1,7 +1,7 @@
 """FCILPT's protocol against the paper."""
 
 from fczoo.core.registry import METHODS
-from fczoo.papers.tables import get_paper
+from fczoo.papers.printed_numbers import get_paper
 from fczoo.protocols.registry import PROTOCOLS
 
 

@@ -43,7 +43,7 @@ def test_sweep_changes_one_value_at_a_time(monkeypatch, tmp_path):
     shared = [{cell[name] for cell in cells} for name in ("clients", "participation", "partition")]
     assert shared == [{"1"}, {"1"}, {"iid"}]
     message = output_of("reproduce", "fcilpt/fig8", "--reading", "print", code=1)
-    assert "--reading does not go with a figure; leave it or fcilpt/Fig8 out" in message
+    assert "--reading does not apply to a figure; leave it or fcilpt/Fig8 out" in message
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,10 @@ def test_inversion_figure_inverts_uploads_of_each_method(monkeypatch, tmp_path):
     sent = {"hgp": ["feature", "prototype", "update"], "fedncm": ["feature", "prototype"]}
     assert rows == [[name, target] for name, targets in sent.items() for target in targets]
     message = output_of("reproduce", "hgp/AppD", "--cells", "*/ewcc", code=1)
-    assert "--cells */ewcc fits no cell of hgp/AppD: hgp/cifar100/dirichlet:0.5/ewc" in message
+    assert (
+        "--cells */ewcc matches no cell of hgp/AppD; known: hgp/cifar100/dirichlet:0.5/ewc"
+        in message
+    )
 
 
 def grey_images(_, like: torch.Tensor, number: int, steps: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ import pytest
 from fczoo import create_method
 from fczoo.core.metrics import METRICS
 from fczoo.core.registry import DATASETS, METHODS
-from fczoo.papers.tables import get_paper, papers, papers_left_out
+from fczoo.papers.printed_numbers import get_paper, papers, papers_without_table
 from fczoo.papers.variants import readings
 from helpers_papers import B16, output_of, write_archive
 from helpers_results import QUICK, RESULTS
@@ -59,7 +59,7 @@ def test_printed_number_has_its_table_position(
     (number,) = [
         n
         for n in get_paper(key).numbers
-        if (n.table, n.dataset, n.spec, n.method, n.metric_here) == position
+        if (n.table, n.dataset, n.spec, n.method, n.our_metric) == position
     ]
     assert (number.value, number.std) == (value, std)
 
@@ -69,7 +69,7 @@ def test_paper_tables_name_existing_parts():
     methods, datasets = METHODS.names(), DATASETS.names()
     for paper in papers().values():
         assert set(paper.caveats) - {""} <= {n.table for n in paper.numbers}
-        metrics = {n.metric_here for n in paper.numbers if n.classes is None}
+        metrics = {n.our_metric for n in paper.numbers if n.classes is None}
         assert metrics - {None} <= set(METRICS)
         assert set(paper.methods) == {n.method for n in paper.numbers}
         words = {n.partition for n in paper.numbers} | {n.dataset for n in paper.numbers}
@@ -82,7 +82,7 @@ def test_paper_tables_name_existing_parts():
 
 def test_missing_option_lists_only_missing_systems():
     page = output_of("papers", "--missing")
-    absent, beyond = page.split("Rows that no run can follow:")
+    absent, beyond = page.split("Rows that fczoo cannot run:")
     methods = METHODS.names()
     for paper in papers().values():
         for number in paper.numbers:
@@ -93,9 +93,9 @@ def test_missing_option_lists_only_missing_systems():
     assert not names & set(METHODS.names())
     assert "ResNet-18" in beyond
     assert "COMM" in beyond
-    left_out = page.split("Papers without a table here:")[1]
-    assert {"lander", "mfcl", "affcl", "fedcbdr", "uopp", "powder"} <= papers_left_out().keys()
-    for name, paper in papers_left_out().items():
+    left_out = page.split("Papers whose tables fczoo does not have:")[1]
+    assert {"lander", "mfcl", "affcl", "fedcbdr", "uopp", "powder"} <= papers_without_table().keys()
+    for name, paper in papers_without_table().items():
         assert name in methods
         assert f" {name} " in f" {' '.join(left_out.split())} "
         assert paper.citation.split(",")[0] in left_out
@@ -137,10 +137,7 @@ def test_compare_lists_setting_differences_of_suite_run(tmp_path):
         "seeds 1 (paper: 3)",
     ):
         assert excerpt in page
-    assert (
-        "Without a row in HGP's tables of this data set: fedncm." in page
-        and "16-bit precision" in page
-    )
+    assert "Not in HGP's tables of this data set: fedncm." in page and "16-bit precision" in page
 
 
 def test_compare_rejects_paper_without_matching_numbers(make_run, tmp_path):
@@ -154,7 +151,7 @@ def test_fcilpt_average_is_mean_over_tasks():
     """Read FCILPT's A_t as a mean over tasks and PILoRA's Avg as the share of all images."""
     for name, metric in (("fcilpt", "Abar"), ("pilora", "Avg")):
         number = next(n for n in get_paper(name).numbers if n.metric == "Avg")
-        assert number.metric_here == metric
+        assert number.our_metric == metric
 
 
 def test_printed_rows_use_head_init_of_released_code() -> None:
@@ -205,7 +202,7 @@ def test_compare_lists_common_differences_once(tmp_path):
     (common_line,) = [line for line in page.splitlines() if line.startswith("All rows differ")]
     assert "rounds 2 (paper: 30)" in common_line
     assert "pilora.distance rms (paper: squared)" in common_line
-    assert "where the paper leaves it open: " in common_line
+    assert "values that the paper does not state: " in common_line
     assert "precision bf16" in common_line
     assert page.count("rounds 2 (paper: 30)") == 1 and page.count("precision bf16") == 1
     assert "- against w/o l_ort (T3, beta=0.5): pilora.head_tune true (paper: false)" in page
@@ -232,7 +229,7 @@ def test_table_and_row_options_ignore_case(tmp_path, row):
         (["--table", "T3", "--row", "nothing"], "no row is called 'nothing'; known: w/o prototype"),
         (
             ["--row", "EWC+FL"],
-            "have no number for the methods and data sets of these runs; they are of ewc",
+            "have no number for the methods and data sets of these runs; they cover ewc",
         ),
     ],
 )
@@ -250,7 +247,7 @@ def test_every_printed_row_has_reading_or_is_not_implemented():
         for number in paper.numbers:
             if paper.row(number).why:
                 absent.add((paper.key, number.method))
-            elif number.metric_here:
+            elif number.our_metric:
                 assert readings(paper, number)
     resnets = {("fcilpt", n.method) for n in get_paper("fcilpt").numbers if "ResNet-18" in n.method}
     assert len(resnets) == 10

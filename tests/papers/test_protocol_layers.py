@@ -11,7 +11,7 @@ from fczoo.core.options import spaces
 from fczoo.core.registry import DATASETS, METHODS
 from fczoo.data.stream import make_tasks
 from fczoo.protocols.registry import PROTOCOLS
-from fczoo.protocols.source import ByBeta
+from fczoo.protocols.stated_values import ValuesByBeta
 from fczoo.reports.archive import read_archive
 from fczoo.reports.run_config import configure_run
 from helpers_results import QUICK
@@ -98,7 +98,7 @@ def test_method_options_are_layered() -> None:
 
 
 def test_missing_beta_column_uses_first_and_warns(caplog) -> None:
-    columns = ByBeta({1.0: 3, 0.5: 4})
+    columns = ValuesByBeta({1.0: 3, 0.5: 4})
     assert [columns.at(b) for b in (1.0, 0.5, 0.2, None)] == [3, 4, 3, 3]
     assert [columns.covers(b) for b in (1.0, 0.5, 0.2, None)] == [
         True,
@@ -106,11 +106,11 @@ def test_missing_beta_column_uses_first_and_warns(caplog) -> None:
         False,
         False,
     ]
-    assert ByBeta({1.0: 3, 0.5: 3}).covers(None)
+    assert ValuesByBeta({1.0: 3, 0.5: 3}).covers(None)
     with caplog.at_level(logging.WARNING, logger="fczoo"):
         assert PROTOCOLS.get("hgp").options("hgp", "eurosat", 0.3)["lr"] == 1e-3
         assert (
-            "states hgp.lr as 0.001 | 0.0003 | 0.0001 at beta 1.0 | 0.5 | 0.2; the first is used"
+            "states hgp.lr as 0.001 | 0.0003 | 0.0001 at beta 1.0 | 0.5 | 0.2; this run uses the first value"
             in caplog.text
         )
         caplog.clear()

@@ -3,9 +3,9 @@
 import pytest
 
 from fczoo.core.files import through_json
-from fczoo.papers.compare import comparisons, spread
+from fczoo.papers.compare import comparisons, describe_deviations
+from fczoo.papers.printed_numbers import get_paper
 from fczoo.papers.reproduce import cards, get_card
-from fczoo.papers.tables import get_paper
 from fczoo.papers.variants import differences, open_differences
 from fczoo.reports.runs import read_experiments
 from helpers_papers import B16, CARD, output_of, paper_options, paper_settings
@@ -188,11 +188,11 @@ def test_run_of_each_card_reading_has_no_differences(run, paper):
 
 def test_spread_note_explains_standard_deviation(run):
     fppl = "fppl/cub200/dirichlet:0.5"
-    note = spread(run(fppl), get_paper("fppl"))
+    note = describe_deviations(run(fppl), get_paper("fppl"))
     assert "population standard deviation (squares divided by 3)" in note
     assert (
-        "Ours: ± is the sample standard deviation over seeds of training and partition and class "
-        "order" in note
+        "Ours: ± is the sample standard deviation over seeds, which vary training and partition and "
+        "class order" in note
     )
     assert find_differences(run(fppl, vary=["training"]), fppl) == [
         "vary training (paper: training,partition,class-order)"
@@ -208,15 +208,17 @@ def test_compare_names_reading_and_differences(make_run, tmp_path):
     make_run(tmp_path / "print", runs, paper_options(), B16, **paper_settings())
     make_run(tmp_path / "code", runs, paper_options(1), B16, **paper_settings(1))
     page = output_of("compare", str(tmp_path / "print"), "--paper", "hgp")
-    assert "yes, with the print" in page
-    assert "Nothing that is printed differs" not in page
+    assert "yes, with the paper's settings" in page
+    assert "No row differs from" not in page
     (experiment,) = read_experiments([tmp_path / "print"])
     (comparison,) = [
         c
         for c in comparisons(experiment, experiment.lines[0], get_paper("hgp"))
         if c.number.table == "T1"
     ]
-    assert comparison.matching_reading == "the print" and comparison.from_print == ()
+    assert (
+        comparison.matching_reading == "the paper's settings" and comparison.print_differences == ()
+    )
     page = output_of("compare", str(tmp_path / "code"), "--paper", "hgp")
     assert "yes, with the released code (fed-mammoth)" in page
     assert "hgp.prefix_len 100 (paper: 200)" in page

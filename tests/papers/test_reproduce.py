@@ -12,8 +12,8 @@ from fczoo.core.registry import DATASETS as REGISTERED
 from fczoo.core.registry import METHODS
 from fczoo.data.dataset import ImageData, Images
 from fczoo.papers.compare import compare_numbers
+from fczoo.papers.printed_numbers import PrintedMethod, get_paper, papers
 from fczoo.papers.reproduce import cards, get_card, status, tolerance, verdict
-from fczoo.papers.tables import PrintedMethod, get_paper, papers
 from fczoo.reports.runs import read_experiments
 from helpers_papers import B16, CARD, output_of, paper_options, paper_settings, write_archive
 from helpers_results import QUICK, RESULTS
@@ -38,7 +38,7 @@ def test_card_prints_exact_command():
     assert "did you mean hgp/cifar100/dirichlet:0.05" in output_of(
         "reproduce", "hgp/cifar100/dirichlet:0.06", code=1
     )
-    assert "no code of FCILPT runs it" in output_of(
+    assert "no released code of FCILPT has this row" in output_of(
         "reproduce", "fcilpt/cifar100/overlap:0.6", "--reading", "released", "--dry-run", code=1
     )
 
@@ -94,7 +94,7 @@ def test_every_implemented_accuracy_has_card():
     for paper in papers().values():
         for n in paper.numbers:
             row = paper.row(n)
-            if row.method in methods and not row.why and n.metric_here:
+            if row.method in methods and not row.why and n.our_metric:
                 assert row.dataset in values[n.paper, n.metric, n.value], n
 
 
@@ -116,19 +116,19 @@ def test_registered_method_adds_card(monkeypatch):
         (
             (90.1, 90.15, 90.2),
             {},
-            "reproduced with the print within 0.0 points (FAA)",
+            "reproduced with the paper's settings within 0.0 points (FAA)",
         ),  # printed 90.16 +- 0.24
         (
             (88.5, 88.55, 88.6),
             {},
-            "not reproduced with the print: FAA 88.5 ± 0.0, paper 90.2 ± 0.2, allowed ±1.0",
+            "not reproduced with the paper's settings: FAA 88.5 ± 0.0, paper 90.2 ± 0.2, allowed ±1.0",
         ),
         # the standard deviation 1 of the run allows 2 sqrt(1 + 0.24^2)
-        ((88.5, 89.5, 87.5), {}, "reproduced with the print within 1.7 points"),
+        ((88.5, 89.5, 87.5), {}, "reproduced with the paper's settings within 1.7 points"),
         (
             (90.0, 90.0, 90.0),
             {"rounds": 1},
-            "not reproduced: differs from the print in rounds 1 (paper: 5); differs from the "
+            "not reproduced: differs from the paper's settings in rounds 1 (paper: 5); differs from the "
             "released code",
         ),
     ],
@@ -164,7 +164,7 @@ def test_verdict_names_released_code(make_run, tmp_path):
     (experiment,) = read_experiments([folder])
     text = verdict(card, experiment, experiment.lines[0])
     assert text.startswith("reproduced with the released code (fed-mammoth) within ")
-    assert "differs from the print in" in text and "hgp.clip 1 (paper: none)" in text
+    assert "differs from the paper's settings in" in text and "hgp.clip 1 (paper: none)" in text
 
 
 def test_list_reports_only_stored_results(tmp_path):
@@ -204,18 +204,18 @@ def test_list_ignores_unfinished_run(make_run, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (["--dry-run"], "--dry-run and --reading are about one card"),
-        (["--reading", "released"], "--dry-run and --reading are about one card"),
+        (["--dry-run"], "--dry-run and --reading need CARD"),
+        (["--reading", "released"], "--dry-run and --reading need CARD"),
         (
             [CARD, "--results", "."],
-            f"--results does not go with one card; leave it or {CARD} out",
+            f"--results does not apply to one card; leave it or {CARD} out",
         ),
         (
             [CARD, "--partition", "iid,dirichlet:0.5"],
-            "is one setting, and --partition names several",
+            "is one setting, but --partition names several",
         ),
-        ([CARD, "--dataset", "cifar100,digits"], "is one setting, and --dataset names several"),
-        ([CARD, "--config", "cells.toml"], "is one setting, and cells.toml has cells"),
+        ([CARD, "--dataset", "cifar100,digits"], "is one setting, but --dataset names several"),
+        ([CARD, "--config", "cells.toml"], "is one setting, but cells.toml has cells"),
         ([CARD, "--methods", "l2p,ewc"], f"--methods lacks hgp, the method of {CARD}"),
     ],
 )
@@ -235,7 +235,7 @@ def test_card_judges_only_its_method(monkeypatch, make_run, tmp_path):
         "reproduce", CARD, "--methods", "ewc,hgp", "--out", str(tmp_path / "run")
     ).splitlines()
     assert len(lines) == 3
-    assert lines[-1].startswith(f"{CARD}: reproduced with the print")
+    assert lines[-1].startswith(f"{CARD}: reproduced with the paper's settings")
 
 
 def test_card_run_ends_with_verdict(monkeypatch, tmp_path):
@@ -246,7 +246,7 @@ def test_card_run_ends_with_verdict(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
     parts = [
         Images(rng.integers(0, 255, (100 * n, 8, 8, 3), np.uint8), np.repeat(np.arange(100), n))
-        for n in (8, 1)
+        for n in (3, 1)
     ]
     monkeypatch.setattr(
         REGISTERED.get("cifar100"),
@@ -280,7 +280,7 @@ def test_card_run_ends_with_verdict(monkeypatch, tmp_path):
     ]
     out = output_of("reproduce", "hgp/cifar100/dirichlet:0.5", *cut)
     last = out.splitlines()[-1]
-    start = "hgp/cifar100/dirichlet:0.5: not reproduced: differs from the print in "
+    start = "hgp/cifar100/dirichlet:0.5: not reproduced: differs from the paper's settings in "
     assert last.startswith(f"{start}backbone vit_nano_32 (paper: {B16})")
     for words in (
         "clients 2 (paper: 10)",
@@ -316,9 +316,12 @@ def test_table_writes_settings_file_with_cells(monkeypatch, tmp_path):
     assert {cell["clients"] for cell in content["cells"]} == {"100"}
     assert content["cells"][0]["name"] == "hgp-cifar100-dirichlet_0.05-100-clients-10-drawn"
     for wrong, message in (
-        (["--cells", "*quantity*"], "--cells *quantity* fits no cell of hgp/AppE: hgp/cifar100/"),
+        (
+            ["--cells", "*quantity*"],
+            "--cells *quantity* matches no cell of hgp/AppE; known: hgp/cifar100/",
+        ),
         (["--row", "ewc"], "no row is called 'ewc'; known: HGP"),
-        (["--table", "T1"], "--table does not go with one card; leave it or hgp/AppE out"),
+        (["--table", "T1"], "--table does not apply to one card; leave it or hgp/AppE out"),
     ):
         assert message in output_of("reproduce", "hgp/AppE", *wrong, code=1)
 
@@ -335,6 +338,6 @@ def test_list_filters_tables_and_rows(tmp_path):
     assert "no table is called 'T9'; known: T1, T2" in wrong and wrong.count("\n") == 1
     text = output_of("reproduce", "fcilpt/cifar100/overlap:0.6/glfc[resnet-18]", code=1)
     assert "no card is called" in text
-    assert "--table does not go with one card" in output_of(
+    assert "--table does not apply to one card" in output_of(
         "reproduce", CARD, "--table", "T1", code=1
     )

@@ -48,7 +48,7 @@ def test_dirichlet_min_size(
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
     if caplog.records:
         assert len(caplog.records) == 1
-        assert f"below {smallest} images in 3 draws" in caplog.messages[0]
+        assert f"fewer than {smallest} images in each of 3 draws" in caplog.messages[0]
 
 
 def test_dirichlet_warns_only_of_repair(caplog) -> None:
@@ -140,13 +140,13 @@ class CountedDraws:
     """Count the draws of a Dirichlet partitioner."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.number, once = 0, Dirichlet._once
+        self.number, once = 0, Dirichlet._draw_owners
 
         def draw_and_count(*args: object) -> list[np.ndarray]:
             self.number += 1
             return once(*args)
 
-        monkeypatch.setattr(Dirichlet, "_once", draw_and_count)
+        monkeypatch.setattr(Dirichlet, "_draw_owners", draw_and_count)
 
 
 def test_dirichlet_terminates_with_many_clients(monkeypatch: pytest.MonkeyPatch, caplog) -> None:

@@ -11,7 +11,7 @@ from fczoo import FczooError
 from fczoo.core.registry import PARTITIONERS
 from fczoo.core.seeds import numpy_stream
 from fczoo.data.partition import make_partition
-from fczoo.partitioners.size import whole_sizes
+from fczoo.partitioners.size import round_sizes
 from helpers_partition import labels_of, seeds, some, split, table, toy_stream
 
 
@@ -46,7 +46,7 @@ def test_sizes_follow_power_law(spec: str, images: int, sizes: list[int]) -> Non
 
 
 def test_whole_sizes_keep_exact_shares() -> None:
-    assert whole_sizes(np.array([0.29, 0.71]), 100, 1).tolist() == [29, 71]
+    assert round_sizes(np.array([0.29, 0.71]), 100, 1).tolist() == [29, 71]
 
 
 @some
@@ -139,9 +139,9 @@ def test_fewer_clients_than_groups_get_several_groups() -> None:
 @pytest.mark.parametrize(
     ("spec", "clients", "complaint"),
     [
-        ("domains", 2, "domains gives each of 3 domains a client, not 2 clients; raise --clients"),
+        ("domains", 2, "3 domains need at least as many clients, not 2; raise --clients"),
         ("domains", 6, "domain 2 has 1 images for 2 clients; lower --clients"),
-        ("natural", 4, "3 groups have images; give --clients 3 or fewer, not 4"),
+        ("natural", 4, "3 groups have images, too few for 4 clients; lower --clients to 3"),
     ],
 )
 def test_invalid_numbers_of_clients_are_rejected(spec: str, clients: int, complaint: str) -> None:

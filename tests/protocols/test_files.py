@@ -7,12 +7,12 @@ import pytest
 
 import fczoo
 from fczoo.backbones.names import BUNDLED_NAME
-from fczoo.backbones.weights import pretraining_sets
+from fczoo.backbones.pretraining_overlap import pretraining_sets
 from fczoo.core.errors import FczooError
 from fczoo.protocols import registry
 from fczoo.protocols.reader import read_source
 from fczoo.protocols.registry import PROTOCOLS, RELEASES, SourceRegistry
-from fczoo.protocols.source import ByBeta, ByTasks, SharedOut, Source
+from fczoo.protocols.stated_values import EvenShare, Source, ValuesByBeta, ValuesByTasks
 
 MINIMAL = """
 about = "A toy."
@@ -56,13 +56,13 @@ rows = [{ methods = ["fedavg"], options = ["lr", "lr_backbone"], values = [1e-2,
     digits = source.settings_on("digits")
     assert (digits["mean"].value, digits["std"].value) == (None, (0.5, 0.5))
     assert (digits["tasks"].printed, digits["std"].printed, digits["mean"].open) == (5, ..., False)
-    assert digits["rounds"].value == SharedOut(30, 1) and digits["rounds"].open
+    assert digits["rounds"].value == EvenShare(30, 1) and digits["rounds"].open
     assert [digits["rounds"].value_for(n) for n in (4, 10, 50)] == [7, 3, 1]
-    assert digits["epochs"].value == ByTasks({5: 20, 10: 10})
+    assert digits["epochs"].value == ValuesByTasks({5: 20, 10: 10})
     assert [digits["epochs"].value_for(n) for n in (2, 5, 6, 20)] == [20, 20, 10, 10]
     assert "rounds" not in source.settings_on("cifar100")
     assert source.options("ewc", "cifar100", None) == {"lr": 0.1, "head_lr": 0.1}
-    assert source.hyperparameters("fedavg", "cifar100")["lr"].value == ByBeta(
+    assert source.hyperparameters("fedavg", "cifar100")["lr"].value == ValuesByBeta(
         {1.0: 1e-3, 0.5: 1e-4}
     )
     assert source.options("fedavg", "cifar100", 0.5)["lr_backbone"] == 1e-4
@@ -102,7 +102,7 @@ rows = [{ methods = ["fedavg"], options = ["lr", "lr_backbone"], values = [1e-2,
         ),
         (
             "[[settings]]\nsource = ''\nmethods = ['ewc']\nvalues = {}\n",
-            "settings[0]: settings are of no method",
+            "settings[0]: settings have no methods",
         ),
         (
             "[[options]]\nsource = ''\nshares_classes_with = 'a'\nmethods = ['ewc']\nvalues = {}\n",
@@ -116,8 +116,27 @@ rows = [{ methods = ["fedavg"], options = ["lr", "lr_backbone"], values = [1e-2,
         (
             "[[tables]]\nsource = ''\ndatasets = ['cifar100']\n"
             "rows = [{ methods = ['ewc'], options = ['lr'], values = [[1, 2, 3]] }]\n",
-            "tables[0].rows[0].values: 3 values for the 2 splits of cifar100",
+            "tables[0].rows[0].values: 3 values for the 2 partitions of cifar100",
         ),
+        (
+            "[[options]]\nsource = ''\nmethods = ['ewc']\nvalues = { lr = { total = 3 } }\n",
+            "options[0].values.lr: a table must be { none = true } or { same_as = OPTION } or "
+            "{ setting = NAME }",
+        ),
+        (
+            "[[settings]]\nsource = ''\nvalues = { rounds = { setting = 'epochs' } }\n",
+            "settings[0].values.rounds: a table must be { none = true } or { total = N, least = N }",
+        ),
+        (
+            "[[tables]]\nsource = ''\ndatasets = ['digits']\n"
+            "rows = [{ methods = ['ewc'], options = ['lr'], values = [{ none = true }] }]\n",
+            "tables[0].rows[0].values: give values, or lists with one value per partition",
+        ),
+        (
+            "[search]\nsource = ''\nsettings = { rounds = 2 }\nmethods = {}\n",
+            "search.settings: give the dataset of the search",
+        ),
+        ("protocol = 'quick'\n", "protocol: only a release names the protocol of its paper"),
         ("[[copies]]\nsection = 'settings'\n", "copies[0]: the file names no protocol"),
     ],
 )
@@ -149,7 +168,7 @@ def test_plugin_provides_protocol_file(
         for name, module in (("toys", "fczoo_toys.parts"), ("single", "fczoo_single"))
     ]
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr(registry, "plugin_entries", lambda: entries)
     protocols = SourceRegistry("protocol")
     assert set(protocols.names()) == {*PROTOCOLS.names("fczoo."), "toy"}
     assert "toy" not in protocols.names("fczoo.")
@@ -191,7 +210,7 @@ def test_duplicate_protocol_name_is_rejected(
     (folder / "hgp.toml").write_text(MINIMAL)
     monkeypatch.syspath_prepend(tmp_path)
     entry = EntryPoint("twice", "fczoo_twice", "fczoo.plugins")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(registry, "plugin_entries", lambda: [entry])
     with pytest.raises(FczooError, match=r"'hgp' is defined twice, in fczoo\.assets"):
         SourceRegistry("protocol").names()
 

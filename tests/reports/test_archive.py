@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from fczoo.cli.app import main
 from fczoo.core.files import content_sha256, write_json
-from fczoo.reports.archive import FOLDER_COLUMNS, REPEATED, read_archive, write_archive
-from fczoo.reports.formats import report
+from fczoo.reports.archive import FOLDER_COLUMNS, REFERENCE, read_archive, write_archive
 from fczoo.reports.run_folder import Runs
 from fczoo.reports.runs import read_experiments, read_runs
+from fczoo.reports.table_formats import report
 from helpers_results import RESULTS
 
 FORMATS = ("text", "markdown", "latex", "csv", "json")
@@ -102,8 +102,8 @@ def test_archive_tables_equal_folder_tables(style, folders, tmp_path):
 
 @pytest.mark.parametrize("style", FORMATS)
 def test_every_format_lists_attack_and_privacy(style, folders):
-    text = report([folders / "d"], style).replace("\\\\", "\\")
-    assert "attack sign-flip:5 by 0.2 of the clients" in text
+    text = report([folders / "d"], style).replace("\\%", "%")
+    assert "attack sign-flip:5 by 20 % of the clients" in text
     assert "clipped to norm 0.1" in text
     assert "local training fedprox:0.1" in text
     assert "attack" not in report([folders / "a"], style)
@@ -155,8 +155,8 @@ def test_other_csv_is_rejected_with_hint(tmp_path):
     (tmp_path / "own.csv").write_text("method,accuracy\nhgp,60\n")
     result = CliRunner().invoke(main, ["report", str(tmp_path / "own.csv")])
     assert result.exit_code == 1
-    assert "own.csv is not an archive of runs: it has no column format" in result.stderr
-    assert "`fczoo report FOLDER --archive FILE` makes one" in result.stderr
+    assert "own.csv is not an archive of runs: it has no column 'format'" in result.stderr
+    assert "create one from run folders with `fczoo report FOLDER --archive FILE`" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -170,7 +170,7 @@ def test_long_cell_is_written_once_per_column(folders, tmp_path):
         cells = [row[column] for row in rows]
         once = [cell for cell in cells if len(cell) > 20]
         assert column == "remark" or len(once) == len(set(once)), column
-        targets = [int(cell.split()[2]) for cell in cells if REPEATED.fullmatch(cell)]
+        targets = [int(cell.split()[2]) for cell in cells if REFERENCE.fullmatch(cell)]
         assert all(len(rows[target - 2][column]) > 20 for target in targets)
 
 
@@ -187,7 +187,7 @@ def test_reference_without_earlier_row_is_rejected(target, folders, tmp_path):
     change_row(archive, 1, command=f"as row {target}")
     result = CliRunner().invoke(main, ["report", str(archive)])
     assert result.exit_code == 1
-    assert f"line 3: command is 'as row {target}', not an earlier row" in result.stderr
+    assert f"line 3: command is 'as row {target}', which is not an earlier row" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -197,7 +197,7 @@ def test_old_archive_format_is_read(folders, tmp_path):
     rows = list(csv.DictReader(archive.open(newline="")))
     for row in rows:
         full = {
-            column: rows[int(cell.split()[2]) - 2][column] if REPEATED.fullmatch(cell) else cell
+            column: rows[int(cell.split()[2]) - 2][column] if REFERENCE.fullmatch(cell) else cell
             for column, cell in row.items()
         }
         row.update(full, format="fczoo-archive-1")

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 
 from fczoo import FczooError, Settings
-from fczoo.backbones.weights import (
+from fczoo.backbones.pretraining_overlap import (
     CLASSES,
     TITLES,
     contamination,
@@ -18,13 +18,13 @@ from fczoo.backbones.weights import (
 )
 from fczoo.cli.app import main
 from fczoo.core.registry import DATASETS
-from fczoo.federation.benchmark import need_weights
+from fczoo.federation.benchmark import require_weights
 from helpers_runs import write_run
 
 TI = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
-NANO = "vit_nano_32 learned from Tiny-ImageNet"
+NANO = "vit_nano_32 was pre-trained on Tiny-ImageNet, with labels of"
 MILD = "weights saw images of {} in pre-training, as in the papers"
-STRONG = f"backbone trained with labels of these classes: {NANO}"
+STRONG = f"{NANO} these classes"
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ STRONG = f"backbone trained with labels of these classes: {NANO}"
         (
             "miniimagenet",
             "vit_nano_32",
-            f"backbone trained with labels of some of these classes: {NANO}",
+            f"{NANO} some of these classes",
         ),
         (
             "cifar100",
             "vit_nano_32",
-            f"backbone trained with labels of classes like some of these: {NANO}",
+            f"{NANO} classes like some of these",
         ),
         ("digits", "vit_nano_32", ""),
         ("cub200", "vit_nano_32", ""),
@@ -82,6 +82,8 @@ def test_note_depends_on_dataset_and_backbone(dataset: str, backbone: str, note:
         ),
         ("mine.pth", "b" * 64, ""),
         ("vit_nano_32:mine.pth", "b" * 64, ""),  # names only the architecture, not the weights
+        ("vit_nano_32:mine", "b" * 64, ""),  # as stored by a run that read it from a folder
+        (f"{TI}:mine", "b" * 64, TI),
         (f"{TI}.safetensors", "b" * 64, TI),
         (f"{TI}:mine.pth", "b" * 64, TI),
         ("vit_tiny_patch16_224", "b" * 64, TI),
@@ -122,17 +124,15 @@ def test_quick_keeps_bundled_backbone_on_other_datasets() -> None:
 def test_quick_rejects_missing_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(FczooError) as caught:
-        need_weights(Settings.for_dataset("tinyimagenet", protocol="quick"))
+        require_weights(Settings.for_dataset("tinyimagenet", protocol="quick"))
     assert str(caught.value) == (
-        f"protocol quick takes {TI} on tinyimagenet (fczoo: the bundled vit_nano_32 was trained "
-        "with labels "
-        f"of these classes); the weights {TI} are not on this machine; --backbone "
-        "vit_tiny_patch16_224 "
-        "downloads them (23 MB), --backbone FILE reads a copy"
+        f"protocol quick uses {TI} on tinyimagenet (fczoo: the bundled vit_nano_32 was trained "
+        f"with labels of these classes); the weights {TI} are not on this machine; --backbone "
+        "vit_tiny_patch16_224 downloads them (23 MB), or give a copy as --backbone FILE"
     )
     for backbone in ("vit_nano_32", "vit_tiny_patch16_224", str(tmp_path / "weights.safetensors")):
-        need_weights(Settings.for_dataset("tinyimagenet", protocol="quick", backbone=backbone))
-    need_weights(
+        require_weights(Settings.for_dataset("tinyimagenet", protocol="quick", backbone=backbone))
+    require_weights(
         Settings.for_dataset("cifar100", protocol="hgp")
     )  # the user asked for its backbone
 
@@ -147,7 +147,7 @@ def test_quick_checks_weights_before_loading_data(
         main, ["bench", "--methods", "fedncm", *words, "--out", str(tmp_path / "out")]
     )
     assert result.exit_code == 1 and result.stdout == ""
-    assert result.stderr.startswith(f"Error: protocol quick takes {TI} on tinyimagenet (")
+    assert result.stderr.startswith(f"Error: protocol quick uses {TI} on tinyimagenet (")
     assert result.stderr.count("\n") == 1 and "decoding" not in result.stderr
     assert not (tmp_path / "out").exists()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fczoo.reports.drawing import draw
-from fczoo.reports.figure import Curves, Points
+from fczoo.reports.figure_data import Curves, Points
 
 pytest.importorskip("matplotlib")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fczoo.board.benchmark import heading
+from fczoo.board.benchmark_page import heading
 from fczoo.reports.runs import read_experiments
 from helpers_runs import tune
 

@@ -102,11 +102,11 @@ def test_partition_is_plotted(small_partition, kind):
 def test_plot_needs_matplotlib(small_partition, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert small_partition._repr_png_() is None
-    with pytest.raises(fczoo.FczooError, match=r"needs matplotlib; run pip install"):
+    with pytest.raises(fczoo.FczooError, match=r"figures need matplotlib; run pip install"):
         small_partition.plot()
 
 
-ADVICE = "must be a list of whole numbers or words, one per image"
+ADVICE = "must be a list of whole numbers or strings, one per image"
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ ADVICE = "must be a list of whole numbers or words, one per image"
         ("abc", {}, f"labels is 'abc'; labels {ADVICE}"),
         (None, {}, f"labels is None; labels {ADVICE}"),
         ([[0, 1], [1, 0]], {}, f"labels has shape [2, 2]; labels {ADVICE}"),
-        ([[0, 1], [1]], {}, f"labels is not an array of one axis; labels {ADVICE}"),
+        ([[0, 1], [1]], {}, f"labels cannot be converted to an array; labels {ADVICE}"),
         ([0, float("nan")], {}, f"labels contains 0.0; labels {ADVICE}"),
         (np.array(["a", None]), {}, f"labels contains None; labels {ADVICE}"),
         (["a", 1], {}, f"labels contains 1; labels {ADVICE}"),
         ([True, False], {}, f"labels contains True; labels {ADVICE}"),
-        ([0, 1], {}, "labels has 2 images for 3 clients; lower clients"),
+        ([0, 1], {}, "labels has 2 images, fewer than 3 clients; lower clients"),
         (LABELS, {"clients": 0}, "clients is 0; it must be a whole number from 1 up"),
         (LABELS, {"clients": 2.5}, "clients is 2.5; it must be a whole number from 1 up"),
         (LABELS, {"seed": -1}, f"seed is -1; it must be a whole number from 0 to {2**63 - 1}"),
@@ -132,8 +132,12 @@ ADVICE = "must be a list of whole numbers or words, one per image"
             "no partitioner is called 'dirichlt'; did you mean dirichlet, dirichlet-size?",
         ),
         (LABELS, {"spec": "dirichlet:0"}, "dirichlet.beta is 0.0; it must be at least 1e-06"),
-        (LABELS, {"spec": "natural"}, "natural needs the group of each image; give groups="),
-        (LABELS, {"groups": [0]}, "groups has 1 entry and labels has 5; give one per image"),
+        (
+            LABELS,
+            {"spec": "natural"},
+            "natural needs the group of each image; give them as groups=",
+        ),
+        (LABELS, {"groups": [0]}, "groups has 1 entry and labels has 5; give one group per image"),
         (LABELS, {"spec": "file:none.json"}, "no partition file at none.json"),
     ],
 )
@@ -155,8 +159,8 @@ def test_saved_partition_of_other_labels_is_rejected(small_partition, tmp_path):
 def test_invalid_file_or_plot_kind_is_rejected(small_partition, tmp_path):
     for name, message in {
         "split.pkl": "is not a JSON file; give a name such as split.json",
-        "none/split.json": "has no folder .*none; give a file in a folder that exists",
-        "folder.json": "is a folder; give a file in a folder that exists",
+        "none/split.json": "no folder .*none; create it first",
+        "folder.json": "is a folder; give a file",
     }.items():
         (tmp_path / "folder.json").mkdir(exist_ok=True)
         with pytest.raises(fczoo.FczooError, match=message):

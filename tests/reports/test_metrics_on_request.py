@@ -97,8 +97,11 @@ def test_archive_keeps_metrics(tmp_path: Path) -> None:
         (("--metrics", "topp5"), "no metric is called 'topp5'; did you mean top5"),
         (("--metrics", "top5", "--html", "x.html"), "--metrics is for printed tables only"),
         (("--metrics", ","), "--metrics names no metric; give one or more"),
-        (("--metrics", "rounds@150"), "'rounds@150' is not a metric; an accuracy from 0 to 100"),
-        (("--metrics", "MB@x"), "'MB@x' is not a metric; an accuracy from 0 to 100"),
+        (
+            ("--metrics", "rounds@150"),
+            "'rounds@150' is not a metric; give an accuracy from 0 to 100",
+        ),
+        (("--metrics", "MB@x"), "'MB@x' is not a metric; give an accuracy from 0 to 100"),
     ],
 )
 def test_invalid_metrics_are_rejected(

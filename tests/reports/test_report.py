@@ -19,9 +19,9 @@ from fczoo.core.errors import FczooError
 from fczoo.core.files import write_json
 from fczoo.reports.drawing import draw
 from fczoo.reports.figures import accuracy_curves, colour_order
-from fczoo.reports.formats import legend, report, to_latex, to_markdown, to_text
 from fczoo.reports.runs import read_experiments
-from fczoo.reports.significance import SeedValues, significant
+from fczoo.reports.significance import SeedValues, differ_significantly
+from fczoo.reports.table_formats import legend, report, to_latex, to_markdown, to_text
 from fczoo.reports.tables import ACCURACY, COLUMNS, Table, make_table, mark_entries
 
 THREE = {
@@ -97,16 +97,16 @@ def test_paired_test_matches_textbook():
     a, b = SeedValues({0: 70.0, 1: 72.0, 2: 75.0}), SeedValues({0: 69.0, 1: 70.0, 2: 74.5, 9: 0.0})
     d = np.array([1.0, 2.0, 0.5])
     p = 2 * stats.t.sf(d.mean() / (d.std(ddof=1) / 3**0.5), 2)
-    assert significant(a, b) is bool(p < 0.05)
-    assert significant(SeedValues({0: 1.0}), SeedValues({0: 2.0})) is None
-    assert significant(SeedValues({0: 1.0, 1: 2.0}), SeedValues({2: 1.0, 3: 1.0})) is None
+    assert differ_significantly(a, b) is bool(p < 0.05)
+    assert differ_significantly(SeedValues({0: 1.0}), SeedValues({0: 2.0})) is None
+    assert differ_significantly(SeedValues({0: 1.0, 1: 2.0}), SeedValues({2: 1.0, 3: 1.0})) is None
 
 
 def test_constant_difference_is_not_tested():
     """Do not test a difference that is the same for every seed."""
-    assert significant(SeedValues({0: 5.0, 1: 5.0}), SeedValues({0: 4.0, 1: 4.0})) is None
-    assert significant(SeedValues({0: 5.1, 1: 6.1}), SeedValues({0: 5.0, 1: 6.0})) is None
-    assert significant(SeedValues({0: 5.0, 1: 6.0}), SeedValues({0: 5.0, 1: 6.0})) is None
+    assert differ_significantly(SeedValues({0: 5.0, 1: 5.0}), SeedValues({0: 4.0, 1: 4.0})) is None
+    assert differ_significantly(SeedValues({0: 5.1, 1: 6.1}), SeedValues({0: 5.0, 1: 6.0})) is None
+    assert differ_significantly(SeedValues({0: 5.0, 1: 6.0}), SeedValues({0: 5.0, 1: 6.0})) is None
 
 
 def test_one_seed_is_not_tested_and_one_method_not_ranked(make_run, tmp_path):
@@ -114,7 +114,7 @@ def test_one_seed_is_not_tested_and_one_method_not_ranked(make_run, tmp_path):
         [make_run(tmp_path / "one", {m: {0: runs[0]} for m, runs in THREE.items()})], "text"
     )
     assert "*75.0" in text
-    assert "one seed: no difference is tested" in text
+    assert "one seed: differences are not tested" in text
     assert "~" not in text
     assert "±" not in text
     assert "*" not in report([make_run(tmp_path / "alone", {"one": THREE["one"]})], "text").replace(
@@ -196,7 +196,7 @@ def test_duplicate_run_counts_once_and_conflict_is_rejected(make_run, tmp_path):
     with pytest.raises(
         FczooError,
         match=(
-            r"one with seed 5 is in .*b/one/seed5 and, with other numbers, in .*c/one/seed5; "
+            r"one with seed 5 has different results in .*b/one/seed5 and .*c/one/seed5; "
             r"give one"
         ),
     ):
@@ -249,11 +249,11 @@ def change_fields(path: Path, **fields: object) -> None:
     [
         (lambda f: (f / "bench.json").unlink(), "no run folder at or below"),
         (lambda f: (f / "bench.json").write_text("{"), "not a valid run description"),
-        (lambda f: (f / "bench.json").write_text("[]"), "holds no JSON object"),
+        (lambda f: (f / "bench.json").write_text("[]"), "expected a JSON object"),
         (lambda f: (f / "bench.json").write_text("{}"), "Object missing required field `methods`"),
         (
             lambda f: change_fields(f / "bench.json", methods={"../one": {}}),
-            "methods: '../one' is not a name of a method",
+            "methods: '../one' is not the name of a method",
         ),
         (
             lambda f: change_fields(f / "bench.json", seeds=["0"]),
@@ -265,7 +265,7 @@ def change_fields(path: Path, **fields: object) -> None:
         ),
         (
             lambda f: change_fields(f / "one/seed0/result.json", accuracy=[[90.0], [70.0]]),
-            "do not go with",
+            "the lengths do not fit",
         ),
         (
             lambda f: change_fields(f / "one/seed0/result.json", metrics={"A_N": 99.0}),

@@ -5,7 +5,7 @@ from typing import Any
 
 from fczoo import Settings, create_method
 from fczoo.core.files import through_json
-from fczoo.reports.run_config import BY_USER, RunConfig, configure_run
+from fczoo.reports.run_config import USER_ORIGINS, RunConfig, configure_run
 
 SEARCH = {"methods": ["hgp"], "trials": 4}
 
@@ -28,7 +28,7 @@ def test_unchanged_value_is_not_attributed_to_user() -> None:
     config = configure()
     repeated = configure(**config.options)
     assert repeated.option_origins == config.option_origins
-    assert not repeated.changed_options(*BY_USER)
+    assert not repeated.changed_options(*USER_ORIGINS)
 
 
 def test_default_over_dataset_value_is_attributed_to_user() -> None:

@@ -75,9 +75,9 @@ def test_friedman_matches_hand_computation():
 @pytest.mark.parametrize(
     ("blocks", "says"),
     [
-        ([{"a": 1.0, "b": 2.0, "c": 3.0}] * 4, "seeds here: 4, methods in common: 3"),
-        ([{"a": 1.0, "b": 2.0}] * 9, "seeds here: 9, methods in common: 2"),
-        ([], "seeds here: 0, methods in common: 0"),
+        ([{"a": 1.0, "b": 2.0, "c": 3.0}] * 4, "seeds here: 4, shared methods: 3"),
+        ([{"a": 1.0, "b": 2.0}] * 9, "seeds here: 9, shared methods: 2"),
+        ([], "seeds here: 0, shared methods: 0"),
     ],
 )
 def test_too_few_blocks_or_methods_are_reported(blocks, says):
@@ -97,8 +97,8 @@ def test_comparison_uses_blocks_common_to_chosen_methods():
         {"a": 5.0, "d": 9.0},
         *[{"d": 9.0}] * 2,
     ]  # higher is better
-    names, having = choose_blocks(blocks)
-    assert (sorted(names), having) == (["a", "b", "c"], with_all)
+    names, complete_blocks = choose_blocks(blocks)
+    assert (sorted(names), complete_blocks) == (["a", "b", "c"], with_all)
     comparison = critical_difference(blocks)
     assert comparison
     assert comparison.ranks == {"c": 1.0, "b": pytest.approx(2.4), "a": pytest.approx(2.6)}

@@ -89,7 +89,7 @@ def test_submit_keeps_old_rows_and_rejects_duplicates(folder, archive, make_run)
     assert archive.read_bytes() == content
     assert len(others) == 4
     lines = again.stderr.splitlines()
-    assert len(lines) == 5 and lines[-1].startswith("Error: nothing of ")
+    assert len(lines) == 5 and lines[-1].startswith("Error: no run of ")
     assert (
         f"seed0 is in {archive} already, as mine/fedncm/seed0; submit a folder without it"
         in lines[0]
@@ -101,7 +101,7 @@ def test_duplicate_folder_name_is_rejected(folder, archive, make_run):
     result = run_submit(
         make_run(folder.parent / "x" / "mine", {"one": {0: 70.0}}, rounds=9), archive
     )
-    assert f"{archive} has other runs in a folder called mine; rename this one" in result.stderr
+    assert f"{archive} has other runs in a folder called mine; rename this folder" in result.stderr
 
 
 def test_duplicate_runs_in_one_folder_are_rejected(folder, archive):
@@ -115,7 +115,7 @@ def test_duplicate_runs_in_one_folder_are_rejected(folder, archive):
 def test_dry_run_writes_no_archive(folder, archive):
     result = run_submit(folder, archive, "--dry-run")
     assert result.exit_code == 0
-    assert result.output == f"4 runs may enter {archive}\n"
+    assert result.output == f"4 runs can be entered into {archive}\n"
     assert not archive.exists()
 
 
@@ -183,14 +183,14 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json", lambda c: c["versions"].update(code="0" * 64)
         ),
-        "fedncm/seed0: its result was made with other code than bench.json records",
+        "fedncm/seed0: the code hash of its result differs from that in bench.json",
     ),
     (
         "changed code",
         lambda f: change_and_seal(
             f / "bench.json", lambda c: c.update(changed_code=[{"when": "today", "modules": []}])
         ),
-        "code changed between its runs (today), and that was accepted",
+        "the code changed between its runs (today; --accept-changed-code)",
     ),
     (
         "no image hash",
@@ -202,15 +202,15 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json", lambda c: c["settings"].update(rounds=7)
         ),
-        "fedncm/seed0: settings rounds differs from the folder's description; take the files of "
-        "one bench",
+        "fedncm/seed0: files disagree on settings rounds; submit the unchanged files of one fczoo "
+        "bench command",
     ),
     (
         "different options",
         lambda f: change_and_seal(
             f / "fedridge" / "seed0" / "result.json", lambda c: c["options"].update(ridge=7.0)
         ),
-        "fedridge/seed0: options differs from the folder's description",
+        "fedridge/seed0: files disagree on options; submit",
     ),
     (
         "different tasks",
@@ -225,12 +225,12 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json", lambda c: c.update(bytes_up=0, metrics={})
         ),
-        "fedncm/seed0: bytes_up is 0, but its kinds of content are ",
+        "fedncm/seed0: bytes_up is 0, but the sizes in uploaded sum to ",
     ),
     (
         "fraction of an image",
         lambda f: change_and_seal(f / "fedncm" / "seed0" / "result.json", add_fraction_of_image),
-        "fedncm/seed0: an accuracy is not a whole number of its task's test images",
+        "fedncm/seed0: an accuracy does not match a whole number of test images",
     ),
 ]
 
@@ -261,7 +261,7 @@ def test_incomplete_search_record_is_rejected(folder, archive):
     result = run_submit(folder, archive)
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
     assert "bench.json is not a valid" in result.stderr
-    assert "tuned has no dataset, image_steps, tasks" in result.stderr
+    assert "tuned lacks dataset, image_steps, tasks" in result.stderr
 
 
 def test_images_other_than_archive_are_rejected(folder, archive):
@@ -271,7 +271,7 @@ def test_images_other_than_archive_are_rejected(folder, archive):
     second = folder.rename(folder.parent / "other")
     change_and_seal(second / "bench.json", lambda c: c.update(seeds=[0], data={"sha256": "5" * 64}))
     result = run_submit(second, archive)
-    message = f"its images (555555555555) are not those of mine in {archive}"
+    message = f"SHA-256 of images (555555555555) differs from that of mine in {archive}"
     assert result.exit_code == 1
     assert message in result.stderr
     assert "`fczoo data check digits`" in result.stderr
@@ -290,23 +290,23 @@ def test_test_image_count_must_match_published_count(folder, archive):
     partition = json.loads((folder / "partition.json").read_text())
     for path in folder.glob("*/*/result.json"):
         change_and_seal(path, set_cifar10)
-    assert "test images, but cifar10" not in run_submit(folder, archive).stderr
+    assert "test images per task, but cifar10" not in run_submit(folder, archive).stderr
     path = folder / "fedncm" / "seed0" / "result.json"
     change_and_seal(path, lambda c: c.update(test_counts=[16, 12, 11], **ONLY_ACCURACY))
     result = run_submit(folder, archive)
     assert (
-        "fedncm/seed0: 39 test images, but cifar10 gives 40 with these settings, task by task"
-        in result.stderr
+        "fedncm/seed0: [16, 12, 11] test images per task, but cifar10 has [16, 12, 12] with these "
+        "settings" in result.stderr
     )
     assert partition["dataset"] == "digits"
-    assert "data set of the partition differs" in result.stderr
+    assert "files disagree on data set of the partition" in result.stderr
 
 
 def test_archive_folder_is_rejected(folder, archive):
     assert run_submit(folder, archive).exit_code == 0
     result = run_submit(archive.parent, archive)
     assert result.exit_code == 1
-    assert "is in an archive; give the run folder" in result.stderr
+    assert "is not a run folder; give the folder that fczoo bench wrote" in result.stderr
 
 
 # --- rows of a suite
@@ -360,15 +360,15 @@ def test_submit_adds_runs_as_suite_rows(folder: Path, suite: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("epochs = 1", "epochs = 2", "its settings differ from those of suite means"),
+        ("epochs = 1", "epochs = 2", "its settings do not match suite means"),
         (
             'method = "fedncm"',
             'method = "fedncm"\nset = {distance = "cosine"}',
-            "its options differ",
+            "its options do not match suite means",
         ),
-        ("[bench]", "trials = 2\n[bench]", "its search differ"),
+        ("[bench]", "trials = 2\n[bench]", "its search does not match suite means"),
         ('"0-1"', '"0-2"', "fedncm: seed 2 of the suite is missing"),
-        ('"0-1"', '"1-2"', "its seed differs from those of suite means"),
+        ('"0-1"', '"1-2"', "its seed does not match suite means"),
     ],
 )
 def test_mismatched_suite_runs_are_rejected(

@@ -112,11 +112,11 @@ def test_few_curves_are_all_named():
 def test_wide_critical_difference_has_no_picture():
     """Three rows: 1.3 of at most 2 ranks still separates them, 1.4 does not."""
     ranks = CriticalDifference({"hgp": 1.0, "fedavg": 2.2, "ewc": 2.8}, 1.3, p=0.01, blocks=9)
-    assert "1.3 of at most 2 ranks" in rank_sentence(ranks)
+    assert "1.3 ranks (Nemenyi, 5 %); ranks differ by at most 2." in rank_sentence(ranks)
     assert "bars overlap" in rank_sentence(ranks)
     wide = replace(ranks, distance=1.4)
-    assert not wide.separates
-    assert "a picture would show nothing" in rank_sentence(wide)
+    assert not wide.is_informative
+    assert "there is no diagram" in rank_sentence(wide)
 
 
 def test_page_reports_significance(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_page_says_that_one_seed_is_not_tested(tmp_path: Path) -> None:
     suite = Suite("Which?", {}, rows, compare=[("fedavg", "hgp")])
     text = Page("which", suite, read_experiments([tmp_path])).text
     # A_N is the mean of the accuracy given and 80
-    sentence = "- HGP is 5.0 points above FedAvg; one seed, so it cannot be tested."
+    sentence = "- HGP is 5.0 points above FedAvg (not tested: one seed)."
     assert f"Differences of A_N:\n\n{sentence}" in text
     assert "p values" not in text
 

@@ -42,7 +42,7 @@ def test_table_has_row_per_value_and_marks_best(rates: Path) -> None:
     ]
     assert "\nbest A_N: 70.5 ± 0.7, with --set hgp.lr=0.01\n" in text
     assert text.startswith("HGP over hgp.lr\ndigits: 2 tasks") and "FedNCM" not in text
-    assert "fczoo tune chooses values" in text
+    assert "use fczoo tune, which does not use test images" in text
 
 
 def test_first_metric_selects_best_in_every_format(rates: Path) -> None:
@@ -154,7 +154,7 @@ def test_sweep_figures_are_written(rates: Path, make_run: MakeRun, tmp_path: Pat
     experiments = read_experiments([rates])
     assert make_sweep_plot(experiments, "HGP").x == "lr"
     message = output_of("plot", str(rates), "--kind", "sweep", "--out", str(plot), code=1)
-    assert "--kind sweep shows one sweep, and there are 2 (hgp.lr; clients)" in message
+    assert "--kind sweep draws one sweep, but there are 2 (hgp.lr; clients)" in message
     words = ("--kind", "sweep", "--method", "glfc", "--out", str(plot))
     message = output_of("plot", str(rates), *words, code=1)
     assert message == "Error: no sweep has method 'glfc'; choose --method from: hgp, fppl\n"
@@ -164,11 +164,11 @@ def test_runs_without_sweep_are_rejected(make_run: MakeRun, tmp_path: Path) -> N
     folder = make_run(tmp_path / "one", {"hgp": {0: 50.0}, "pilora": {0: 60.0}})
     message = output_of("report", str(folder), "--sweep", code=1)
     assert message == (
-        "Error: no method has runs with several values of an option or setting; fczoo bench "
-        "--sweep makes them\n"
+        "Error: no method has runs with several values of an option or setting; run them with "
+        "fczoo bench --sweep\n"
     )
     message = output_of("report", str(folder), "--sweep", "--columns", "data", code=1)
-    assert "leave out --columns, --html, --archive" in message
+    assert "--sweep cannot be combined with --columns, --html or --archive" in message
     message = output_of("report", str(folder), "--figures", "x", code=1)
     assert message == "Error: --figures needs --html FILE or --sweep; add one\n"
     assert not Path("x").exists()

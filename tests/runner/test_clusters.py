@@ -98,7 +98,7 @@ def test_cancelled_or_requeued_slurm_job_resumes(slurm, tmp_path, how):
     subprocess.run([*how, running_job(slurm, tmp_path / "run")], env=slurm, check=True)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
-    assert stderr.count("its process died; restarting it") == (how == ["scancel"])
+    assert stderr.count("its process died; restarting the run") == (how == ["scancel"])
     log = (tmp_path / "run" / "log.txt").read_text()
     assert log.count("task 2 of 2") == 1 and len(numbers(tmp_path / "run")) == 1
 
@@ -185,7 +185,7 @@ def test_missing_slurm_is_reported(tmp_path):
         start(tmp_path / "run", "fedncm", *TINY, "--executor", "slurm", env=env)
     )
     assert code == 1
-    assert "no Slurm answers here" in stderr
+    assert "Slurm does not answer on this machine" in stderr
     assert "Traceback" not in stderr
     assert not (tmp_path / "run").exists()
 
@@ -203,7 +203,7 @@ def test_ray_tasks_match_sequential_runs_after_restart(sequential_numbers, tmp_p
         time.sleep(0.05)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
-    assert has_killed and stderr.count("its process died; restarting it") == 1
+    assert has_killed and stderr.count("its process died; restarting the run") == 1
     assert numbers(tmp_path / "run") == sequential_numbers
 
 
@@ -233,7 +233,7 @@ def test_ray_address_of_other_service_is_rejected(tmp_path, monkeypatch):
     Ray itself would retry forever, so the test shortens the timeout.
     """
     pytest.importorskip("ray", reason="needs Ray")
-    monkeypatch.setattr("fczoo.runner.executors.ray.ANSWER", 3.0)
+    monkeypatch.setattr("fczoo.runner.executors.ray.CONNECT_TIMEOUT", 3.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as http_server:
         Thread(target=http_server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{http_server.server_port}"
@@ -243,14 +243,14 @@ def test_ray_address_of_other_service_is_rejected(tmp_path, monkeypatch):
         http_server.shutdown()
     (line,) = (line for line in outcome.stderr.splitlines() if line.startswith("Error"))
     assert outcome.exit_code == 1
-    assert f"no Ray cluster answers at {address}: the program there did not answer" in line
+    assert f"no Ray cluster answers at {address}: the process on this port did not answer" in line
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("given", "executor", "says"),
     [
-        (["threads=2"], "cores", "--cluster is given without --executor"),
+        (["threads=2"], "cores", "--cluster needs --executor slurm or ray"),
         (["threads"], "ray", "write KEY=VALUE"),
         (["threads=0"], "ray", "threads is '0'"),
         (["threads=x"], "slurm", "threads is 'x'"),

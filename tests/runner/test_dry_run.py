@@ -19,7 +19,7 @@ from fczoo.data.partition import make_partition
 from fczoo.data.stream import Stream, task_sizes
 from fczoo.runner.cost import first_round, measure
 from fczoo.runner.dry_run import image_steps
-from fczoo.runner.timing import duration_text, seconds_a_step, thread_counts
+from fczoo.runner.timing import duration_text, seconds_per_step, thread_counts
 
 
 def test_image_steps_match_hand_calculation() -> None:
@@ -73,7 +73,7 @@ def test_linear_head_flops_match_hand_calculation() -> None:
     """
     cost = first_round(create_method("fedavg", tune="head"), Settings())
     assert cost.flops == 2 * 2 * 128 * 10
-    assert 0 < cost.activations < 10_000
+    assert 0 < cost.activation_bytes < 10_000
 
 
 def test_full_training_costs_three_forward_passes() -> None:
@@ -84,7 +84,9 @@ def test_full_training_costs_three_forward_passes() -> None:
     """
     cost = first_round(create_method("fedavg", tune="full"), Settings())
     matrices = sum(
-        v.numel() for k, v in cost.trained.items() if k.startswith("full.blocks") and v.dim() == 2
+        v.numel()
+        for k, v in cost.trained_tensors.items()
+        if k.startswith("full.blocks") and v.dim() == 2
     )
     forward = 2 * matrices * 65
     assert 2.4 * forward < cost.flops < 3.3 * forward  # the last block processes only one row
@@ -152,8 +154,8 @@ def test_dry_run_reports_origin_of_values() -> None:
 
 
 def test_step_time_and_duration_text() -> None:
-    assert seconds_a_step(create_method("fedavg", tune="head"), Settings()) > 0
-    assert seconds_a_step(create_method("fedncm"), Settings()) == 0
+    assert seconds_per_step(create_method("fedavg", tune="head"), Settings()) > 0
+    assert seconds_per_step(create_method("fedncm"), Settings()) == 0
     assert [duration_text(s) for s in (0, 89, 90, 5399, 5400, 36_000)] == [
         "0 s",
         "89 s",
@@ -180,7 +182,7 @@ def test_step_time_on_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     If one step takes 4 s and then four take 3 s, a step takes at most 0.75 s.
     """
     patch_clock(monkeypatch, 4.5, 4.0, 3.0, 4.0, 3.0)
-    assert seconds_a_step(create_method("fedavg", tune="head"), Settings()) == 0.75
+    assert seconds_per_step(create_method("fedavg", tune="head"), Settings()) == 0.75
 
 
 def test_step_time_uses_one_thread_if_faster(
@@ -191,7 +193,7 @@ def test_step_time_uses_one_thread_if_faster(
     All threads: 2 s for one step, 5 s for four. One thread: 0.5 s and 0.8 s, so 0.1 s per step.
     """
     patch_clock(monkeypatch, 4.5, 2.0, 5.0, 0.5, 0.8)
-    assert seconds_a_step(create_method("fedavg", tune="head"), Settings()) == pytest.approx(0.1)
+    assert seconds_per_step(create_method("fedavg", tune="head"), Settings()) == pytest.approx(0.1)
 
 
 def test_thread_counts_yield_all_then_one() -> None:
@@ -253,8 +255,8 @@ def test_dry_run_reads_local_weight_file(tmp_path: Path, monkeypatch: pytest.Mon
             ["show", "protocol", "hgp", "--dataset", "cub"],
             "no data set is called 'cub'; did you mean cub200",
         ),
-        (["show", "protocol", "hgp", "fppl"], "write one name"),
-        (["show", "hgp", "fppl"], "write one name"),
+        (["show", "protocol", "hgp", "fppl"], "give NAME, or KIND NAME"),
+        (["show", "hgp", "fppl"], "give NAME, or KIND NAME"),
     ],
 )
 def test_invalid_arguments_are_rejected(
@@ -313,8 +315,8 @@ def test_dataset_with_unequal_tasks_is_measured() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DATASETS, "get", lambda name: Cars if name == "cars196" else original(name))
         measurement = measure(create_method("hgp", prefix_len=1), settings)
-    assert len(measurement.sent["round"]["gauss.label"]) == 20
-    assert measurement.trained["head.weight"].shape == (
+    assert len(measurement.first_task_uploads["round"]["gauss.label"]) == 20
+    assert measurement.trained_tensors["head.weight"].shape == (
         196,
         128,
     )

@@ -25,7 +25,8 @@ from helpers_warm import warm_python
 SMALL = ["--train-per-class", "8", "--test-per-class", "4", "--tasks", "3", "--clients", "5"]
 SKEW_SPEC = "dirichlet:0.001,min_size=4"  # each class goes to one client
 REPAIR_WARNING = (
-    "dirichlet:0.001 left a client below 4 images in 100 draws; the last draw was repaired"
+    "dirichlet:0.001 left a client with fewer than 4 images in each of 100 draws; images of the "
+    "largest clients were moved to such clients"
 )
 TASKS = " (3 times: task 1; task 2; task 3)"
 FULL = "glfc.memory=1 has no room for one image of each of the client's"
@@ -80,8 +81,8 @@ def test_short_schedule_warning_is_recorded(tmp_path: Path) -> None:
     words = [*TINY, "--clients", "5", "--batch-size", "32", "--partition", "iid"]
     run("bench", "--methods", "hgp", "--out", str(tmp_path / "run"), *words)
     (line,) = read_bench_file(tmp_path / "run").warnings
-    assert line.startswith("hgp has server_lr=0.001 for the schedule of data set digits")
-    assert "it may hardly learn" in line
+    assert line.startswith("hgp may learn little with server_lr=0.001, chosen for the ")
+    assert "schedule of data set digits" in line
     assert f" WARNING {line}\n" in (tmp_path / "run" / "log.txt").read_text()
 
 
@@ -92,7 +93,7 @@ def test_run_warnings_are_recorded_once(tmp_path: Path) -> None:
     assert first.exit_code == again.exit_code == 0, first.output + again.output
     lines = [line for line in read_bench_file(tmp_path / "run").warnings if "2 classes" in line]
     assert len(lines) == 1
-    assert lines[0].startswith(f"glfc: {FULL} 2 classes: none is kept (")
+    assert lines[0].startswith(f"glfc: {FULL} 2 classes: it stores no exemplars (")
     assert "seed 0, task 2, client 2; " in lines[0]
     assert f"warning: {lines[0]}" in again.stdout
     assert FULL in (tmp_path / "run" / "log.txt").read_text()

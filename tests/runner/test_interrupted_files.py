@@ -14,7 +14,7 @@ from fczoo.federation.benchmark import Benchmark
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_config import RunConfig
 from fczoo.runner.configs import make_sweep
-from fczoo.runner.run_control import only_process
+from fczoo.runner.run_control import lock_folder
 from fczoo.runner.sweep import run_sweep
 
 TIMES = ("sha256", "seconds", "peak MB", "peak_memory", "phases", "started")
@@ -139,7 +139,7 @@ def test_sweep_and_its_run_folder_exclude_each_other(tmp_path, monkeypatch):
     """Reject a second process in a folder, started as a sweep or as a single run."""
     monkeypatch.setattr(Benchmark, "open", lambda settings: pytest.fail("the run began"))
     runs = {**sweep("a"), **sweep("b", "fedncm")}
-    with only_process(tmp_path / "grid" / "b"):
+    with lock_folder(tmp_path / "grid" / "b"):
         with pytest.raises(FczooError, match=r"another process is running in .*/grid/b"):
             run_sweep(runs, tmp_path / "grid")
         assert not (tmp_path / "grid" / "a").exists()

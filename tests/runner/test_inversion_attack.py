@@ -68,7 +68,7 @@ def test_inversion_targets_uploaded_statistics(name, targets, make_bench, small_
     inversions = invert_uploads(bench, method, steps=2)
     assert [i.target for i in inversions] == targets
     for i in inversions:
-        assert len(i.images) == len(i.nearest) == len(i.classes) > 0
+        assert len(i.images) == len(i.nearest_images) == len(i.classes) > 0
         assert 0 < i.error < 1 and 0 < i.mean_image_error < 1 and i.distance > 0
     grid = inversion_grid("AppD", name, inversions)
     assert grid.rows[0] == "image" and len(grid.pixels) == len(grid.rows) == 2 * len(targets)
@@ -83,5 +83,6 @@ def test_exact_reconstruction_has_zero_error(make_bench, small_method, monkeypat
     monkeypatch.setattr(inversion_attack, "descend", lambda *_: originals)
     feature, prototype = invert_uploads(bench, method)
     assert feature.error == prototype.error == 0 < feature.mean_image_error
-    assert torch.equal(feature.nearest, originals) and torch.equal(prototype.nearest, originals)
+    assert torch.equal(feature.nearest_images, originals)
+    assert torch.equal(prototype.nearest_images, originals)
     assert feature.distance < 1e-6

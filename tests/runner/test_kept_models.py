@@ -134,7 +134,7 @@ def test_dry_run_estimates_state_size(tmp_path):
         config = fczoo.load_backbone("vit_nano_32").config
         first = first_round(method, settings)
         size = state_sizes(method, settings, 0, config)[-1]
-        assert size >= sum(value.numel() * 4 for value in first.trained.values())
+        assert size >= sum(value.numel() * 4 for value in first.trained_tensors.values())
 
 
 def test_dry_run_counts_statistics_per_class():
@@ -152,7 +152,7 @@ def test_local_method_stores_and_uploads_nothing():
     config = fczoo.load_backbone("vit_nano_32").config
     assert state_sizes(local, settings, 0, config) == [0, 0]
     cost = first_round(local, settings)
-    assert (cost.up, cost.received) == (0, {}) and cost.trained.keys() == {
+    assert (cost.upload_bytes, cost.broadcast) == (0, {}) and cost.trained_tensors.keys() == {
         "head.weight",
         "head.bias",
     }

@@ -103,7 +103,7 @@ def test_logger_failure_warns_late_and_aborts_at_start(
     monkeypatch.setattr(recording_logger, "broken", 0)
     result = CliRunner().invoke(main, [*BENCH, "--log", "math", "--out", str(tmp_path / "other")])
     assert result.exit_code == 1
-    assert result.stderr.endswith("Error: --log math cannot begin: no server\n")
+    assert result.stderr.endswith("Error: --log math cannot start: no server\n")
 
 
 def test_failed_run_closes_logger(recording_logger, tmp_path):
@@ -127,7 +127,7 @@ def test_missing_logger_package_is_reported(name, monkeypatch, tmp_path):
 
 def test_unknown_logger_is_rejected():
     with pytest.raises(
-        FczooError, match="no logger is called 'tensorbord'; did you mean tensorboard"
+        FczooError, match="no tracker is called 'tensorbord'; did you mean tensorboard"
     ):
         check_loggers(["tensorbord"])
 
@@ -297,7 +297,7 @@ def test_mlflow_gets_group_experiment_and_files(mlflow, monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "fczoo")
     result = CliRunner().invoke(main, [*BENCH, "--log", "mlflow", "--out", str(tmp_path / "d")])
     assert result.stderr.endswith(
-        "Error: --log mlflow cannot begin: MLFLOW_EXPERIMENT_ID is 7, and experiment fczoo has ID "
+        "Error: --log mlflow cannot start: MLFLOW_EXPERIMENT_ID is 7, but experiment fczoo has ID "
         "9; unset one of the two\n"
     )
 
@@ -335,7 +335,7 @@ def test_tensorboard_shows_tables_and_figures(monkeypatch, tmp_path):
 def test_failed_logger_files_are_warnings(wandb, monkeypatch, tmp_path, caplog):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     bench(tmp_path / "a", "--log", "wandb")
-    assert "trackers get no figures: matplotlib is not installed" in caplog.text
+    assert "no figures are sent to trackers: matplotlib is not installed" in caplog.text
     assert {*wandb.runs[0].files} == {"tables", "results", "model"}
 
     def refuse(*_):
@@ -346,8 +346,8 @@ def test_failed_logger_files_are_warnings(wandb, monkeypatch, tmp_path, caplog):
     assert "--log wandb stops after round 4: full" in caplog.text
     monkeypatch.setattr("fczoo.runner.tracked_files.sections", refuse)
     bench(tmp_path / "c", "--log", "wandb", "--seeds", "0,1")
-    assert "trackers get no table of fedavg seed 0: full" in caplog.text
-    assert f"trackers get no report of {tmp_path / 'c'}: full" in caplog.text
+    assert "no files of fedavg seed 0 are sent to trackers: full" in caplog.text
+    assert f"no report of {tmp_path / 'c'} is sent to trackers: full" in caplog.text
     for folder in ("b", "c"):
         result = json.loads((tmp_path / folder / "fedavg/seed1/result.json").read_text())
         assert result["finished"]

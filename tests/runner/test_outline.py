@@ -17,7 +17,7 @@ from fczoo.core.registry import METHODS
 from fczoo.core.tree import nbytes
 from fczoo.runner import cost
 from fczoo.runner.cost import FirstRound, first_round, measure
-from fczoo.runner.outline import LARGE, Outlines
+from fczoo.runner.outline import MAX_ELEMENTS, Outlines
 from fczoo.runner.timing import StepTimer
 
 SMALL = {"glfc": {"perturb_steps": 1}, "lga": {"perturb_steps": 1}}
@@ -31,10 +31,11 @@ def test_byte_counts_match_real_tensors(name: str) -> None:
     """
     method, settings = create_method(name, **SMALL.get(name, {})), Settings(tasks=1)
     real, outline = measure(method, settings), first_round(method, settings)
-    uploads = [real.sent["round"]] if "round" in real.sent else real.sent.values()
-    assert outline.up == sum(nbytes(upload.tensors) for upload in uploads)
-    assert nbytes(outline.received) == nbytes(real.received)
-    assert nbytes(outline.trained) == nbytes(real.trained)
+    uploads = real.first_task_uploads
+    payloads = [uploads["round"]] if "round" in uploads else uploads.values()
+    assert outline.upload_bytes == sum(nbytes(upload.tensors) for upload in payloads)
+    assert nbytes(outline.broadcast) == nbytes(real.broadcast)
+    assert nbytes(outline.trained_tensors) == nbytes(real.trained_tensors)
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -43,9 +44,9 @@ def test_upload_size_is_extrapolated_from_few_classes(
 ) -> None:
     """Extrapolate the upload size of 10 classes from 2 and 4 classes."""
     method, settings = create_method(name), Settings(tasks=1)
-    byte_count = first_round(method, settings).up
-    monkeypatch.setattr(cost, "EVERY", 5)
-    assert first_round(method, settings).up == byte_count
+    byte_count = first_round(method, settings).upload_bytes
+    monkeypatch.setattr(cost, "MAX_FULL_CLASSES", 5)
+    assert first_round(method, settings).upload_bytes == byte_count
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -136,10 +137,13 @@ def test_long_step_time_follows_from_operations(monkeypatch: pytest.MonkeyPatch)
     """
     timer = StepTimer(Settings())
     monkeypatch.setitem(vars(timer), "speed", 1e9)
-    cost_of_step = {"flops": 3 * 10**9, "activations": 0, "query_flops": 2 * 10**9}
-    seen = FirstRound(trained={}, up=0, received={}, weights=0, **cost_of_step)
-    assert timer.seconds(create_method("hgp"), seen, image_steps=20, images=5) == pytest.approx(70)
-    assert timer.seconds(create_method("fedncm"), seen, image_steps=20, images=5) == 0
+    cost_of_step = {"flops": 3 * 10**9, "activation_bytes": 0, "query_flops": 2 * 10**9}
+    round_cost = FirstRound(
+        trained_tensors={}, upload_bytes=0, broadcast={}, weight_bytes=0, **cost_of_step
+    )
+    seconds = timer.seconds(create_method("hgp"), round_cost, image_steps=20, images=5)
+    assert seconds == pytest.approx(70)
+    assert timer.seconds(create_method("fedncm"), round_cost, image_steps=20, images=5) == 0
 
 
 def test_outline_stores_one_row_with_full_shape() -> None:
@@ -148,14 +152,14 @@ def test_outline_stores_one_row_with_full_shape() -> None:
     A product of two outlines costs nothing and counts its operations. Small results stay real.
     """
     with Outlines() as outlines:
-        large = torch.zeros(1000, LARGE)
+        large = torch.zeros(1000, MAX_ELEMENTS)
         product = large @ large.mT
         labels = torch.arange(3)
-    assert large.shape == (1000, LARGE)
-    assert large.untyped_storage().nbytes() == 4 * LARGE
-    assert product.shape == (1000, 1000) and outlines.flops == 2 * 1000 * 1000 * LARGE
+    assert large.shape == (1000, MAX_ELEMENTS)
+    assert large.untyped_storage().nbytes() == 4 * MAX_ELEMENTS
+    assert product.shape == (1000, 1000) and outlines.flops == 2 * 1000 * 1000 * MAX_ELEMENTS
     assert labels.tolist() == [0, 1, 2]
-    assert outlines.bytes[large.untyped_storage().data_ptr()] == 4 * 1000 * LARGE
+    assert outlines.bytes[large.untyped_storage().data_ptr()] == 4 * 1000 * MAX_ELEMENTS
 
 
 def test_operation_count_matches_torch() -> None:

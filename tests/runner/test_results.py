@@ -27,7 +27,7 @@ def test_bench_returns_results_as_printed(results):
     assert all(r.options["ridge"] == 3.0 for r in results["fedridge"])
     text = str(results)
     assert text.startswith("digits: 5 tasks of 2 classes")
-    assert "fedridge: ridge=3, other than by default" in text
+    assert "fedridge: ridge=3, set by the user" in text
     mean = sum(r.metrics["A_N"] for r in results["fedncm"]) / 2
     assert re.search(rf"fedncm\s+\S?{mean:.1f} ", text)
     with pytest.raises(KeyError):

@@ -17,7 +17,7 @@ from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.settings import Settings
 from fczoo.runner.configs import ExecutionConfig, make_sweep
 from fczoo.runner.resume_checks import check_same
-from fczoo.runner.run_control import Interrupts, only_process
+from fczoo.runner.run_control import Interrupts, lock_folder
 from fczoo.runner.sweep import run_sweep
 from helpers_cli import TINY
 from helpers_resume import Crash, crash_after, rounds, run_and_record, timeless
@@ -170,7 +170,7 @@ def test_changed_code_needs_acceptance(tmp_path):
 
 def test_foreign_folder_is_rejected(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(FczooError, match="already in use"):
+    with pytest.raises(FczooError, match="exists and is not a run folder"):
         run_small_sweep(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -185,8 +185,8 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from fczoo.runner.configs import ExecutionConfig, make_sweep
-from fczoo.runner.run_control import only_process
-with only_process(Path(sys.argv[1])):
+from fczoo.runner.run_control import lock_folder
+with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -205,7 +205,7 @@ def test_killed_process_releases_folder_lock(tmp_path):
     finally:
         holder.kill()
         holder.wait()
-    with only_process(out):
+    with lock_folder(out):
         pass
 
 
@@ -217,14 +217,14 @@ def test_run_held_by_worker_is_not_restarted(tmp_path):
     run_small_sweep(tmp_path)
     run = tmp_path / "fedncm" / "seed0"
     (run / "result.json").unlink()
-    with only_process(run), pytest.raises(FczooError, match="another process"):
+    with lock_folder(run), pytest.raises(FczooError, match="another process"):
         run_small_sweep(tmp_path)
     run_small_sweep(tmp_path)
     assert (run / "result.json").is_file()
 
 
 def test_empty_folder_is_removed(tmp_path):
-    with pytest.raises(ZeroDivisionError), only_process(tmp_path / "a" / "b"):
+    with pytest.raises(ZeroDivisionError), lock_folder(tmp_path / "a" / "b"):
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
 

@@ -32,8 +32,8 @@ def test_warning_names_method_with_dataset_rate(tmp_path: Path) -> None:
     short = ["--clients", "5", "--batch-size", "32"]  # and 1 round instead of 2, batches of 8
     (line,) = schedule_warnings(tmp_path / "run", *short)
     assert (
-        "hgp has server_lr=0.001 for the schedule of data set digits, which has 8 times the steps "
-        "of this run" in line
+        "hgp may learn little with server_lr=0.001, chosen for the schedule of data set digits, "
+        "which has 8 times as many steps as this run; search with" in line
     )
     assert "`fczoo tune --methods hgp`" in line
 
@@ -63,7 +63,7 @@ def test_warning_names_search_behind_quick_values(
     short = {"protocol": "quick", "rounds": 1, "epochs": 1}
     (line,) = warnings_for(caplog, "hgp", dataset="tinyimagenet", **short)
     assert "for the schedule of a search on cifar100 (fczoo tune: CIFAR-100, ViT-Ti/16 at " in line
-    assert "2 epochs, 12 trials), which has 8 times the steps per class of this run: it may" in line
+    assert "2 epochs, 12 trials), which has 8 times as many steps per class as this run;" in line
     assert "tinyimagenet" not in line
 
 
@@ -89,7 +89,8 @@ def test_warning_names_protocol_behind_value(
     """
     (line,) = warnings_for(caplog, "hgp", dataset="imagenet_r", rounds=1, epochs=1, protocol="none")
     warning = (
-        "hgp has lr=0.03 for the schedule of protocol hgp (paper, appendix H), which has 25 times"
+        "hgp may learn little with lr=0.03, chosen for the schedule of protocol hgp (paper, "
+        "appendix H), which has 25 times as many"
     )
     assert warning in line
 

@@ -85,7 +85,7 @@ def test_trials_of_other_code_are_rejected(tmp_path, replace_runs, monkeypatch):
     message = error_line(
         "tune", *TINY, "--methods", "fedncm", "--trials", "2", "--out", str(tmp_path)
     )
-    assert "the trials of fedncm in this folder have other code; give another --out" in message
+    assert "the trials of fedncm in this folder used other code; give another --out" in message
     assert stored_trials(tmp_path, "fedncm") == 1
 
 
@@ -103,10 +103,10 @@ def test_trials_with_other_weights_are_rejected(tmp_path, replace_runs):
     save_file(tensors, weights)
     folder = ["--backbone", str(weights), "--out", str(out)]
     message = error_line("tune", *TINY, "--methods", "fedncm", "--trials", "2", *folder)
-    assert "found with other weights of the backbone; give another --out" in message
+    assert "from a search with other backbone weights; give another --out" in message
     (out / TUNED_FILE).unlink()
     message = error_line("tune", *TINY, "--methods", "fedncm", "--trials", "2", *folder)
-    assert "the trials of fedncm in this folder have other weights; give another --out" in message
+    assert "the trials of fedncm in this folder used other weights; give another --out" in message
     assert stored_trials(out, "fedncm") == 1
 
 
@@ -120,10 +120,10 @@ def test_tuned_file_keeps_earlier_methods(tmp_path, replace_runs):
     message = error_line("tune", *TINY, "--methods", "fedridge", "--trials", "2", *out)
     assert "does not have 2 trials of fedncm; add these to --methods, or give" in message
     assert stored_trials(tmp_path, "fedridge") == 1
-    assert "was found with other settings" in error_line(
+    assert "is from a search with other settings" in error_line(
         *ONE, "--methods", "fedcof", "--rounds", "2", *out
     )
-    assert "was found with other settings" in error_line(
+    assert "is from a search with other settings" in error_line(
         *ONE, "--methods", "fedcof", "--seed", "1", *out
     )
     assert not (tmp_path / "fedcof.db").exists()
@@ -133,13 +133,16 @@ def test_tuned_file_keeps_earlier_methods(tmp_path, replace_runs):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--methods", ","], "--methods names nothing"),
-        (["--methods", "fedncm", "--first-tasks", "9"], "--first-tasks is 9; digits is cut into 3"),
+        (["--methods", ","], "--methods has no entries"),
+        (
+            ["--methods", "fedncm", "--first-tasks", "9"],
+            "--first-tasks is 9, but digits is divided into 3 tasks",
+        ),
         (
             ["--methods", "fedncm,glfc", "--moving", "1"],
-            "glfc holds that a class belongs to one task",
+            "glfc does not support labels that return in later tasks",
         ),
-        (["--methods", "fedncm", "--local", "scaffold"], "fedncm trains nothing"),
+        (["--methods", "fedncm", "--local", "scaffold"], "fedncm trains none"),
     ],
 )
 def test_invalid_tune_command_writes_nothing(tmp_path, words, said):
@@ -169,8 +172,8 @@ def test_failed_search_reports_reason_and_keeps_others(tmp_path, replace_runs):
     assert result.output.splitlines() == [
         "fedavg: trial 1 of 1, failed: it diverged",
         "fedncm: trial 1 of 1, 50.0 %",
-        "Error: no trial of fedavg succeeded, the last one: it diverged; the others are in "
-        f"{tmp_path / TUNED_FILE}",
+        "Error: all trials of fedavg failed, the last with: it diverged; "
+        f"{tmp_path / TUNED_FILE} has values of the other methods",
     ]
     assert list(read_tuned(tmp_path / TUNED_FILE).methods) == ["fedncm"]
 
@@ -246,7 +249,7 @@ def test_damaged_search_is_rejected(tmp_path, replace_runs, kept):
     content = file.read_bytes()
     file.write_bytes(content[: int(kept * len(content))] + b"damaged" * 1000)
     message = error_line(*ONE, "--methods", "fedncm", "--out", str(tmp_path))
-    assert f"{file} has no readable trials: " in message
+    assert f"cannot read the trials in {file}: " in message
     assert "give another --out" in message
 
 
@@ -254,7 +257,7 @@ def test_damaged_search_is_rejected(tmp_path, replace_runs, kept):
     ("change", "said"),
     [
         ({"effort": {}}, "effort: Object missing required field `trials`"),
-        ({"settings": {}}, "settings name no dataset"),
+        ({"settings": {}}, "settings have no dataset"),
         (
             {"space": {"nope": [1, 2, "log"]}},
             "has values of fedncm.nope, an option that fedncm",
@@ -296,8 +299,8 @@ def test_swallowed_interrupt_stops_search(tmp_path, monkeypatch):
             time.sleep(5)  # the signal handler runs earlier
         return point(*arguments)
 
-    point = tuning_trials.spread
-    monkeypatch.setattr(tuning_trials, "spread", swallow)
+    point = tuning_trials.sobol_point
+    monkeypatch.setattr(tuning_trials, "sobol_point", swallow)
     words = ["tune", *TINY, "--trials", "4", "--methods", "fedavg", "--out", str(tmp_path)]
     handler = signal.getsignal(signal.SIGINT)
     try:

@@ -56,8 +56,8 @@ def test_shared_benchmark_equals_original(bench: Benchmark, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["fedncm", "pilora"])
 def test_shared_benchmark_gives_identical_run(name: str, bench: Benchmark, tmp_path: Path) -> None:
     runs = [
-        world.start(create_method(name, "digits"))
-        for world in (bench, share(bench, tmp_path).open())
+        scenario.start(create_method(name, "digits"))
+        for scenario in (bench, share(bench, tmp_path).open())
     ]
     ours, theirs = (run.run().accuracy for run in runs)
     assert ours == theirs
@@ -127,5 +127,5 @@ def test_worker_of_killed_command_prints_no_traceback(
     monkeypatch.setattr(executors, "open_benchmark", open_missing)
     run = cast(RunSpec, SimpleNamespace(folder_of_run=tmp_path))
     outcome = executors.work(run, ExecutionConfig(), check_interrupt)
-    assert outcome.end == end
+    assert outcome.status == end
     assert ("Traceback" in capsys.readouterr().err) is not killed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fczoo.runner.tune import recorded_interrupts
+from fczoo.runner.tune import record_interrupts
 from helpers_cli import TINY
 
 
@@ -84,7 +84,7 @@ def test_interrupt_in_finaliser_prints_nothing_and_stops_next_round(monkeypatch)
     monkeypatch.setattr(sys, "unraisablehook", lambda error: reported.append(error.exc_type))
     hook, handler = sys.unraisablehook, signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with recorded_interrupts() as check:
+        with record_interrupts() as check:
             check.round({})
             Finalised(interrupt)
             Finalised(fail)

@@ -121,7 +121,7 @@ def test_interrupted_suite_keeps_finished_rows(
     assert outcome.exit_code == 130
     errors = [line for line in outcome.stderr.splitlines() if line.startswith("Error")]
     assert errors == [
-        "Error: stopped on request; finished runs are entered, and the same command resumes"
+        "Error: stopped on request; finished runs are archived, and the same command resumes"
     ]
     assert "Traceback" not in outcome.stderr
     lines = (folder / "means.csv").read_text().splitlines(keepends=True)
@@ -154,7 +154,7 @@ def test_replication_is_stored_in_separate_file(folder: Path) -> None:
     rows = table(folder / "means.md")
     assert rows["fedncm"]["replication"] == "+0.0"
     assert rows["fedlda"]["replication"] == "–"
-    assert "difference of A_N of 2 runs made again (fczoo " in (folder / "means.md").read_text()
+    assert "A_N of 2 repeated runs (fczoo " in (folder / "means.md").read_text()
 
 
 def test_equal_runs_of_another_suite_are_copied(folder: Path) -> None:
@@ -199,7 +199,7 @@ def test_time_of_missing_rows_is_estimated(folder: Path) -> None:
     lines = run("suite", "status", "means").splitlines()
     times = {line.split()[0]: re.split(r"  +", line)[-1] for line in lines[3:] if "missing" in line}
     assert re.fullmatch(r"\d+ (s|min)", times["fedncm"])
-    assert times["fedlda"] == times["cosine"] == "features of another row"
+    assert times["fedlda"] == times["cosine"] == "counted in another row"
 
 
 def test_page_is_rebuilt_from_archive(folder: Path) -> None:
@@ -239,14 +239,14 @@ def test_page_rejects_rows_of_different_code(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("question", "questio", "is not a suite"),
+        ("question", "questio", "is not a valid suite"),
         ('["fedlda", "fedncm"]', '["fedlda", "ncm"]', "compare has unknown row 'ncm'"),
         ('name = "cosine"', 'name = "fedncm"', "two rows are called fedncm"),
         ('name = "cosine"', 'name = "a/b"', "cannot name a folder"),
-        ('name = "cosine"', 'name = "a, b"', "the row's name 'a, b' has a comma"),
+        ('name = "cosine"', 'name = "a, b"', "row name 'a, b' has a comma"),
         ('method = "fedlda"', 'method = "fedlde"\nname = "fedlda"', "did you mean fedlda"),
         ("tasks = 2", "tsks = 2", "no option is called 'tsks'"),
-        ('role = "control"', 'role = "upper"', "is not a suite"),
+        ('role = "control"', 'role = "upper"', "is not a valid suite"),
     ],
 )
 def test_invalid_suite_file_is_rejected(folder: Path, old: str, new: str, problem: str) -> None:
@@ -260,8 +260,8 @@ def test_invalid_suite_file_is_rejected(folder: Path, old: str, new: str, proble
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["status", "mean"], "no suite is at results/suites/mean.toml; did you mean means"),
-        (["report", "means"], "results/means.csv is missing"),
+        (["status", "mean"], "no suite at results/suites/mean.toml; did you mean means"),
+        (["report", "means"], "no archive results/means.csv"),
         (["run", "means", "--rows", "fedncn"], "means has no row 'fedncn'; did you mean fedncm"),
     ],
 )
@@ -338,7 +338,7 @@ def test_signal_during_search_keeps_finished_trials(
     assert outcome.exit_code == 130
     errors = [line for line in outcome.stderr.splitlines() if "Error" in line]
     assert errors == [
-        "Error: stopped on request; finished runs are entered, and the same command resumes"
+        "Error: stopped on request; finished runs are archived, and the same command resumes"
     ]
     begun.clear()
     monkeypatch.setattr(Benchmark, "run", lambda *a: begun.append(a) or trial(*a))

@@ -13,9 +13,9 @@ from fczoo import FczooError, Settings
 from fczoo.cli.app import main
 from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
-from fczoo.federation.stream import whole_stream
+from fczoo.federation.data_setup import whole_stream
 from fczoo.reports.drawing import COLOURS, write_importance
-from fczoo.runner.run_control import only_process
+from fczoo.runner.run_control import lock_folder
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, read_tuned
 from fczoo.runner.tuning_trials import trial_images
 from helpers_cli import run
@@ -128,7 +128,7 @@ def test_importance_figure_shows_option_shares(tmp_path):
     with pytest.raises(FczooError, match="nothing to show"):
         write_importance(tmp_path / "none.png", {"fedridge": {}})
     short = ["tune", "--methods", "fedridge", *TINY, "--out", str(tmp_path / "out")]
-    assert "has no suffix of a picture" in error_line(*short, "--plot", str(tmp_path / "plot.xyz"))
+    assert "is not an image file" in error_line(*short, "--plot", str(tmp_path / "plot.xyz"))
     missing = str(tmp_path / "nowhere" / "plot.png")
     assert "nowhere; create it first" in error_line(*short, "--plot", missing)
     assert not (tmp_path / "out").exists()
@@ -162,7 +162,7 @@ def test_set_option_is_not_reported_as_tuned(search_folder, tmp_path, caplog):
         str(tmp_path / "runs"),
     ]
     text = run("bench", "--methods", "fedncm,fedridge", *TINY, *by_hand)
-    assert "--set changes searched options of fedridge" in caplog.text
+    assert "so these methods do not count as tuned: fedridge" in caplog.text
     assert "24 images: fedncm\n" in text
     by_hand[-1] = str(tmp_path / "alone")
     assert "fczoo tune" not in run("bench", "--methods", "fedridge", *TINY, *by_hand)
@@ -205,7 +205,7 @@ def test_settings_other_than_of_search_are_reported(search_folder, tmp_path, cap
 
 def test_search_folder_is_locked(search_folder):
     content = (search_folder / TUNED_FILE).read_bytes()
-    with only_process(search_folder):
+    with lock_folder(search_folder):
         message = error_line(
             "tune", "--methods", "fedncm", "--trials", "4", *TINY, "--out", str(search_folder)
         )
@@ -221,7 +221,7 @@ def test_image_steps_count_participating_clients(tmp_path):
 
 def test_methods_all_excludes_other_names(tmp_path):
     message = error_line("tune", "--methods", "all,fedavg", *TINY, "--out", str(tmp_path / "none"))
-    assert "--methods all names every method already; leave the others out" in message
+    assert "--methods all includes every method; leave the other names out" in message
     assert not (tmp_path / "none").exists()
 
 
@@ -238,7 +238,7 @@ def test_search_warnings_are_logged(tmp_path):
         "--out",
         str(tmp_path),
     )
-    assert "the last draw was repaired" in (tmp_path / "log.txt").read_text()
+    assert "images of the largest clients were moved" in (tmp_path / "log.txt").read_text()
 
 
 def test_set_overrides_tuned(search_folder, tmp_path):
@@ -278,10 +278,12 @@ def test_invalid_tuning_is_rejected(search_folder, tmp_path):
         "--out",
         str(search_folder),
     )
-    assert "tuned.json was found with other settings; give another --out" in message
+    assert "tuned.json is from a search with other settings; give another --out" in message
     assert "nope" in error_line("tune", "--methods", "nope", "--out", str(tmp_path))
     options = ["--set", "hgp.lr=1", "--out", str(tmp_path)]
-    assert "hgp, not among --methods" in error_line("tune", "--methods", "fedncm", *options)
+    assert "options of methods that are not searched: hgp; add" in error_line(
+        "tune", "--methods", "fedncm", *options
+    )
     assert "a class has 1 training image, but a search would hold out 1; raise " in error_line(
         "tune", "--methods", "fedncm", "--train-per-class", "1", "--out", str(tmp_path)
     )

@@ -72,10 +72,22 @@ def test_plain_run_gives_no_warning(tmp_path: Path) -> None:
     assert bench(tmp_path / "c", "--methods", "fedncm")[0] == []
 
 
+def test_missing_data_root_has_no_effect_on_bundled_data(tmp_path: Path) -> None:
+    words = ["--methods", "fedncm", "--dataset", "digits", "--data-root"]
+    (warning,), _ = bench(tmp_path / "missing", *words, str(tmp_path / "nowhere"))
+    assert warning.endswith(
+        "digits needs no data folder: --data-root nowhere, which does not exist, has no effect"
+    )
+    (tmp_path / "file").touch()
+    (warning,), _ = bench(tmp_path / "wrong", *words, str(tmp_path / "file"))
+    assert "--data-root file, which is not a folder, has no effect" in warning
+    assert bench(tmp_path / "present", *words, str(tmp_path))[0] == []
+
+
 def test_min_class_count_needs_class_statistics(tmp_path: Path) -> None:
     words = ["--methods", "fedavg,fedncm", "--rounds", "1", "--min-class-count", "2"]
     warnings, heading = bench(tmp_path / "both", *words)
-    assert "statistics of at least 2 images of a class" in heading  # of fedncm
+    assert "class statistics of at least 2 images per class" in heading  # of fedncm
     _, heading = bench(tmp_path / "one", "--methods", "fedavg", *words[2:])
     assert "statistics of at least" not in heading
     assert any(

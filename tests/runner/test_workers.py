@@ -62,7 +62,7 @@ def test_dead_worker_is_restarted(tmp_path):
     os.kill(workers_of(tmp_path)[0], signal.SIGKILL)
     code, stderr = wait_for(bench)
     assert code == 0, stderr
-    assert stderr.count("its process died; restarting it") == 1
+    assert stderr.count("its process died; restarting the run") == 1
     assert len(numbers(tmp_path)) == 2
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from fczoo.core.errors import FczooError, current_place, log_place
 from fczoo.runner.executors.ray_clients import (
-    AHEAD,
-    BLOCK,
-    PARTS,
-    TRIES,
+    BATCH_DIVISOR,
+    MAX_ANSWER_BYTES,
+    MAX_ATTEMPTS,
+    MAX_BATCHES_AHEAD,
     ClientBatches,
     ClientWorkers,
     WorkerResponse,
@@ -105,11 +105,17 @@ def test_pending_responses_are_limited():
 
     Each response is as long as a block, so that every call has one group.
     """
-    ray = Ray(lambda groups: WorkerResponse([group + bytes(BLOCK // 2) for group in groups]))
+    ray = Ray(
+        lambda groups: WorkerResponse([group + bytes(MAX_ANSWER_BYTES // 2) for group in groups])
+    )
     coming = ray.workers.answers(None, b"question", make_groups(50), 50)
     for number in range(10):
         assert next(coming).rstrip(b"\0") == b"%d" % number
-        assert all(int(group) < number + 1 + 2 * AHEAD for block in ray.requests for group in block)
+        assert all(
+            int(group) < number + 1 + 2 * MAX_BATCHES_AHEAD
+            for block in ray.requests
+            for group in block
+        )
 
 
 def test_batch_sizes_follow_remaining_groups():
@@ -119,15 +125,15 @@ def test_batch_sizes_follow_remaining_groups():
     """
     blocks = ClientBatches(make_groups(20), 20, 1)
     sizes = [len(next(blocks))]
-    blocks.longest = BLOCK // 3
+    blocks.answer_bytes = MAX_ANSWER_BYTES // 3
     sizes += [len(next(blocks)) for _ in range(2)]
-    blocks.longest = 1
+    blocks.answer_bytes = 1
     last_blocks = list(blocks)
-    assert PARTS == 4 and sizes == [1, 3, 3]
+    assert BATCH_DIVISOR == 4 and sizes == [1, 3, 3]
     assert [len(block) for block in last_blocks] == [3, 2, 2, 1, 1, 1, 1, 1, 1]
     assert last_blocks[0][0] == b"7"
     blocks = ClientBatches(make_groups(2), 2, 1)
-    blocks.longest = 2 * BLOCK
+    blocks.answer_bytes = 2 * MAX_ANSWER_BYTES
     assert list(blocks) == [[b"0"], [b"1"]]
 
 
@@ -153,7 +159,9 @@ def test_repeated_worker_deaths_stop_run(error, says):
             raise getattr(Ray.exceptions, error)
         return WorkerResponse(groups)
 
-    with pytest.raises(FczooError, match=f"died {TRIES} times with the same clients: .*{says}"):
+    with pytest.raises(
+        FczooError, match=f"died {MAX_ATTEMPTS} times with the same clients: .*{says}"
+    ):
         Ray(compute).answers(3)
 
 

@@ -15,7 +15,7 @@ from fczoo.core.registry import METHODS
 from fczoo.core.training import Optim, Training
 from fczoo.core.types import Exchange, Task
 from fczoo.federation.callbacks import Callback
-from fczoo.federation.engine import ClientEngine
+from fczoo.federation.client_engine import ClientEngine
 from fczoo.security.upload_validation import LARGEST_NORM, UploadValidator, validate_uploads
 
 TASK = Task(0, 0, 2, 4, 2)
@@ -59,10 +59,10 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         (upload(0, gauss__var=None), "lacks gauss.var"),
         (upload(0, extra=torch.zeros(1)), "sent extra, which the server did not request"),
         (upload(0, gauss__var=torch.ones(1, 3)), "gauss.var has shape (1, 3), expected (2, 3)"),
-        (upload(0, gauss__var=-torch.ones(2, 3)), "gauss.var is a variance below 0"),
-        (upload(0, gauss__count=-torch.ones(2)), "gauss.count is a count below 0"),
-        (upload(0, client=2), "signs as client 2"),
-        (upload(0, num_samples=-5), "claims -5 samples"),
+        (upload(0, gauss__var=-torch.ones(2, 3)), "gauss.var has a variance below 0"),
+        (upload(0, gauss__count=-torch.ones(2)), "gauss.count has a count below 0"),
+        (upload(0, client=2), "claims to be client 2"),
+        (upload(0, num_samples=-5), "claims -5 images"),
         (
             upload(0, head=torch.zeros(2, 3).to_sparse()),
             "head is torch.sparse_coo, expected dense real numbers",
@@ -77,16 +77,16 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         ),
         (
             upload(0, gauss__label=torch.tensor([-1, 1])),
-            "gauss.label is a count below 0",
+            "gauss.label has a count below 0",
         ),
         (upload(0, gauss__label=torch.tensor([1, 1])), "gauss.label names a class twice"),
         (upload(0, head=torch.full((2, 3), 1e12)), "its update has norm 2.45e+12"),
-        (upload(0, head=torch.full((2, 3), 1e30)), "head has a value of 1e+30, plausible are up"),
-        (upload(0, num_samples=6), "claims 6 samples, it has 5"),
-        (upload(0, num_samples=2**62), "claims 4611686018427387904 samples, it has 5"),
+        (upload(0, head=torch.full((2, 3), 1e30)), "head has a value of 1e+30, but the limit"),
+        (upload(0, num_samples=6), "claims 6 images, but has 5"),
+        (upload(0, num_samples=2**62), "claims 4611686018427387904 images, but has 5"),
         (
             upload(0, gauss__count=torch.tensor([3.0, 3.0])),
-            "gauss.count adds up to 6, of 5 samples",
+            "gauss.count adds up to 6, more than 5 images",
         ),
         (
             upload(0, gauss__count=torch.full((2,), 2**62)),
@@ -94,13 +94,13 @@ NAN, INF = torch.full((2, 3), math.nan), torch.full((2, 3), math.inf)
         ),
         (
             upload(0, gauss__count=torch.full((2,), 2.0**40)),
-            "gauss.count adds up to 2.19902e+12, of 5",
+            "gauss.count adds up to 2.19902e+12, more than 5",
         ),
     ],
 )
 def test_invalid_upload_is_rejected_with_reason(bad, reason):
-    sound, reasons = validate_with_others(bad)
-    assert [p.client for p in sound] == [1, 2, 3]
+    valid, reasons = validate_with_others(bad)
+    assert [p.client for p in valid] == [1, 2, 3]
     assert reasons.keys() == {0}
     assert reason in reasons[0]
     assert "\n" not in reasons[0]
@@ -118,9 +118,11 @@ def test_counts_are_bounded_by_images_and_epochs():
         return validate_uploads(uploads, BEFORE, training, TASK, {0: 5}, counts=limits)[1]
 
     assert reasons([10.0, 0.0], 4.0) == {}
-    assert reasons([10.0, 11.0], 4.0) == {0: "usage has a count of 11, at most 10 for 5 images"}
+    assert reasons([10.0, 11.0], 4.0) == {
+        0: "usage has a count of 11, but the limit is 10 for 5 images"
+    }
     assert reasons([9.0, 9.0], 1e6) == {
-        0: "local_steps has a count of 1e+06, at most 4 for 5 images"
+        0: "local_steps has a count of 1e+06, but the limit is 4 for 5 images"
     }
 
 
@@ -153,9 +155,9 @@ def test_statistics_are_checked_against_declaration(bad, reason):
     It is the only upload, so it cannot be compared with others.
     """
     training = replace(TRAINING, uploads={"gauss.": rows_of("count", "var", "cov")})
-    sound = {"gauss__cov": torch.eye(3).expand(2, 3, 3)}
-    assert validate_uploads({0: upload(0, **sound)}, BEFORE, training, TASK, {0: 5})[1] == {}
-    reasons = validate_uploads({0: upload(0, **{**sound, **bad})}, BEFORE, training, TASK, {0: 5})[
+    valid = {"gauss__cov": torch.eye(3).expand(2, 3, 3)}
+    assert validate_uploads({0: upload(0, **valid)}, BEFORE, training, TASK, {0: 5})[1] == {}
+    reasons = validate_uploads({0: upload(0, **{**valid, **bad})}, BEFORE, training, TASK, {0: 5})[
         1
     ]
     assert reason in reasons[0]
@@ -177,23 +179,23 @@ def test_gradients_of_images_are_optional_but_validated():
     )
     some = [upload(k, image__a=torch.ones(k, 4), image__b=torch.ones(k, 2, 2)) for k in range(1, 3)]
     invalid = upload(3, image__a=torch.ones(2, 4), image__b=torch.ones(1, 2, 2))
-    sound, reasons = validate_uploads(
+    valid, reasons = validate_uploads(
         {0: upload(0), 1: some[0], 2: some[1], 3: invalid},
         BEFORE,
         training,
         TASK,
         dict.fromkeys(range(4), 5),
     )
-    assert len(sound) == 3
+    assert len(valid) == 3
     assert reasons == {3: "image.b has shape (1, 2, 2), expected (2, 2, 2)"}
 
 
 def test_round_with_too_few_valid_uploads_raises():
-    guard = UploadValidator("toy", TRAINING, least=2)
+    validator = UploadValidator("toy", TRAINING, min_valid=2)
     with pytest.raises(
         FczooError, match=r"1 of 1 uploads are valid, 2 needed; lower --min-clients"
     ):
-        guard.admit({0: upload(0)}, {0: 5}, {}, Exchange(TASK, 2))
+        validator.validate({0: upload(0)}, {0: 5}, {}, Exchange(TASK, 2))
     with pytest.raises(
         FczooError,
         match=(
@@ -201,12 +203,12 @@ def test_round_with_too_few_valid_uploads_raises():
             r"dropped out"
         ),
     ):
-        guard.admit({0: upload(0)}, {0: 5, 1: 5}, {}, Exchange(TASK, 2))
+        validator.validate({0: upload(0)}, {0: 5, 1: 5}, {}, Exchange(TASK, 2))
     with pytest.raises(
         FczooError,
         match=r"toy diverged .* client 1: diverged, loss nan; lower its learning rates",
     ):
-        guard.admit(
+        validator.validate(
             {0: upload(0), 1: Payload({})},
             {0: 5, 1: 5},
             {},

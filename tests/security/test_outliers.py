@@ -152,7 +152,7 @@ def test_fedavg_counts_bytes_of_head_init_means(make_bench):
 
 
 def test_method_without_class_means_is_rejected(make_bench):
-    with pytest.raises(FczooError, match="outliers looks at class means, and fedavg uploads none"):
+    with pytest.raises(FczooError, match="outliers compares class means, but fedavg uploads none"):
         make_bench(outliers=3.0).check(create_method("fedavg", "digits"))
 
 
@@ -178,7 +178,7 @@ def test_table_notes_far_statistics(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
     path = folder / "one" / "seed0" / "result.json"
     write_json(path, {**json.loads(path.read_text()), "far": {"3": 12}})
-    sentence = "more than 30 median distances from the other clients': client 3 in 12"
+    sentence = "more than 30 median distances from the clients' centre: client 3 (12 uploads)"
     assert any(sentence in note for note in notes(read_experiments([folder])[0]))
     write_archive(read_runs([folder]), tmp_path / "results.csv")
     assert any(sentence in note for note in notes(read_experiments([tmp_path / "results.csv"])[0]))

@@ -110,11 +110,13 @@ def test_nonfinite_update_is_not_sent():
 
     It has no norm, so its finite coordinates could not be clipped.
     """
-    spoilt = Payload(
+    nan_update = Payload(
         {"w": torch.tensor([math.nan, 500.0, 1.0]), "v": torch.full((2, 2), 2.0)}, 4, 3
     )
-    endless = Payload({"w": torch.tensor([math.inf, 1.0, 1.0]), "v": torch.full((2, 2), 2.0)}, 5, 3)
-    out = Privacy(0, clip=1.0).protect([spoilt, endless, upload()], START, TRAINING, ROUND)
+    inf_update = Payload(
+        {"w": torch.tensor([math.inf, 1.0, 1.0]), "v": torch.full((2, 2), 2.0)}, 5, 3
+    )
+    out = Privacy(0, clip=1.0).protect([nan_update, inf_update, upload()], START, TRAINING, ROUND)
     assert [len(p) for p in out] == [0, 0, 2] and out[0].client == 4
 
 
@@ -152,7 +154,7 @@ def test_rounding_does_not_enlarge_update():
 
 def test_clipping_rejects_undeclared_tensor():
     raw = Payload({**upload().tensors, "raw.sums": torch.full((3,), 1e6)})
-    with pytest.raises(FczooError, match=r"'raw.sums' is uploaded, too, and would go unprotected"):
+    with pytest.raises(FczooError, match=r"the method also uploads 'raw.sums'"):
         Privacy(0, clip=1e-6).protect([raw], START, TRAINING, ROUND)
 
 
@@ -176,7 +178,7 @@ def test_statistics_of_rare_classes_are_withheld():
     count = torch.tensor([1.0, 5.0, 2.0])
     rows = {"gauss.label": torch.arange(3), "gauss.count": count, "gauss.mean": torch.ones(3, 4)}
     table = {"class.count": count, "class.sum": torch.ones(3, 4)}
-    out = Privacy(0, least=2).protect(
+    out = Privacy(0, min_class_count=2).protect(
         [Payload({**rows, **table, "head": torch.ones(3)}), Payload({})], {}, TRAINING, ROUND
     )
     assert out[0]["gauss.label"].tolist() == [1, 2]
@@ -237,16 +239,20 @@ def test_subsampling_credit_grows_with_fewer_clients():
     ("settings", "name", "says"),
     [
         ({"dp_noise": 1.0}, "fedavg", "dp_noise needs dp_clip"),
-        ({"dp_clip": 1.0, "dp_noise": 1e-300}, "fedavg", "dp_noise 1e-300 protects no client"),
+        (
+            {"dp_clip": 1.0, "dp_noise": 1e-300},
+            "fedavg",
+            "dp_noise 1e-300 is too small to protect clients",
+        ),
         (
             {"dp_clip": 1.0, "dp_secure": True},
             "fedavg",
             "dp_secure selects the source of the noise",
         ),
-        ({"dp_clip": 1.0, "dp_subsampling": True}, "fedavg", "dp_subsampling needs epsilon"),
+        ({"dp_clip": 1.0, "dp_subsampling": True}, "fedavg", "dp_subsampling lowers epsilon"),
         ({"dp_clip": 1.0}, "hgp", "hgp also uploads class means, class variances, counts"),
         ({"dp_clip": 1.0}, "fedncm", "fedncm also uploads class means, counts, surveys"),
-        ({"min_class_count": 2}, "fppl", "min_class_count needs counts in addition to local."),
+        ({"min_class_count": 2}, "fppl", "fppl uploads local. without counts"),
     ],
 )
 def test_invalid_privacy_settings_are_rejected(make_bench, small_method, settings, name, says):
@@ -280,10 +286,10 @@ def test_min_class_count_rejects_sums_over_all_classes():
     """
     for name, content in (("dde", "class means"), ("fedridge", "second moments")):
         with pytest.raises(
-            FczooError, match=f"--min-class-count cannot look into the {content} over all"
+            FczooError, match=f"--min-class-count cannot remove a class from the {content} over all"
         ):
-            Privacy(0, least=2).check(create_method(name))
-    Privacy(0, least=2).check(create_method("lucir"))
+            Privacy(0, min_class_count=2).check(create_method(name))
+    Privacy(0, min_class_count=2).check(create_method("lucir"))
 
 
 def test_show_lists_disclosures_of_uploads():
@@ -315,8 +321,8 @@ def test_table_notes_scope_of_epsilon(make_run, tmp_path):
     for name, noise in (("noisy", 2.0), ("plain", 0.0)):
         make_run(tmp_path / name, {"one": {0: 70.0}}, dp_clip=1.0, dp_noise=noise)
     sentence = (
-        "epsilon, at delta 1e-05, is for all data of one client together; losses, numbers of "
-        "images and diag"
+        "epsilon, at delta 1e-05, is for all data of one client; losses, numbers of images and "
+        "diagnostics have no noise"
     )
     has_sentence = [
         any(sentence in note for note in notes(read_experiments([tmp_path / n])[0]))
@@ -325,4 +331,4 @@ def test_table_notes_scope_of_epsilon(make_run, tmp_path):
     assert has_sentence == [True, False]
     settings = {"dp_clip": 1.0, "dp_noise": 2.0, "dp_subsampling": True}
     (experiment,) = read_experiments([make_run(tmp_path / "drawn", {"one": {0: 70.0}}, **settings)])
-    assert any("no one sees which clients are drawn" in note for note in notes(experiment))
+    assert any("only if the sampled clients and the sender" in note for note in notes(experiment))

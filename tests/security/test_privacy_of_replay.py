@@ -52,5 +52,5 @@ def test_other_uploads_are_rejected_with_one_line(
     with pytest.raises(FczooError) as refusal:
         make_bench(dp_clip=1.0).check(small_method(name, **options))
     message = str(refusal.value)
-    assert f"{name} also uploads {sends}; take a method that does not" in message
+    assert f"{name} also uploads {sends}; choose another method" in message
     assert "\n" not in message

@@ -89,7 +89,7 @@ def test_run_merges_centres(make_bench, small_method, name):
         (
             "ccvr",
             {"calibrate": "each_round"},
-            "median of the covariances that ccvr uploads .* take geometric_median",
+            "median may turn the covariances that ccvr uploads .* use geometric_median",
         ),
     ],
 )

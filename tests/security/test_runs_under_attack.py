@@ -7,7 +7,7 @@ import torch
 
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import METHODS
-from fczoo.testing.world import small_method, toy_bench
+from fczoo.testing.toy_benchmark import small_method, toy_bench
 
 UNDER_ATTACK = {"attackers": 0.34, "rounds": 1}
 
@@ -20,27 +20,27 @@ UNDER_ATTACK = {"attackers": 0.34, "rounds": 1}
             "affcl",
             0,
             {"attack": "scale:1000", "aggregator": "median"},
-            "1 exchange with less than 1 valid upload: the state stayed",
+            "1 exchange with fewer than 1 valid upload: the state did not change",
         ),
         # the server's generator learns from a model that overflows
         (
             "mfcl",
             0,
             {"attack": "scale:1000", "aggregator": "median"},
-            "1 exchange with a merge that is not finite: the state stayed",
+            "1 exchange with a merge that is not finite: the state did not change",
         ),
         # only two clients have images of the second task
         (
             "fedavg",
             0,
             {"attack": "sign-flip:5", "aggregator": "trimmed_mean:1"},
-            "1 exchange with too few uploads for trimmed_mean:1: the state stayed",
+            "1 exchange with too few uploads for trimmed_mean:1: the state did not change",
         ),
         (
             "fedavg",
             0,
             {"attack": "sign-flip:5", "aggregator": "krum:0"},
-            "1 exchange with too few uploads for krum:0: the state stayed",
+            "1 exchange with too few uploads for krum:0: the state did not change",
         ),
     ],
 )
@@ -52,7 +52,7 @@ def test_attack_does_not_end_run(name, seed, settings, remark, caplog):
     assert result.remark.endswith(remark)
     (skipped,) = result.skipped
     about = f"task {skipped['task'] + 1}, round {skipped['moment'] + 1}"
-    assert f"{skipped['reason']} in {about}; the state stays" in caplog.text
+    assert f"{skipped['reason']} in {about}; the state does not change" in caplog.text
 
 
 def test_diverged_clients_are_listed():
@@ -65,7 +65,7 @@ def test_diverged_clients_are_listed():
 def test_divergence_and_too_few_uploads_end_honest_run():
     with pytest.raises(FczooError, match="task 1, round 1: 0 of 3 uploads are valid"):
         toy_bench(torch.float32, rounds=2).run(small_method("fedavg", tune="full", lr=1e30))
-    with pytest.raises(FczooError, match="trimmed_mean:1 needs 3 uploads, this round has 2"):
+    with pytest.raises(FczooError, match="trimmed_mean:1 needs at least 3 uploads and got 2"):
         toy_bench(aggregator="trimmed_mean:1", rounds=1).run(small_method("fedavg"))
 
 

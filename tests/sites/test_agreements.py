@@ -84,9 +84,7 @@ def test_site_rejects_other_schedule(agreement_folder, data, tmp_path):
     terms = {**site.terms, "schedule": [["bee", "fox"], *site.terms["schedule"][1:]]}
     answer = site.answer(serialize(CALL, Call("a run", terms)))
     reason = deserialize(REFUSAL, answer, Refusal)[0].reason
-    assert (
-        reason == "schedule, entry 1, entry 1 is fox here and bee at the server; give both the same"
-    )
+    assert reason == "schedule, entry 1, entry 1 is fox here and bee at the server; make them equal"
 
 
 def test_unknown_class_folder_is_rejected(agreement_folder, data, tmp_path):
@@ -105,7 +103,7 @@ def test_site_warns_about_unread_files(agreement_folder, data, tmp_path, caplog)
     )
     line = "1 image file is not read (1 .tga); convert to PNG or JPEG"
     assert caplog.messages == [f"{tmp_path / 'images'}: {line}"]
-    assert len(site.world.stream.train.labels) == len(list((data / "lyon").rglob("*.*")))
+    assert len(site.scenario.stream.train.labels) == len(list((data / "lyon").rglob("*.*")))
 
 
 def test_class_names_are_unicode_normalised(agreement_folder, data, tmp_path):
@@ -123,7 +121,7 @@ def test_class_names_are_unicode_normalised(agreement_folder, data, tmp_path):
     site = open_site(
         read_agreement(agreement_folder), "lyon", tmp_path / "images", tmp_path / "lyon"
     )
-    classes = [site.world.stream.classes[label] for label in site.world.stream.train.labels]
+    classes = [site.scenario.stream.classes[label] for label in site.scenario.stream.train.labels]
     assert classes.count(unicodedata.normalize("NFC", "béé")) == len(list(folder.iterdir()))
 
 
@@ -154,9 +152,9 @@ def test_task_without_images_is_rejected(agreement_folder, data, tmp_path):
         ("classes.txt", "ant\nbee\nant\n", "names class ant twice"),
         ("classes.txt", "", "is empty"),
         ("classes.txt", "../etc\n", "cannot name a folder"),
-        ("classes.txt", "\n".join(CLASSES[:-1]), "names class fox, which classes.txt lacks"),
+        ("classes.txt", "\n".join(CLASSES[:-1]), "names class fox, which is not in classes.txt"),
         ("classes.txt", "\n".join([*CLASSES, "gnu"]), "has no task for class gnu"),
-        ("schedule.json", "[]", "is not a valid schedule: it holds no JSON object"),
+        ("schedule.json", "[]", "is not a valid schedule: expected a JSON object"),
         ("schedule.json", '{"tasks": [["ant", 1]]}', "is not a valid schedule: tasks"),
         ("schedule.json", json.dumps({"tasks": [*TASKS, ["ant"]]}), "names class ant twice"),
         ("schedule.json", json.dumps({"tasks": [*TASKS, []]}), "has a task without classes"),
@@ -171,15 +169,15 @@ def test_task_without_images_is_rejected(agreement_folder, data, tmp_path):
         (
             "run.toml",
             'method = "hgp"\nsites = ["a"]\n[settings]\nclients = 4',
-            "they are the sites",
+            "the clients are the sites; remove clients",
         ),
         ("run.toml", 'method = "hgp"\nsites = ["a"]\n[settings]\nround = 4', "no option 'round'"),
         (
             "run.toml",
             'method = "hgp"\nsites = ["a"]\n[settings]\ndp_clip = 1.0',
-            "--dp-clip covers updates",
+            "--dp-clip protects only trained parameters",
         ),
-        ("run.toml", 'method = "joint"\nsites = ["a"]', "pools the images"),
+        ("run.toml", 'method = "joint"\nsites = ["a"]', "images of all clients in one place"),
     ],
 )
 def test_invalid_agreement_file_is_rejected(agreement_folder, file, content, words):

@@ -1,5 +1,7 @@
 """Federations over real connections: equality with a simulation, failures and restarts."""
 
+import faulthandler
+import gc
 import json
 import os
 import shutil
@@ -23,7 +25,7 @@ from fczoo.cli.app import main
 from fczoo.federation.checkpoint import unpack
 from fczoo.federation.result import read_result
 from fczoo.sites import node, transport
-from fczoo.sites.credentials import read_place
+from fczoo.sites.credentials import read_identity
 from fczoo.sites.federation_config import read_agreement
 from fczoo.sites.site import STATE_FORM
 from fczoo.sites.site_data import CHECKPOINT, RUN_START_FILE
@@ -31,6 +33,7 @@ from helpers_site_folders import simulated_folders
 from helpers_sites import NAMES, free_port
 
 TIMEOUT = 240.0  # seconds
+STACKS_AFTER = 45.0  # seconds, less than the patience of a server
 
 
 def run_command(*words: object) -> Result:
@@ -53,14 +56,19 @@ def federation(agreement_folder, tmp_path) -> Path:
 
 @contextmanager
 def sites_in_threads(federation: Path, data: Path, *names: str) -> Iterator[dict[str, object]]:
-    """Run sites during the block; yield the model folder or the error of each."""
+    """Run sites during the block; yield the model folder or the error of each.
+
+    A failed test shows the stacks of all threads after ``STACKS_AFTER`` seconds.
+    """
+    gc.collect()  # no finalizer of an earlier test may wait in the thread of a site
+    faulthandler.dump_traceback_later(STACKS_AFTER, file=sys.__stderr__)
     outcomes: dict[str, object] = {}
 
     def run_site(name: str) -> None:
-        folder, address = federation / name, read_place(federation / name)[1]
+        folder, address = federation / name, read_identity(federation / name)[1]
         agreement = read_agreement(folder / "agreed")
         try:
-            outcomes[name] = node._take_part(
+            outcomes[name] = node._run_site(
                 folder, data / name, agreement, name, address, patience=120.0
             )
         except FczooError as error:
@@ -69,9 +77,12 @@ def sites_in_threads(federation: Path, data: Path, *names: str) -> Iterator[dict
     threads = [threading.Thread(target=run_site, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
-    yield outcomes
-    for thread in threads:
-        thread.join(TIMEOUT)
+    try:
+        yield outcomes
+        for thread in threads:
+            thread.join(TIMEOUT)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def serve(federation: Path, images: Path, patience: float = 60.0) -> Result:
@@ -132,14 +143,14 @@ def copy_without_class(data: Path, folder: Path) -> Path:
             "too large",
             "no site sends valid uploads in task 1, round 1; site paris: refused: its answer",
         ),
-        ("an error", "ZeroDivisionError at the server: numbers; its fczoo.log has more"),
+        ("an error", "ZeroDivisionError at the server: numbers; see fczoo.log of the server"),
         ("a full disk", "No space left on device: result.json"),
     ],
 )
 def test_failure_is_reported_at_server_and_sites(
     federation, data, tmp_path, monkeypatch, kind, reason
 ):
-    monkeypatch.setattr(node, "RETRY", 0.1)
+    monkeypatch.setattr(node, "RETRY_SECONDS", 0.1)
     images = data / "test"
     if kind == "no test image":
         images = copy_without_class(data, tmp_path / "test")
@@ -191,18 +202,16 @@ def test_sites_report_missing_server_model(federation, data, monkeypatch):
     monkeypatch.setattr(node, "open_server", lambda *_: RunWithoutModel())
     with sites_in_threads(federation, data, *NAMES) as outcomes:
         node.start(federation / "server", data / "test", 60.0)
-    message = (
-        "the run is complete, but the server has no model to fetch: the server stored no model"
-    )
+    message = "the run is complete, but its model is not available: the server could not store it"
     assert all(str(error).startswith(message) for error in outcomes.values()), outcomes
 
 
 def test_absent_site_is_reported(federation, data, monkeypatch):
-    monkeypatch.setattr(transport, "GRACE", 0.0)
+    monkeypatch.setattr(transport, "GRACE_SECONDS", 0.0)
     with sites_in_threads(federation, data, "paris", "lyon") as outcomes:
         result = serve(federation, data / "test", patience=3)
     assert result.exit_code == 1
-    assert "site rome did not answer; start it and begin the run again" in result.output
+    assert "site rome did not answer; start all sites, then the server again" in result.output
     assert all("site rome did not answer" in str(error) for error in outcomes.values())
 
 
@@ -278,7 +287,7 @@ def test_killed_server_and_stopped_site_resume(agreement_folder, data, tmp_path)
         first.wait()
         assert (server / CHECKPOINT).exists(), log.read_text()[-3000:]
         state = run_command("status", server).output
-        assert state.startswith("failed, ") and "ended without a reason; start it again" in state
+        assert state.startswith("failed, ") and "ended unexpectedly; start it again" in state
         run_start = (server / RUN_START_FILE).stat().st_mtime_ns
         second = stack.enter_context(start("server", "test"))
         assert [p.wait(TIMEOUT) for p in (second, paris)] == [0, 0], log.read_text()
@@ -368,7 +377,7 @@ def test_second_server_keeps_files_of_first(federation, data):
     server = federation / "server"
     (server / "result.json").write_text("{}")
     with socket() as first:
-        first.bind(("0.0.0.0", read_place(server)[1][1]))
+        first.bind(("0.0.0.0", read_identity(server)[1][1]))
         first.listen()
         result = serve(federation, data / "test")
     assert result.exit_code == 1
@@ -376,7 +385,7 @@ def test_second_server_keeps_files_of_first(federation, data):
     assert line.startswith("Error: the server cannot use port ")
     assert json.loads((server / "failed.json").read_text()) == {"reason": line[len("Error: ") :]}
     assert run_command("status", server).output.startswith("failed, 0 s")
-    with node._only_process(server):
+    with node._lock_folder(server):
         result = serve(federation, data / "test")
     assert result.exit_code == 1 and "another process is running in " in result.output
     assert (server / "result.json").exists()

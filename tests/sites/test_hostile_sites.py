@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 from fczoo import FczooError
-from fczoo.federation.remote import asked_in
+from fczoo.federation.remote import unpack_request
 from fczoo.sites.federation_config import check_image_counts, read_agreement, write_agreement
 from fczoo.sites.messages import (
     ENROLMENT,
@@ -26,7 +26,7 @@ from fczoo.sites.messages import (
 )
 from fczoo.sites.messages import REFUSAL as REFUSAL_FORM
 from fczoo.sites.server import Sites
-from fczoo.sites.site_data import server_world
+from fczoo.sites.site_data import server_scenario
 from helpers_sites import LocalConnection, server_of, sites_of
 
 CPU = torch.device("cpu")
@@ -47,19 +47,19 @@ class HostileConnection(LocalConnection):
         return answers
 
 
-def change_upload(change_about=None, change_tensors=None):
+def change_upload(change_info=None, change_tensors=None):
     def change(answer):
-        about, tensors = deserialize(UPLOAD, answer, UploadInfo)
-        about = replace_fields(about, **(change_about or {}))
+        info, tensors = deserialize(UPLOAD, answer, UploadInfo)
+        info = replace_fields(info, **(change_info or {}))
         tensors = {n: change_tensors(v) for n, v in tensors.items()} if change_tensors else tensors
-        return serialize(UPLOAD, about, tensors)
+        return serialize(UPLOAD, info, tensors)
 
     return change
 
 
-def replace_fields(about, **changes):
-    fields = {name: getattr(about, name) for name in about.__struct_fields__}
-    return type(about)(**{**fields, **changes})
+def replace_fields(info, **changes):
+    fields = {name: getattr(info, name) for name in info.__struct_fields__}
+    return type(info)(**{**fields, **changes})
 
 
 def change_dtype(dtype):
@@ -77,10 +77,10 @@ CHANGES = {
     "size zero": (change_upload(change_tensors=lambda v: v.new_empty((3, 0))), "has shape (3, 0)"),
     "exemplars": (
         change_upload({"exemplars": []}),
-        "sent no upload: its exemplars are of other tasks",
+        "sent exemplar counts of 0 tasks, expected 3",
     ),
-    "no images": (change_upload({"images": 0}), "claims 0 samples"),
-    "many images": (change_upload({"images": 10_000_000}), "claims 10000000 samples, it has"),
+    "no images": (change_upload({"images": 0}), "claims 0 images"),
+    "many images": (change_upload({"images": 10_000_000}), "claims 10000000 images, but has"),
     "refusal": (lambda _: serialize(REFUSAL_FORM, Refusal("no\x1b[2J" * 9999)), "refused: no[2Jno"),
 }
 
@@ -102,8 +102,8 @@ def test_hostile_site_does_not_end_run(make_bench, small_method, tmp_path, caplo
     bench = make_bench(torch.float32, rounds=1, epochs=1, batch_size=8)
     options = {} if method == "icarl" else {"tune": "head"}
     chosen = small_method(method, **options)
-    way = HostileConnection(sites_of(bench, chosen, tmp_path), change)
-    result = server_of(bench, chosen, way).run()
+    connection = HostileConnection(sites_of(bench, chosen, tmp_path), change)
+    result = server_of(bench, chosen, connection).run()
     assert len(result.accuracy) == 3
     assert {r["client"] for r in result.rejected} == {0}
     assert all(reason in r["reason"] for r in result.rejected)
@@ -121,9 +121,9 @@ def test_local_steps_above_schedule_are_rejected(make_bench, small_method, tmp_p
     method = small_method("fedavg", tune="head")
 
     def change(answer):
-        about, tensors = deserialize(UPLOAD, answer, UploadInfo)
+        info, tensors = deserialize(UPLOAD, answer, UploadInfo)
         steps = {n: v + 1 for n, v in tensors.items() if n == "local_steps"}
-        return serialize(UPLOAD, about, {**tensors, **steps})
+        return serialize(UPLOAD, info, {**tensors, **steps})
 
     result = server_of(
         bench, method, HostileConnection(sites_of(bench, method, tmp_path), change)
@@ -131,7 +131,7 @@ def test_local_steps_above_schedule_are_rejected(make_bench, small_method, tmp_p
     images = [len(task[0]) for task in bench.partition.tasks]
     steps = [2 * -(-n // 3) for n in images]
     assert [(entry["client"], entry["reason"]) for entry in result.rejected] == [
-        (0, f"local_steps has a count of {s + 1}, at most {s} for {n} images")
+        (0, f"local_steps has a count of {s + 1}, but the limit is {s} for {n} images")
         for s, n in zip(steps, images, strict=True)
         if n
     ]
@@ -171,13 +171,13 @@ def test_hostile_only_site_of_task_does_not_end_run(make_bench, small_method, tm
     change = {"fedavg": lambda _: None, "fedncm": change_upload({"images": 10**6})}.get(
         name, lambda _: serialize(REFUSAL_FORM, Refusal("no time"))
     )
-    way = SometimesHostileConnection(sites_of(bench, small_method(name), tmp_path), change)
-    run = server_of(bench, small_method(name), way)
+    connection = SometimesHostileConnection(sites_of(bench, small_method(name), tmp_path), change)
+    run = server_of(bench, small_method(name), connection)
     result = run.run()
-    assert way.alone and len(result.accuracy) == 3
+    assert connection.alone and len(result.accuracy) == 3
     assert {entry["task"] for entry in result.skipped} == {1}
-    assert result.remark.endswith(f"{note} less than 1 valid upload: the state stayed")
-    reasons = {"fedavg": "dropped out", "fedncm": "claims 1000000 samples, it has"}
+    assert result.remark.endswith(f"{note} fewer than 1 valid upload: the state did not change")
+    reasons = {"fedavg": "dropped out", "fedncm": "claims 1000000 images, but has"}
     for entry in result.rejected:
         assert entry["client"] == 0
         assert entry["reason"].startswith(reasons.get(name, "refused: no time"))
@@ -186,8 +186,8 @@ def test_hostile_only_site_of_task_does_not_end_run(make_bench, small_method, tm
 def test_too_few_uploads_are_not_merged(make_bench, small_method, tmp_path, monkeypatch):
     """Require valid uploads of three sites; one site never sends one."""
     method, bench = small_method("fedavg"), make_bench(epochs=1, rounds=1, min_clients=3)
-    way = HostileConnection(sites_of(bench, method, tmp_path), change_upload({"images": 0}))
-    run, merged = server_of(bench, method, way), []
+    connection = HostileConnection(sites_of(bench, method, tmp_path), change_upload({"images": 0}))
+    run, merged = server_of(bench, method, connection), []
     monkeypatch.setattr(run.server, "merge", lambda *uploads: merged.append(uploads))
     result = run.run()
     assert len(result.accuracy) == 3 and not merged
@@ -234,14 +234,14 @@ def test_server_without_sites_ends_run(make_bench, small_method, tmp_path):
 
 
 def test_image_count_above_agreement_is_rejected(make_bench, small_method):
-    def way(questions, limit):
+    def connection(questions, limit):
         return dict.fromkeys(questions, serialize(ENROLMENT, Enrolment([1, 10_000_000, 1], None)))
 
     with pytest.raises(
         FczooError,
         match=r"paris has 10000000 images of task 2, but the agreement allows 100000; agree on",
     ):
-        server_of(make_bench(), small_method("fedavg"), way)
+        server_of(make_bench(), small_method("fedavg"), connection)
     check_image_counts("paris", [10, 0], {"paris": 10, "rome": 5})
     with pytest.raises(FczooError, match="site rome has 6 images of task 1"):
         check_image_counts("rome", [6], {"paris": 10, "rome": 5})
@@ -271,10 +271,10 @@ def test_server_memory_depends_on_largest_site_only(make_bench):
     bench = make_bench(clients=10)
     enrolments = [Enrolment([100_000] * 3, None)] * 10
     tracemalloc.start()
-    world = server_world(bench.settings, bench.stream, bench.backbone, bench.test, enrolments)
+    scenario = server_scenario(bench.settings, bench.stream, bench.backbone, bench.test, enrolments)
     size, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert [len(c.index) for c in world.clients(bench.stream.tasks[1])] == [100_000] * 10
+    assert [len(c.index) for c in scenario.clients(bench.stream.tasks[1])] == [100_000] * 10
     assert size < 25e6
     assert peak < 40e6
 
@@ -291,13 +291,13 @@ def test_refusal_reason_is_short_line():
 def test_message_header_size_is_limited():
     """Limit the part of an answer that becomes Python objects, however many tensors it has."""
     answer = serialize(REFUSAL_FORM, Refusal("x" * (LARGEST_HEADER + 1)))
-    reason = rf"its header has \d+ bytes, at most {LARGEST_HEADER} are read"
+    reason = rf"its header has \d+ bytes, but the limit is {LARGEST_HEADER}"
     for read in (refusal_reason, is_call, lambda content: deserialize(UPLOAD, content, UploadInfo)):
         with pytest.raises(InvalidMessage, match=reason):
             read(answer)
     sites = Sites(["paris"], lambda *_: {0: answer})
     assert list(sites.uploads([0], b"", 10)) == [None]
-    assert re.fullmatch(f"sent no upload: {reason}", sites.failures[0])
+    assert re.fullmatch(f"sent an invalid upload: {reason}", sites.failures[0])
 
 
 def test_divergence_caused_by_one_site_does_not_end_run(make_bench, small_method, tmp_path):
@@ -308,18 +308,18 @@ def test_divergence_caused_by_one_site_does_not_end_run(make_bench, small_method
         def __call__(self, questions, limit, /):
             answers = dict(super().__call__(questions, limit))
             enrols = len(self.passed) == 3
-            request = None if enrols or 1 not in answers else asked_in(questions[1], CPU)[0]
+            request = None if enrols or 1 not in answers else unpack_request(questions[1], CPU)[0]
             if request and request.boundary is None:
-                state, (about, tensors) = request.state, deserialize(UPLOAD, answers[1], UploadInfo)
+                state, (info, tensors) = request.state, deserialize(UPLOAD, answers[1], UploadInfo)
                 scaled = {n: state[n] + 900 * (v - state[n]) for n, v in tensors.items()}
-                answers[1] = serialize(UPLOAD, about, scaled)
+                answers[1] = serialize(UPLOAD, info, scaled)
             return answers
 
     result = server_of(bench, method, ScalingConnection(sites_of(bench, method, tmp_path))).run()
     assert len(result.accuracy) == 3
     last = [r["reason"] for r in result.rejected if r["task"] == 2]
     assert last == ["diverged, loss nan"] * 3
-    assert result.remark.endswith("with less than 1 valid upload: the state stayed")
+    assert result.remark.endswith("with fewer than 1 valid upload: the state did not change")
 
 
 def test_divergence_in_first_round_ends_run(make_bench, small_method, tmp_path):
@@ -336,5 +336,5 @@ def test_too_few_uploads_for_aggregator_keep_state(make_bench, small_method, tmp
     result = server_of(bench, method, connection).run()
     assert len(result.accuracy) == 3
     assert [entry["task"] for entry in result.skipped] == [1]
-    note = "1 exchange with too few uploads for trimmed_mean:1: the state stayed"
+    note = "1 exchange with too few uploads for trimmed_mean:1: the state did not change"
     assert result.remark.endswith(note)

@@ -9,7 +9,7 @@ from fczoo.security.privacy import composed_epsilon, epsilon
 from fczoo.sites.ledger import PrivacyLedger
 from fczoo.sites.messages import CALL, REFUSAL, Call, Refusal, deserialize, serialize
 from fczoo.sites.site import Site
-from helpers_sites import NAMES, LocalConnection, own_world, server_of, sites_of
+from helpers_sites import NAMES, LocalConnection, own_scenario, server_of, sites_of
 
 NOISY = {"dp_clip": 1.0, "dp_noise": 8.0, "dp_secure": True}
 SETTINGS = Settings(dataset="toy", **NOISY)
@@ -97,11 +97,11 @@ def test_server_cannot_exceed_budget(make_bench, small_method, tmp_path):
     bench = make_bench(rounds=1, epochs=1, batch_size=8, **NOISY)
     method = small_method("fedavg", tune="head")
     ledger = PrivacyLedger(tmp_path / "ledger.json", composed_epsilon([(8.0, 2)], 1e-5) + 1e-6)
-    site = Site(own_world(bench, 0), method, 0, 0, NAMES, tmp_path, ledger)
-    way = LocalConnection(sites_of(bench, method, tmp_path / "sites"))
-    server_of(bench, method, way, "run 0").run()
-    question = next(q for number, q, _ in way.passed[3:] if number == 0)
-    call = way.passed[0][1]
+    site = Site(own_scenario(bench, 0), method, 0, 0, NAMES, tmp_path, ledger)
+    connection = LocalConnection(sites_of(bench, method, tmp_path / "sites"))
+    server_of(bench, method, connection, "run 0").run()
+    question = next(q for number, q, _ in connection.passed[3:] if number == 0)
+    call = connection.passed[0][1]
     terms = deserialize(CALL, call, Call)[0].terms
     site.answer(serialize(CALL, Call("run 0", terms)))
     first = site.answer(question)
@@ -113,7 +113,7 @@ def test_server_cannot_exceed_budget(make_bench, small_method, tmp_path):
         "would raise the institution's epsilon" in deserialize(REFUSAL, answer, Refusal)[0].reason
     )
     # the ledger survives the folder of the site
-    other = Site(own_world(bench, 0), method, 0, 0, NAMES, tmp_path / "sites" / "1", ledger)
+    other = Site(own_scenario(bench, 0), method, 0, 0, NAMES, tmp_path / "sites" / "1", ledger)
     answer = other.answer(serialize(CALL, Call("run 2", terms)))
     assert (
         "would raise the institution's epsilon" in deserialize(REFUSAL, answer, Refusal)[0].reason
@@ -124,9 +124,9 @@ def test_server_cannot_exceed_budget(make_bench, small_method, tmp_path):
 def test_upload_is_recorded_before_it_is_sent(make_bench, small_method, tmp_path, monkeypatch):
     bench = make_bench(rounds=1, epochs=1, batch_size=8, **NOISY)
     method = small_method("fedavg", tune="head")
-    way = LocalConnection(sites_of(bench, method, tmp_path))
+    connection = LocalConnection(sites_of(bench, method, tmp_path))
     ledger = PrivacyLedger(tmp_path / "ledger.json")
-    way.sites[0].ledger = ledger
+    connection.sites[0].ledger = ledger
     stored = []
     store_state = Site._store_state
 
@@ -136,5 +136,5 @@ def test_upload_is_recorded_before_it_is_sent(make_bench, small_method, tmp_path
         store_state(self, state)
 
     monkeypatch.setattr(Site, "_store_state", note)
-    server_of(bench, method, way).run()
+    server_of(bench, method, connection).run()
     assert stored == [1, 2, 3]  # one round of each of three tasks

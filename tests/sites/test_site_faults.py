@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fczoo import FczooError
-from fczoo.federation.checkpoint import form_of
+from fczoo.federation.checkpoint import format_of
 from fczoo.sites.messages import (
     CALL,
     ENROLMENT,
@@ -16,8 +16,8 @@ from fczoo.sites.messages import (
     deserialize,
     serialize,
 )
-from fczoo.sites.site import Site
-from helpers_sites import NAMES, LocalConnection, own_world, server_of, simulate, sites_of
+from fczoo.sites.site import HOW_TO_RESTART, Site
+from helpers_sites import NAMES, LocalConnection, own_scenario, server_of, simulate, sites_of
 
 
 class RestartingConnection(LocalConnection):
@@ -50,12 +50,12 @@ def test_killed_sites_resume_from_their_folders(make_bench, small_method, tmp_pa
     )
 
     def start_site(number: int) -> Site:
-        return Site(own_world(bench, number), method, 0, number, NAMES, tmp_path / str(number))
+        return Site(own_scenario(bench, number), method, 0, number, NAMES, tmp_path / str(number))
 
-    way = RestartingConnection(start_site, sites_of(bench, method, tmp_path))
-    remote, simulation = server_of(bench, method, way), simulate(bench, method)
+    connection = RestartingConnection(start_site, sites_of(bench, method, tmp_path))
+    remote, simulation = server_of(bench, method, connection), simulate(bench, method)
     assert repr(remote.run().accuracy) == repr(simulation.run().accuracy)
-    assert way.lost
+    assert connection.lost
 
 
 def test_silent_site_is_recorded_as_dropped_out(make_bench, small_method, tmp_path):
@@ -87,8 +87,8 @@ def test_damaged_answers_are_reported_and_ignored(
     run = server_of(bench, method, DamagingConnection(sites_of(bench, method, tmp_path)))
     result = run.run()
     assert {entry["client"] for entry in result.rejected} == {2}
-    assert all(entry["reason"].startswith("sent no upload: ") for entry in result.rejected)
-    assert "site lyon: sent no upload: " in caplog.text
+    assert all(entry["reason"].startswith("sent an invalid upload: ") for entry in result.rejected)
+    assert "site lyon: sent an invalid upload: " in caplog.text
 
 
 def test_answer_to_other_question_is_ignored(make_bench, small_method, tmp_path, caplog):
@@ -103,23 +103,23 @@ def test_answer_to_other_question_is_ignored(make_bench, small_method, tmp_path,
 
     result = server_of(bench, method, LateConnection(sites_of(bench, method, tmp_path))).run()
     assert [entry["client"] for entry in result.rejected] == [0]
-    assert "it answers another request" in caplog.text
+    assert "sent the answer to another request" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("enrolment", "words"),
     [
-        (Enrolment([1, 1], [0]), "tasks or classes that the schedule does not have"),
-        (Enrolment([1, 1, 1], [7]), "tasks or classes that the schedule does not have"),
-        (Enrolment([1, 1, 10**12], None), "site paris sent no enrolment: images"),
+        (Enrolment([1, 1], [0]), "tasks or classes that are not in the schedule"),
+        (Enrolment([1, 1, 1], [7]), "tasks or classes that are not in the schedule"),
+        (Enrolment([1, 1, 10**12], None), "site paris sent an invalid enrolment: images"),
     ],
 )
 def test_invalid_enrolments_are_rejected(make_bench, small_method, enrolment, words):
-    def way(questions, limit):
+    def connection(questions, limit):
         return dict.fromkeys(questions, serialize(ENROLMENT, enrolment))
 
     with pytest.raises(FczooError, match=words):
-        server_of(make_bench(), small_method("fedavg"), way)
+        server_of(make_bench(), small_method("fedavg"), connection)
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,14 @@ def test_site_rejects_other_terms(make_bench, small_method, tmp_path, terms, wor
         new = {k: {**call.terms[k], **v} if isinstance(v, dict) else v for k, v in terms.items()}
         return serialize(CALL, Call(call.run, {**call.terms, **new}))
 
-    with pytest.raises(FczooError, match=f"^site paris: {words}; give both the same$"):
+    with pytest.raises(FczooError, match=f"^site paris: {words}; make them equal$"):
         server_of(bench, method, OtherTermsConnection(sites_of(bench, method, tmp_path)))
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("joint", {}, "pools the images"),
+        ("joint", {}, "images of all clients in one place"),
         ("fedavg", {"attack": "sign-flip", "attackers": 0.4}, "attack works in simulations only"),
         ("fedavg", {"drop_rate": 0.1}, "drop_rate works in simulations only"),
         ("fedavg", {"dp_clip": 1.0, "dp_noise": 1.0}, "dp_secure = true"),
@@ -192,27 +192,27 @@ def test_sites_reject_unsupported_settings(
 def test_site_rejects_invalid_questions(make_bench, small_method, tmp_path):
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
     sites = sites_of(bench, method, tmp_path)
-    way = LocalConnection(sites)
-    server_of(bench, method, way, "first").run()
-    question = next(q for _, q, _ in way.passed if form_of(q) != CALL)
-    server_of(bench, method, way, "second")
+    connection = LocalConnection(sites)
+    server_of(bench, method, connection, "first").run()
+    question = next(q for _, q, _ in connection.passed if format_of(q) != CALL)
+    server_of(bench, method, connection, "second")
     long_name = serialize(CALL, Call("x" * 65, {}))  # which the ledger would store
     expected = ((question, "not enrolled in this run"), (b"nothing", "damaged"))
     for content, words in (*expected, (long_name, "run: Expected `str` of length <= 64")):
         answer = sites[0].answer(content)
-        assert form_of(answer) == REFUSAL
+        assert format_of(answer) == REFUSAL
         assert words in deserialize(REFUSAL, answer, Refusal)[0].reason
 
 
 def test_site_with_changed_agreement_leaves_run(make_bench, small_method, tmp_path, caplog):
     """Restart a site in the middle of a run, when the server does not compare terms."""
     bench, method = make_bench(epochs=1, rounds=1), small_method("fedavg")
-    way = LocalConnection(sites_of(bench, method, tmp_path))
-    run = server_of(bench, method, way)
+    connection = LocalConnection(sites_of(bench, method, tmp_path))
+    run = server_of(bench, method, connection)
     assert sites_of(bench, method, tmp_path)[0].state.run == "a run"
-    way.sites[0] = sites_of(make_bench(epochs=2, rounds=1), method, tmp_path)[0]
+    connection.sites[0] = sites_of(make_bench(epochs=2, rounds=1), method, tmp_path)[0]
     result = run.run()
-    reason = "refused: the site has not enrolled in this run; begin the run again"
+    reason = f"refused: the site has not enrolled in this run; {HOW_TO_RESTART}"
     assert {(r["client"], r["reason"]) for r in result.rejected} == {(0, reason)}
     assert f"site paris: {reason}" in caplog.text
 
@@ -229,7 +229,7 @@ def test_failed_site_is_skipped_and_error_text_stays_private(
 
     monkeypatch.setattr(sites[1], "_client", fail)
     result = run.run()
-    reason = "refused: RuntimeError at the site; its log has the reason"
+    reason = "refused: RuntimeError at the site; see its log"
     assert {(r["client"], r["reason"]) for r in result.rejected} == {(1, reason)}
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert warnings and set(warnings) == {f"site rome: {reason}; the round continues without it"}
@@ -244,7 +244,7 @@ def test_damaged_site_folder_is_rejected(make_bench, small_method, tmp_path):
     bench, method = make_bench(), small_method("fedavg")
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "kept.safetensors").write_bytes(b"nothing")
-    with pytest.raises(FczooError, match=r"kept\.safetensors is not a file of a site"):
+    with pytest.raises(FczooError, match=r"kept\.safetensors is not a valid state of a site"):
         sites_of(bench, method, tmp_path)
 
 
@@ -252,10 +252,10 @@ def test_task_without_images_at_any_site_is_rejected(make_bench, small_method, t
     """Accept classes that some site has; reject a task without images."""
     bench, method = make_bench(epochs=1), small_method("fedncm")
     run = server_of(bench, method, LocalConnection(sites_of(bench, method, tmp_path)))
-    assert run.world.classes_with_images(bench.stream.tasks[-1]).all()
+    assert run.scenario.classes_with_images(bench.stream.tasks[-1]).all()
     sites = sites_of(bench, method, tmp_path / "again")
     for site in sites.values():
-        site.world = replace(site.world, partition=without_last_task(site.world.partition))
+        site.scenario = replace(site.scenario, partition=without_last_task(site.scenario.partition))
     with pytest.raises(FczooError, match="no site has an image of task 3"):
         server_of(bench, method, LocalConnection(sites))
     assert len(NAMES) == 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fczoo.core.payload import content_of
-from fczoo.federation.checkpoint import form_of, unpack
+from fczoo.federation.checkpoint import format_of, unpack
 from fczoo.sites.messages import ENROLMENT, UPLOAD, Enrolment, deserialize
 from helpers_sites import LocalConnection, server_of, sites_of
 
@@ -16,46 +16,46 @@ NOTES = {"question", "images", "loss", "exemplars"}
 def run_and_collect_uploads(make_bench, method, folder, **settings):
     """Run sites; return the run, all uploads (site, tensors, notes) and the connection."""
     bench = make_bench(epochs=1, **settings)
-    way = LocalConnection(sites_of(bench, method, folder))
-    run = server_of(bench, method, way)
+    connection = LocalConnection(sites_of(bench, method, folder))
+    run = server_of(bench, method, connection)
     run.run()
     uploads = []
-    for number, _, answer in way.passed:
-        if form_of(answer) == UPLOAD:
+    for number, _, answer in connection.passed:
+        if format_of(answer) == UPLOAD:
             trees, notes = unpack(UPLOAD, answer)
             assert set(trees) == {"payload"} and set(notes) == NOTES
             uploads.append((number, trees["payload"], notes))
     assert uploads
-    return run, uploads, way
+    return run, uploads, connection
 
 
 @pytest.mark.parametrize("name", ["icarl", "glfc", "lwf", "podnet"])
 def test_client_memory_is_not_uploaded(make_bench, small_method, tmp_path, name):
     """Send only tensors that the method declares as uploads."""
     method = small_method(name)
-    run, uploads, way = run_and_collect_uploads(make_bench, method, tmp_path)
+    run, uploads, connection = run_and_collect_uploads(make_bench, method, tmp_path)
     training = run.server.uplink.training
     for _, tensors, _ in uploads:
         assert all(
             content_of(tensor, training.trained_prefixes, training.uploads) for tensor in tensors
         )
-    states = [site.state.kept for site in way.sites.values()]
-    assert any(k.memories or k.taught for k in states)
+    states = [site.state.client_state for site in connection.sites.values()]
+    assert any(k.memories or k.teacher_outputs for k in states)
     of_server = [name for memory in run.memories.values() for name in memory]
     assert set(of_server) <= {training.exemplars}
 
 
 def test_server_knows_only_exemplar_counts(make_bench, small_method, tmp_path):
-    run, uploads, way = run_and_collect_uploads(make_bench, small_method("icarl"), tmp_path)
-    for number, site in way.sites.items():
-        exemplars = site.state.kept.memories[number]["exemplar.index"]
+    run, uploads, connection = run_and_collect_uploads(make_bench, small_method("icarl"), tmp_path)
+    for number, site in connection.sites.items():
+        exemplars = site.state.client_state.memories[number]["exemplar.index"]
         last = [notes for client, _, notes in uploads if client == number][-1]
         assert sum(last["exemplars"]) == len(exemplars) > 0
         assert len(run.memories[number]["exemplar.index"]) == len(exemplars)
 
 
 def test_rare_classes_are_not_uploaded(make_bench, small_method, tmp_path):
-    _, uploads, way = run_and_collect_uploads(
+    _, uploads, connection = run_and_collect_uploads(
         make_bench, small_method("fedncm"), tmp_path, min_class_count=4
     )
     counts = torch.cat(
@@ -67,24 +67,26 @@ def test_rare_classes_are_not_uploaded(make_bench, small_method, tmp_path):
         (total,) = (value for name, value in tensors.items() if name.endswith("sum"))
         assert not total[count == 0].any()
     enrolments = [
-        deserialize(ENROLMENT, a, Enrolment)[0] for _, _, a in way.passed if form_of(a) == ENROLMENT
+        deserialize(ENROLMENT, a, Enrolment)[0]
+        for _, _, a in connection.passed
+        if format_of(a) == ENROLMENT
     ]
     for number, enrolment in enumerate(enrolments):
-        labels = torch.bincount(way.sites[number].world.train.labels)
+        labels = torch.bincount(connection.sites[number].scenario.train.labels)
         assert enrolment.classes == torch.nonzero(labels >= 4).flatten().tolist()
 
 
 def test_clipped_uploads_have_no_losses_or_classes(make_bench, small_method, tmp_path):
-    run, uploads, way = run_and_collect_uploads(
+    run, uploads, connection = run_and_collect_uploads(
         make_bench, small_method("fedavg"), tmp_path, dp_clip=0.01, rounds=1
     )
     assert all(notes["loss"] is None for _, _, notes in uploads)
-    for number, question, answer in way.passed:
-        if form_of(answer) == ENROLMENT:
+    for number, question, answer in connection.passed:
+        if format_of(answer) == ENROLMENT:
             assert deserialize(ENROLMENT, answer, Enrolment)[0].classes is None
             continue
         state, upload = (
-            unpack(form_of(question), question)[0]["state"],
+            unpack(format_of(question), question)[0]["state"],
             unpack(UPLOAD, answer)[0]["payload"],
         )
         change = torch.cat([(value - state[name]).flatten() for name, value in upload.items()])

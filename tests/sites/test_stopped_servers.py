@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fczoo import FczooError
-from fczoo.federation.checkpoint import form_of, seal_of
+from fczoo.federation.checkpoint import content_hash, format_of
 from fczoo.sites.messages import CALL, read_request
-from fczoo.sites.site import Site
+from fczoo.sites.site import HOW_TO_RESTART, Site
 from fczoo.sites.site_data import CHECKPOINT, RUN_START_FILE
-from helpers_sites import NAMES, LocalConnection, own_world, server_of, sites_of
+from helpers_sites import NAMES, LocalConnection, own_scenario, server_of, sites_of
 
 
 class PowerCut(BaseException):
@@ -28,7 +28,7 @@ class FailingConnection(LocalConnection):
         self.sites = {number: self.start_site(number) for number in questions}
         answers = super().__call__(questions, limit)
         content = next(iter(questions.values()))
-        if form_of(content) != CALL:
+        if format_of(content) != CALL:
             request, _ = read_request(content, torch.device("cpu"))
             exchange = request.ctx.task.index, request.ctx.round, request.boundary
             if exchange not in self.lost:
@@ -37,12 +37,12 @@ class FailingConnection(LocalConnection):
         return answers
 
 
-def run_until_done(bench, method, way, folder):
+def run_until_done(bench, method, connection, folder):
     """Start servers until the run has finished; return the run and their number."""
     servers = 0
     while True:
         servers += 1
-        run = server_of(bench, method, way, f"run {servers}", folder)
+        run = server_of(bench, method, connection, f"run {servers}", folder)
         try:
             run.run_to(folder / "result.json")
             return run, servers
@@ -56,7 +56,7 @@ def site_starter(bench, method, folder):
     def start_site(number: int) -> Site:
         site_folder = folder / str(number)
         site_folder.mkdir(exist_ok=True)
-        return Site(own_world(bench, number), method, 0, number, NAMES, site_folder)
+        return Site(own_scenario(bench, number), method, 0, number, NAMES, site_folder)
 
     return start_site
 
@@ -71,13 +71,13 @@ def test_server_resumes_after_any_exchange(make_bench, small_method, tmp_path, n
     if name != "fedcof":  # which trains nothing
         settings |= {"compress": "topk:0.2", "server_optimizer": "fedavgm:0.5"}
     method, bench = small_method(name), make_bench(**settings)
-    way = FailingConnection(site_starter(bench, method, tmp_path))
-    run, servers = run_until_done(bench, method, way, tmp_path)
+    connection = FailingConnection(site_starter(bench, method, tmp_path))
+    run, servers = run_until_done(bench, method, connection, tmp_path)
     reference = server_of(
         bench, method, LocalConnection(sites_of(bench, method, tmp_path / "undisturbed"))
     )
     reference.run()
-    assert servers == len(way.lost) + 1 > 3
+    assert servers == len(connection.lost) + 1 > 3
     for figure in (
         "accuracy",
         "metrics",
@@ -96,13 +96,13 @@ def test_noise_is_drawn_once_per_question(make_bench, small_method, tmp_path):
     """Draw noise once per question; a second draw would increase epsilon."""
     noisy = {"dp_clip": 0.1, "dp_noise": 1.0, "dp_secure": True, "epochs": 1, "batch_size": 8}
     method, bench = small_method("fedavg", tune="head"), make_bench(**noisy)
-    way = FailingConnection(site_starter(bench, method, tmp_path))
-    run, _ = run_until_done(bench, method, way, tmp_path)
+    connection = FailingConnection(site_starter(bench, method, tmp_path))
+    run, _ = run_until_done(bench, method, connection, tmp_path)
     answers_by_question = defaultdict(set)
-    for number, question, answer in way.passed:
-        if form_of(question) != CALL:
-            answers_by_question[number, seal_of(question)].add(answer)
-    assert len(answers_by_question) < len(way.passed) / 2  # most questions were repeated
+    for number, question, answer in connection.passed:
+        if format_of(question) != CALL:
+            answers_by_question[number, content_hash(question)].add(answer)
+    assert len(answers_by_question) < len(connection.passed) / 2  # most questions were repeated
     assert run.result.privacy
     assert all(len(answers) == 1 for answers in answers_by_question.values())
 
@@ -138,7 +138,7 @@ def test_site_without_state_cannot_resume(make_bench, small_method, tmp_path):
     method, bench, _ = stop_run(make_bench, small_method, tmp_path)
     (tmp_path / "1" / "kept.safetensors").unlink()
     with pytest.raises(
-        FczooError, match=r"^site rome: the site has no state of this run; begin it again$"
+        FczooError, match=f"^site rome: the site has no state of the resumed run; {HOW_TO_RESTART}$"
     ):
         server_of(
             bench, method, LocalConnection(sites_of(bench, method, tmp_path)), "second", tmp_path
@@ -150,7 +150,7 @@ def test_resumed_run_rejects_changed_settings_or_images(
 ):
     method, bench, sites = stop_run(make_bench, small_method, tmp_path)
     words = (
-        r"^setting batch_size is 5 here and 4 in the run that is resumed; .* or remove "
+        r"^setting batch_size is 5 here and 4 in the resumed run; .* or remove "
         r".*checkpoint\.safetensors"
     )
     with pytest.raises(FczooError, match=words):
@@ -158,7 +158,7 @@ def test_resumed_run_rejects_changed_settings_or_images(
             make_bench(epochs=1, batch_size=5), method, LocalConnection(sites), "second", tmp_path
         )
     monkeypatch.setattr(sites[2], "_classes", lambda: [0])
-    with pytest.raises(FczooError, match=r"^site lyon has other images than when the run began"):
+    with pytest.raises(FczooError, match=r"^the images of site lyon have changed since"):
         server_of(bench, method, LocalConnection(sites), "second", tmp_path)
 
 

@@ -43,7 +43,7 @@ def federation(agreement_folder, tmp_path) -> tuple[Path, int]:
 @pytest.fixture
 def listener(federation, monkeypatch) -> Iterator[SiteListener]:
     """Open the port of a server that waits one second for answers."""
-    monkeypatch.setattr(transport, "GRACE", 0.0)
+    monkeypatch.setattr(transport, "GRACE_SECONDS", 0.0)
     folder, port = federation
     listener = SiteListener(folder / "server", NAMES, port, 1.0)
     yield listener
@@ -145,19 +145,19 @@ def test_questions_and_answers_are_exchanged(federation, listener):
 
 def test_server_without_connected_site_raises(federation, listener, monkeypatch):
     """Count a waiting site as connected; raise if no site has sent a request."""
-    monkeypatch.setattr(transport, "POLL", 0.1)
+    monkeypatch.setattr(transport, "POLL_SECONDS", 0.1)
     link_of(federation, "rome").request(QUESTION, statuses=(204,))
     assert listener({0: b"what"}, 100) == {}
-    monkeypatch.setattr(transport, "ABSENT", 0.0)
+    monkeypatch.setattr(transport, "OFFLINE_SECONDS", 0.0)
     with pytest.raises(FczooError, match=r"^no site is connected; start the sites"):
         listener({0: b"what"}, 100)
 
 
 def test_site_waits_for_its_question(federation, listener, monkeypatch):
-    monkeypatch.setattr(transport, "POLL", 0.1)
+    monkeypatch.setattr(transport, "POLL_SECONDS", 0.1)
     link = link_of(federation, "rome")
     assert link.request(QUESTION, statuses=(204,))[0] == 204
-    monkeypatch.setattr(transport, "POLL", 20.0)
+    monkeypatch.setattr(transport, "POLL_SECONDS", 20.0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(link.request, QUESTION)
         thread, _ = question_in_background(listener, (1,))
@@ -183,7 +183,7 @@ def test_site_cannot_act_as_server(federation):
         shutil.copy(folder / "rome" / f"site.{kind}", folder / "server" / f"server.{kind}")
     listener = SiteListener(folder / "server", NAMES, port, 1.0)
     try:
-        with pytest.raises(FczooError, match="is not the one for which this folder was written"):
+        with pytest.raises(FczooError, match="cannot verify the certificate of the server"):
             link_of(federation, "paris").request(QUESTION)
     finally:
         listener.close()
@@ -288,28 +288,28 @@ def test_server_informs_sites_of_failure(federation, listener, monkeypatch):
     _, _, content = link_of(federation, "paris").request(QUESTION, statuses=(RUN_ENDED,))
     assert json.loads(content) == {"status": "failed", "reason": "no test image"}
     assert listener.wait_informed(1.0) == []
-    monkeypatch.setattr(transport, "GRACE", 60.0)  # other sites may still connect
+    monkeypatch.setattr(transport, "GRACE_SECONDS", 60.0)  # other sites may still connect
     assert listener.wait_informed(0.01) == ["rome", "lyon"]
 
 
 def test_connection_errors_are_reported(federation, agreement_folder, tmp_path, monkeypatch):
     folder, port = federation
-    monkeypatch.setattr(node, "RETRY", 0.05)
-    with pytest.raises(FczooError, match=r"cannot be reached for 5 s: Connection refused; start"):
+    monkeypatch.setattr(node, "RETRY_SECONDS", 0.05)
+    with pytest.raises(FczooError, match=r"was unreachable for 5 s: Connection refused; start"):
         link_of(federation, "paris").request(QUESTION)
-    with pytest.raises(FczooError, match="cannot be reached for 0 s: name not known"):
+    with pytest.raises(FczooError, match="was unreachable for 0 s: name not known"):
         ServerLink(folder / "paris", ("nowhere.invalid", port), 0.1).request(QUESTION)
     listener = SiteListener(folder / "server", NAMES[:2], port, 1.0)
     try:
         with pytest.raises(FczooError, match=f"the server cannot use port {port}: Address"):
             SiteListener(folder / "server", NAMES, port, 1.0)
         write_federation(tmp_path / "other", agreement_folder, "localhost", port)
-        with pytest.raises(FczooError, match="is not the one for which this folder was written"):
+        with pytest.raises(FczooError, match="cannot verify the certificate of the server"):
             ServerLink(tmp_path / "other" / "rome", ("localhost", port), 1.0).request(QUESTION)
         shutil.copy(folder / "rome" / "ca.crt", tmp_path / "other" / "rome")
-        with pytest.raises(FczooError, match=r"refuses the certificate of this folder: .*unknown"):
+        with pytest.raises(FczooError, match=r"refuses the certificate of this site: .*unknown"):
             ServerLink(tmp_path / "other" / "rome", ("localhost", port), 1.0).request(QUESTION)
-        with pytest.raises(FczooError, match="does not have this site"):
+        with pytest.raises(FczooError, match=r"this site is not in the run\.toml of the server"):
             link_of(federation, "lyon").request(QUESTION)
         monkeypatch.setattr(node, "VERSION", "2")
         with pytest.raises(
@@ -356,15 +356,17 @@ def test_late_large_answer_does_not_stop_site(federation, listener, tmp_path, mo
             return b"x" * 20_000_000
 
     monkeypatch.setattr(node, "open_site", lambda *_: SlowSite())
-    monkeypatch.setattr(node, "RETRY", 0.05)
+    monkeypatch.setattr(node, "RETRY_SECONDS", 0.05)
     with pytest.raises(FczooError, match="failed at the server: no one answered"):
-        node._take_part(folder / "paris", tmp_path, None, "paris", ("localhost", port), 1.0)
+        node._run_site(folder / "paris", tmp_path, None, "paris", ("localhost", port), 1.0)
     assert answers == [{}]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"status": 1}', b"[" * 10**5, b"\xff"])
 def test_invalid_outcome_is_rejected(content):
-    with pytest.raises(FczooError, match=r"the server sent no outcome of the run: .+; install"):
+    with pytest.raises(
+        FczooError, match=r"the server sent an invalid outcome of the run: .+; install"
+    ):
         node._outcome(content)
     for limit in ("", "-1", "9" * 5000, "many"):
         assert node._limit({transport.LIMIT: limit}) == 0
@@ -379,11 +381,11 @@ def test_sites_get_failure_reason_despite_full_disk(federation, tmp_path, monkey
         raise OSError(28, "No space left on device", "disk")
 
     monkeypatch.setattr(node, "write_json", fail)
-    monkeypatch.setattr(transport, "GRACE", 0.0)
+    monkeypatch.setattr(transport, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(SiteListener, "end", lambda _, *outcome: outcomes.append(outcome))
     agreement = read_agreement(folder / "server" / "agreed")
     with pytest.raises(FczooError, match="the run has failed: No space left on device: disk"):
-        node._serve(folder / "server", tmp_path, agreement, "server", ("localhost", port), 0.1)
+        node._run_server(folder / "server", tmp_path, agreement, "server", ("localhost", port), 0.1)
     assert outcomes == [("failed", "No space left on device: disk")]
 
 

@@ -219,12 +219,12 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
     (
         rules.check_dataclass,
         Changeable,
-        r"lr can be set after creation; write @dataclass\(frozen=True\)",
+        r"lr can be changed after creation; write @dataclass\(frozen=True\)",
     ),
     (
         rules.check_description,
         WithoutPaper,
-        "does not say where it comes from; set the class attribute paper",
+        "does not name its source; set the class attribute paper",
     ),
     (
         rules.check_search_spaces,
@@ -242,7 +242,7 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
     (
         rules.check_first_state,
         TrainsMissingTensor,
-        "trains prompt., which begin_task does not make",
+        "trains prompt., which begin_task does not create",
     ),
     (rules.check_first_state, TrainsPrivateState, "trains head., which is server_only"),
     (rules.check_broadcast, NamesMissingPrivateState, "which the state does not have"),
@@ -269,27 +269,27 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
     (
         rules.check_declared_uploads,
         UploadsExtraTensor,
-        "uploads 'labels' without declaring it; name its group",
+        "uploads 'labels' without declaring it; add its group",
     ),
     (
         rules.check_declared_uploads,
         UploadsExtraTensorOnce,
-        "uploads 'labels' without declaring it; name its group",
+        "uploads 'labels' without declaring it; add its group",
     ),
     (rules.check_finite_uploads, UploadsExtraTensorOnce, "honest upload is rejected: "),
     (
         rules.check_finite_uploads,
         UploadsNaN,
-        "does not finish a run in the toy world.*not finite",
+        "fails in the toy benchmark.*not finite",
     ),
     (training.check_append_only_rows, ChangesFrozenRows, "changes frozen rows of head."),
     (
         training.check_append_only_rows,
         NamesMissingFrozenRows,
-        "append_only names past., which the state never has",
+        "append_only names past., which is not in the state",
     ),
-    (training.check_padding, CountsPadding, "counts padding, rows of weight 0, in train"),
-    (training.check_padding, StopsGradients, "loss has no gradient; nothing is trained"),
+    (training.check_padding, CountsPadding, "counts padding \\(rows of weight 0\\) in train"),
+    (training.check_padding, StopsGradients, "loss has only zero gradients; nothing is trained"),
     (
         training.check_logits,
         LogitsOfFutureClasses,
@@ -298,14 +298,14 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
     (
         training.check_logits_of_batches,
         LogitsByBatch,
-        "gives an image other logits in another batch",
+        "logits that depend on other images of the batch",
     ),
     (
         training.check_same_seed,
         UnseededDraws,
-        "gives another run from the same seed",
+        "is not reproducible with the same seed",
     ),
-    (training.check_other_seed, IgnoresSeed, "trains the same from another seed"),
+    (training.check_other_seed, IgnoresSeed, "trains identically with another seed"),
     (
         training.check_batched_clients,
         CountsCalls,
@@ -356,9 +356,7 @@ def test_inconsistent_result_is_rejected(subject: MethodUnderTest) -> None:
     ):
         rules.check_upload_bytes(subject)
     result.accuracy[1][0] += 1
-    with pytest.raises(
-        AssertionError, match=r"broken has accuracies .* where its predictions have"
-    ):
+    with pytest.raises(AssertionError, match=r"broken has accuracies .* but its predictions give"):
         training.check_accuracy(subject)
 
 

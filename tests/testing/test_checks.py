@@ -17,7 +17,7 @@ from fczoo.data.dataset import Dataset, Defaults, ImageData, Images
 from fczoo.partitioners.iid import IID
 from fczoo.security.attacks import Attack
 from fczoo.testing import check_attack, check_dataset, check_partitioner
-from fczoo.testing.world import random_images
+from fczoo.testing.toy_benchmark import random_images
 
 # ---------------------------------------------------------------- partitioners
 
@@ -73,15 +73,15 @@ def empty_message(labels, clients, rng):
 @pytest.mark.parametrize(
     ("split", "says"),
     [
-        (seed_ignored, "gives the same parts from different seeds; draw from rng"),
-        (unseeded_draws, "gives other parts from the same generator"),
-        (missing_part, r"gives \d parts for \d clients; give each client one"),
+        (seed_ignored, "returns the same parts for different seeds; draw from rng"),
+        (unseeded_draws, "returns different parts for the same rng"),
+        (missing_part, r"returns \d parts for \d clients; return one per client"),
         (missing_image, "set disjoint = False in the class"),
-        (repeated_image, "gives a client the same image twice"),
-        (invalid_position, "names positions outside of the"),
-        (parts_as_lists, "not an array of whole numbers"),
-        (changed_labels, "changes the labels that it is given"),
-        (every_request_refused, "refuses even 200 images of 5 classes for 8 clients"),
+        (repeated_image, "assigns the same image to a client twice"),
+        (invalid_position, "returns positions outside labels"),
+        (parts_as_lists, "not a 1-D integer array"),
+        (changed_labels, "modifies its argument labels in place"),
+        (every_request_refused, "cannot split 200 images of 5 classes among 8 clients"),
         (empty_message, r"raises an error with message ''; raise FczooError with one line"),
     ],
 )
@@ -144,12 +144,12 @@ def test_checks_work_without_hypothesis(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("forge", "says"),
     [
-        (lambda change, rng: change, "changes nothing in a run"),
+        (lambda change, rng: change, "has no effect on a run"),
         (lambda change, rng: change.sum(), r"turns torch.float\d+ .* into torch.float\d+ \[\];"),
         (lambda change, rng: change.double().half(), "into torch.float16"),
-        (lambda change, rng: change / 0, "forges values that are not finite"),
-        (lambda change, rng: change.neg_(), "changes the honest change in place"),
-        (lambda change, rng: torch.rand_like(change), "forges differently from the same generator"),
+        (lambda change, rng: change / 0, "returns values that are not finite"),
+        (lambda change, rng: change.neg_(), "modifies the honest change in place"),
+        (lambda change, rng: torch.rand_like(change), "returns different values for the same rng"),
     ],
 )
 def test_broken_attack_is_rejected(monkeypatch, forge: Callable, says: str) -> None:
@@ -203,7 +203,7 @@ def load_blank(self, root):
     [
         ({}, ""),
         ({"about": "two\nlines"}, "about must be one line"),
-        ({"classes": 8}, "names 7 classes, but toy_set.classes is 8"),
+        ({"classes": 8}, "returns 7 class names, but toy_set.classes is 8"),
         ({"defaults": Defaults(tasks=9)}, "has 9 tasks for 7 classes; choose 1 to 7"),
         (
             {"defaults": Defaults(tasks=2, partition="zipf")},
@@ -213,18 +213,18 @@ def load_blank(self, root):
             {"defaults": Defaults(tasks=2, augment="blur")},
             "defaults cannot be used: no augmentation is called",
         ),
-        ({"folder": "toy"}, "does not say its source, layout, licence"),
+        ({"folder": "toy"}, "does not declare source, layout, licence"),
         (
             {"folder": "toy", "source": "here", "layout": "*", "licence": "MIT"},
-            "finds something in an empty folder",
+            "returns data for an empty folder",
         ),
         ({"load": load_floats}, r"has pixels float32 \[28, 16, 16, 3\]"),
         ({"load": load_extra_label}, "must have an image of each of the labels 0 to 6"),
         ({"load": load_shuffled}, "differs from the first load"),
-        ({"load": load_blank}, "has images of one grey throughout"),
+        ({"load": load_blank}, "has only equal pixels"),
         (
             {"load": lambda self, root: Toy.load(self, root)._replace(classes=tuple("aacdefg"))},
-            "names a class twice",
+            "returns a class name twice",
         ),
         ({"load": lambda self, root: None}, "returns a NoneType; return an ImageData"),
     ],

@@ -76,7 +76,10 @@ def test_client_may_keep_own_image():
 
 @pytest.mark.parametrize(
     ("cls", "says"),
-    [(KeepsNaN, "remembers mean, which is not finite"), (ChangesMemoryInPlace, "in place")],
+    [
+        (KeepsNaN, "stores mean in its memory, which is not finite"),
+        (ChangesMemoryInPlace, "in place"),
+    ],
 )
 def test_invalid_client_memory_is_rejected(cls: Any, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
@@ -84,10 +87,10 @@ def test_invalid_client_memory_is_rejected(cls: Any, says: str) -> None:
 
 
 BROKEN: list[tuple[type[KeepsFirstImage], str]] = [
-    (KeepsNothing, "broken keeps no image under kept"),
-    (KeepsTwice, "broken's client . keeps an image twice"),
-    (KeepsMoreThanMemory, "broken's client . keeps 1 images, memory=0"),
-    (KeepsImagesOfOthers, "broken's client . keeps images of others"),
+    (KeepsNothing, "broken stores no exemplar in kept"),
+    (KeepsTwice, "broken's client . stores an exemplar twice"),
+    (KeepsMoreThanMemory, "broken's client . stores 1 exemplars, memory=0"),
+    (KeepsImagesOfOthers, "broken's client . stores exemplars that are not its own"),
 ]
 
 

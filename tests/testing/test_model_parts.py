@@ -10,14 +10,15 @@ from click.testing import CliRunner
 
 from fczoo import FczooError, load_backbone
 from fczoo.backbones.names import BACKBONES
-from fczoo.backbones.weights import contamination, identify_weights, weights_to_download
+from fczoo.backbones.pretraining_overlap import contamination, identify_weights
+from fczoo.backbones.weights import weights_to_download
 from fczoo.cli.app import main
 from fczoo.core.metrics import USER_METRICS, all_metrics, register_metric
 from fczoo.core.registry import AUGMENTATIONS
 from fczoo.core.vit_config import ViTConfig
 from fczoo.data.views import Augment
 from fczoo.testing import check_augmentation, check_backbone, check_metric
-from fczoo.testing.world import random_weights
+from fczoo.testing.toy_benchmark import random_weights
 from helpers_cli import TINY
 
 CONFIG = ViTConfig("else", image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32)
@@ -88,15 +89,15 @@ def test_broken_backbone_is_rejected(monkeypatch, tmp_path, changes: dict, error
     ("changes", "error"),
     [
         ({"__doc__": ""}, "mine has no description"),
-        ({"licence": None}, "mine has no text licence"),
-        ({"pretraining": ("photos",)}, "mine.pretraining is not a tuple of these data sets: tiny"),
+        ({"licence": None}, "mine has no licence"),
+        ({"pretraining": ("photos",)}, "mine.pretraining must be a tuple of these data sets: tiny"),
         (
             {"weights": lambda self: {k: v + torch.rand(1) for k, v in Mine().weights().items()}},
-            "mine.weights\\(\\) differs from load to load",
+            "mine.weights\\(\\) returns different weights at each call",
         ),
         (
             {"weights": lambda self: {k: 0 * v for k, v in Mine().weights().items()}},
-            "mine gives the same feature for any image",
+            "mine returns the same feature for any image",
         ),
     ],
 )
@@ -110,17 +111,17 @@ def test_check_backbone_reports_fault(monkeypatch, changes: dict, error: str) ->
 def test_duplicate_backbone_name_is_rejected(monkeypatch, name: str) -> None:
     other = type("Other", (Mine,), {"__doc__": Mine.__doc__, "name": name})
     monkeypatch.setattr(BACKBONES, "_entries", {name: other})
-    with pytest.raises(AssertionError, match=f"'{name}' in .* has the name of another one; rename"):
+    with pytest.raises(AssertionError, match=f"'{name}' in .* has the name of another of fczoo"):
         check_backbone(name)
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda images, draws: images[:, :1], "Broken.change returns"),
-        (lambda images, draws: images + 1, r"broken gives values outside \[0, 1\]"),
-        (lambda images, draws: images * torch.rand(1), "another view from the same random numbers"),
-        (lambda images, draws: images - images.amin(0) / 2, "images of a batch change each other"),
+        (lambda images, draws: images[:, :1], "Broken.change returned shape"),
+        (lambda images, draws: images + 1, r"broken returns values outside \[0, 1\]"),
+        (lambda images, draws: images * torch.rand(1), "different views for the same draws"),
+        (lambda images, draws: images - images.amin(0) / 2, "mixes images of a batch"),
     ],
 )
 def test_broken_augmentation_is_rejected(monkeypatch, change: Callable, error: str) -> None:

@@ -31,19 +31,19 @@ from fczoo.federation.settings import Settings
 from fczoo.reports.run_folder import FAILURE, read_bench_file
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.execute import error_text, execute_run, record_failure
-from fczoo.runner.progress import say
-from fczoo.runner.run_control import CLUSTER, Interrupts, only_process
+from fczoo.runner.progress import print_progress
+from fczoo.runner.run_control import CLUSTER, Interrupts, lock_folder
 from fczoo.runner.warnings import gather_warnings
 
-TRIES = 2  # attempts at a run whose worker dies
-WAIT = 0.5  # seconds between two checks for a signal to stop
+MAX_ATTEMPTS = 2  # attempts at a run whose worker dies
+POLL_SECONDS = 0.5  # seconds between two checks for a signal to stop
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of a run in a worker, as plain values, since some exceptions cannot be sent back."""
 
-    end: Literal["done", "failed", "stopped", "died"]
+    status: Literal["done", "failed", "stopped", "died"]
     error: str = ""
 
 
@@ -59,8 +59,8 @@ class Worker(Protocol):
     def stop(self) -> None:
         """Stop the run after its current round; a run that waits in a queue need not start."""
 
-    def close(self, at_once: bool) -> None:
-        """Release the worker; with ``at_once`` interrupt its run."""
+    def close(self, force: bool) -> None:
+        """Release the worker; with ``force`` interrupt its run."""
 
 
 MODULES = {"cores": "local", "slurm": "slurm", "ray": "ray"}
@@ -76,7 +76,7 @@ def _module(execution: ExecutionConfig) -> ModuleType:
     return import_module(f"fczoo.runner.executors.{MODULES[execution.executor]}")
 
 
-def run_side_by_side(
+def run_in_parallel(
     runs: Sequence[RunSpec],
     execution: ExecutionConfig,
     out: Path,
@@ -108,20 +108,20 @@ def _run(
 ) -> None:
     with Interrupts(out) as interrupts:
         try:
-            while queue.running or (
-                queue.waiting and not queue.failure and not interrupts.signal_number
+            while queue.active_runs or (
+                queue.waiting_runs and not queue.failure and not interrupts.signal_number
             ):
                 if queue.failure or interrupts.signal_number:
                     for worker in queue.workers:
                         worker.stop()
                 else:
                     queue.begin()
-                on_wait([run for _, run in queue.running.values()])
+                on_wait([run for _, run in queue.active_runs.values()])
                 for run in queue.pop_ended():
                     on_end(run)
         finally:
             for worker in queue.workers:
-                worker.close(at_once=bool(queue.running))
+                worker.close(force=bool(queue.active_runs))
         interrupts.check_interrupt()
 
 
@@ -129,42 +129,44 @@ def _run(
 class _RunQueue:
     """Waiting runs, and active runs with their workers."""
 
-    waiting: deque[RunSpec]
+    waiting_runs: deque[RunSpec]
     execution: ExecutionConfig
     workers: Sequence[Worker]
-    running: "dict[Future[Outcome], tuple[Worker, RunSpec]]" = field(default_factory=dict)
+    active_runs: "dict[Future[Outcome], tuple[Worker, RunSpec]]" = field(default_factory=dict)
     deaths: Counter[RunSpec] = field(default_factory=Counter)
     failure: FczooError | None = None
 
     def begin(self) -> None:
         """Start a run on every idle worker."""
-        busy = [worker for worker, _ in self.running.values()]
+        busy = [worker for worker, _ in self.active_runs.values()]
         for worker in self.workers:
-            if worker not in busy and self.waiting:
-                run = self.waiting.popleft()
-                self.running[worker.begin(run, self.execution)] = worker, run
+            if worker not in busy and self.waiting_runs:
+                run = self.waiting_runs.popleft()
+                self.active_runs[worker.begin(run, self.execution)] = worker, run
 
     def pop_ended(self) -> Iterator[RunSpec]:
         """Yield the runs that have ended, after a short wait.
 
         A run whose worker died returns to the queue, unless it has no attempt left.
         """
-        futures, _ = wait(self.running, WAIT, FIRST_COMPLETED)
+        futures, _ = wait(self.active_runs, POLL_SECONDS, FIRST_COMPLETED)
         for future in futures:
-            worker, run = self.running.pop(future)
+            worker, run = self.active_runs.pop(future)
             outcome = worker.outcome(future)
-            if outcome.end == "died":
+            if outcome.status == "died":
                 self.deaths[run] += 1
-                if self.deaths[run] < TRIES:
-                    say(f"{run.numbered_label}: its process died; restarting it")
-                    self.waiting.appendleft(run)
+                if self.deaths[run] < MAX_ATTEMPTS:
+                    print_progress(f"{run.numbered_label}: its process died; restarting the run")
+                    self.waiting_runs.appendleft(run)
                     continue
-                outcome = Outcome("failed", f"its process died {TRIES} times; {outcome.error}")
+                outcome = Outcome(
+                    "failed", f"its process died {MAX_ATTEMPTS} times; {outcome.error}"
+                )
                 record_failure(run, outcome.error)
-            if outcome.end == "failed":
+            if outcome.status == "failed":
                 if not (run.folder_of_run / FAILURE).exists():  # it failed before it started
                     record_failure(run, outcome.error)
-                    say(f"{run.numbered_label}: failed, {outcome.error}")
+                    print_progress(f"{run.numbered_label}: failed, {outcome.error}")
                 if not self.execution.skip_failed:
                     self.failure = self.failure or FczooError(f"{run.label}: {outcome.error}")
             yield run
@@ -187,7 +189,7 @@ def work(run: RunSpec, execution: ExecutionConfig, check_interrupt: Callable[[],
     """Execute one run in a worker; return the outcome, also of a failure."""
     try:
         # the lock also excludes a new command if this one's parent has died
-        with gather_warnings(), only_process(run.folder_of_run):
+        with gather_warnings(), lock_folder(run.folder_of_run):
             execute_run(run, open_benchmark(run), execution, check_interrupt)
     except InterruptedCommandError:
         return Outcome("stopped")
@@ -219,21 +221,21 @@ class Command:
     base_folder: Path  # working folder of the command, for relative file names
 
     @property
-    def stop(self) -> Path:
+    def stop_file(self) -> Path:
         """Return the file that stops every run."""
         return self.out / CLUSTER / "stop"
 
     def check_interrupt(self) -> None:
         """Raise InterruptedCommandError if the stop file exists."""
-        if self.stop.exists():
+        if self.stop_file.exists():
             raise InterruptedCommandError("stopped on request", SIGTERM)
 
 
-def command_in(out: Path) -> Command:
+def prepare_command(out: Path) -> Command:
     """Return this command with its run folder; remove an earlier command's stop file."""
     command = Command(out.resolve(), Path.cwd())
-    command.stop.parent.mkdir(parents=True, exist_ok=True)
-    command.stop.unlink(missing_ok=True)
+    command.stop_file.parent.mkdir(parents=True, exist_ok=True)
+    command.stop_file.unlink(missing_ok=True)
     return command
 
 

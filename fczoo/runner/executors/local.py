@@ -18,7 +18,7 @@ from fczoo.runner.executors import Outcome, work
 from fczoo.runner.shared_memory import shared_folder
 
 # seconds after which an idle process ends, so that none outlives a killed parent
-IDLE = 10
+IDLE_SECONDS = 10
 
 
 def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["CoreWorker"]:
@@ -63,15 +63,15 @@ class CoreWorker:
         """Write the file that the process checks after every round."""
         self.stop_file.touch()
 
-    def close(self, at_once: bool) -> None:
+    def close(self, force: bool) -> None:
         """End the process."""
-        self.pool.shutdown(kill_workers=at_once)
+        self.pool.shutdown(kill_workers=force)
         self.resources.close()
 
     def _open(self) -> None:
         parent = os.getpid(), self.stop_file
         self.pool = ProcessPoolExecutor(
-            1, timeout=IDLE, env=self.environment, initializer=_prepare, initargs=parent
+            1, timeout=IDLE_SECONDS, env=self.environment, initializer=_prepare, initargs=parent
         )
 
 

@@ -1,6 +1,6 @@
 """Ray executor: runs as tasks of a Ray cluster, which may be started on this machine.
 
-Ray's own retries are off. ``run_side_by_side`` restarts a run whose worker died, after its last
+Ray's own retries are off. ``run_in_parallel`` restarts a run whose worker died, after its last
 saved round.
 """
 
@@ -20,28 +20,29 @@ from typing import Any
 from fczoo.core.errors import FczooError
 from fczoo.core.options import quote
 from fczoo.runner.configs import CLIENTS, ExecutionConfig, RunSpec
-from fczoo.runner.executors import Command, Outcome, command_in, work_on_node
+from fczoo.runner.executors import Command, Outcome, prepare_command, work_on_node
 
-NEW = "new"  # --cluster address=new: a cluster on this machine, which ends with the command
-ANSWER = 20.0  # seconds within which a process must be able to join the cluster
-JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False)"
+# --cluster address=new: a cluster on this machine, which ends with the command
+LOCAL_CLUSTER = "new"
+CONNECT_TIMEOUT = 20.0  # seconds within which a process must be able to join the cluster
+CONNECT_SCRIPT = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False)"
 
 
 def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["RayWorker"]:
     """Create ``count`` workers, one per task of the cluster.
 
-    Raises FczooError as ``join`` does.
+    Raises FczooError as ``connect`` does.
     """
-    ray, options = join(execution)
+    ray, options = connect(execution)
     task = ray.remote(**options, max_retries=0)(work_on_node)
-    command = command_in(out)
+    command = prepare_command(out)
     return [RayWorker(task, command) for _ in range(count)]
 
 
 def check(execution: ExecutionConfig) -> None:
     """Raise FczooError if Ray is missing, no cluster answers, or --cluster is invalid."""
     _, address, _ = _cluster_options(execution)
-    if address != NEW:
+    if address != LOCAL_CLUSTER:
         _check_cluster(address)
 
 
@@ -55,7 +56,7 @@ def _cluster_options(execution: ExecutionConfig) -> tuple[Any, str, float]:
         raise FczooError("--executor ray needs Ray; run pip install 'fczoo[ray]'") from error
     options = dict(execution.cluster)
     address, gpus, spread = (
-        options.pop("address", NEW),
+        options.pop("address", LOCAL_CLUSTER),
         options.pop("gpus", "0"),
         options.pop("spread", "runs"),
     )
@@ -69,21 +70,21 @@ def _cluster_options(execution: ExecutionConfig) -> tuple[Any, str, float]:
     return ray, address, float(gpus)
 
 
-def join(execution: ExecutionConfig) -> tuple[Any, dict[str, Any]]:
+def connect(execution: ExecutionConfig) -> tuple[Any, dict[str, Any]]:
     """Connect to a Ray cluster; return Ray and the resources per worker.
 
     Raises FczooError as ``check`` does.
     """
     ray, address, gpus = _cluster_options(execution)
-    if address == NEW:
+    if address == LOCAL_CLUSTER:
         # shared secret of the cluster's processes; Ray would store its own in a file
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         # by default Ray lowers the priority of its workers
         os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         ray.init(
-            address="local" if address == NEW else address,
-            include_dashboard=False if address == NEW else None,
+            address="local" if address == LOCAL_CLUSTER else address,
+            include_dashboard=False if address == LOCAL_CLUSTER else None,
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=True,
@@ -114,9 +115,13 @@ def _check_cluster(address: str) -> None:
         raise FczooError(f"no Ray cluster answers at {address}: {error}") from error
     try:
         # only a timeout matters here: this process reports all other errors when it joins
-        subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, timeout=ANSWER)
+        subprocess.run(
+            [sys.executable, "-c", CONNECT_SCRIPT, address],
+            capture_output=True,
+            timeout=CONNECT_TIMEOUT,
+        )
     except subprocess.TimeoutExpired as error:
-        problem = f"the program there did not answer as a Ray cluster within {ANSWER:.0f} s"
+        problem = f"the process on this port did not answer within {CONNECT_TIMEOUT:.0f} s"
         raise FczooError(f"no Ray cluster answers at {address}: {problem}") from error
 
 
@@ -147,12 +152,12 @@ class RayWorker:
 
     def stop(self) -> None:
         """Write the stop file: all tasks end after their round."""
-        self.command.stop.touch()
+        self.command.stop_file.touch()
 
-    def close(self, at_once: bool) -> None:
-        """Stop the task if ``at_once`` is true, and leave the cluster."""
+    def close(self, force: bool) -> None:
+        """Stop the task if ``force`` is true, and leave the cluster."""
         import ray
 
-        if at_once and self.reference is not None and ray.is_initialized():
+        if force and self.reference is not None and ray.is_initialized():
             ray.cancel(self.reference, force=True)
         ray.shutdown()

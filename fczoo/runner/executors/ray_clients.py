@@ -23,19 +23,19 @@ from fczoo.federation.client import ClientRequest
 from fczoo.federation.remote import RemoteWorker, Transport
 from fczoo.runner.configs import ExecutionConfig, RunSpec
 from fczoo.runner.execute import error_text
-from fczoo.runner.executors import Command, check_node, command_in, open_benchmark
-from fczoo.runner.executors.ray import join
-from fczoo.runner.progress import say
+from fczoo.runner.executors import Command, check_node, open_benchmark, prepare_command
+from fczoo.runner.executors.ray import connect
+from fczoo.runner.progress import print_progress
 from fczoo.runner.warnings import LocatedWarning, WarningCollector
 
 log = logging.getLogger("fczoo")
 
 # batches per worker that may run ahead of the oldest missing answer; their answers are in memory
-AHEAD = 2
-BLOCK = 4_000_000  # bytes of the answers to one call
-PARTS = 4  # a call has at most 1/PARTS of a worker's share of the remaining groups
-TRIES = 3  # attempts at clients with which workers die
-PATIENCE = 60.0  # seconds without a worker after which a message is printed
+MAX_BATCHES_AHEAD = 2
+MAX_ANSWER_BYTES = 4_000_000  # bytes of the answers to one call
+BATCH_DIVISOR = 4  # a call has at most 1/BATCH_DIVISOR of a worker's share of the remaining groups
+MAX_ATTEMPTS = 3  # attempts at clients with which workers die
+WAIT_MESSAGE_SECONDS = 60.0  # seconds without a worker after which a message is printed
 
 
 @contextmanager
@@ -47,13 +47,13 @@ def clients_on_ray(
     The server has as many threads as each worker, so results equal those of one process with this
     number. Raises FczooError if no cluster answers, or its resources are too small for one worker.
     """
-    ray, options = join(execution)
+    ray, options = connect(execution)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(execution.threads)
         count = min(execution.jobs, _worker_count(ray.cluster_resources(), options))
         actor = ray.remote(**options, max_restarts=-1, max_task_retries=0)(ClientWorker)
-        command = command_in(out)
+        command = prepare_command(out)
         workers = ClientWorkers(
             ray, [actor.remote(command, execution.threads) for _ in range(count)]
         )
@@ -105,7 +105,7 @@ class ClientWorker:
             self._open(run)  # its warnings are dropped: the command has printed them
             with warnings:
                 request = self._request_of(question[0])
-                answers = [self.answering.answer(request, group) for group in groups]
+                answers = [self.remote_worker.answer(request, group) for group in groups]
                 return WorkerResponse(answers, "", warnings.pending)
         except Exception as error:
             return WorkerResponse([], error_text(error), warnings.pending)
@@ -116,7 +116,7 @@ class ClientWorker:
             torch.set_num_threads(self.threads)
             check_node(run)
             method = run.config.create_method()
-            self.answering = RemoteWorker(open_benchmark(run), method, run.config.seed)
+            self.remote_worker = RemoteWorker(open_benchmark(run), method, run.config.seed)
             self.run = run
             self.question = None
 
@@ -124,7 +124,7 @@ class ClientWorker:
         if question != self.question:
             import ray
 
-            self.request = self.answering.read_request(ray.get(question))
+            self.request = self.remote_worker.unpack_request(ray.get(question))
             self.question = question
         return self.request
 
@@ -137,15 +137,18 @@ class ClientBatches(Iterator[list[bytes]]):
     """
 
     def __init__(self, groups: Iterable[bytes], count: int, workers: int):
-        self.groups, self.left, self.workers = iter(groups), count, workers
-        self.longest = BLOCK  # bytes of the longest answer to the last call
+        self.groups, self.remaining_groups, self.workers = iter(groups), count, workers
+        self.answer_bytes = MAX_ANSWER_BYTES  # bytes of the longest answer to the last call
 
     def __next__(self) -> list[bytes]:
-        size = min(self.left // (PARTS * self.workers), BLOCK // self.longest)
+        size = min(
+            self.remaining_groups // (BATCH_DIVISOR * self.workers),
+            MAX_ANSWER_BYTES // self.answer_bytes,
+        )
         groups = list(islice(self.groups, max(1, size)))
         if not groups:
             raise StopIteration
-        self.left -= len(groups)
+        self.remaining_groups -= len(groups)
         return groups
 
 
@@ -154,11 +157,11 @@ class ClientWorkers:
 
     def __init__(self, ray: Any, actors: Sequence[Any]):
         self.ray, self.count = ray, len(actors)
-        self.free: list[Any] = []
-        self.busy: dict[Any, Any] = {}  # actors by reference to their pending answer
-        self.starting: dict[Any, Any] = {}  # actors by reference to their call of ``ready``
+        self.free_actors: list[Any] = []
+        self.busy_actors: dict[Any, Any] = {}  # actors by reference to their pending answer
+        self.starting_actors: dict[Any, Any] = {}  # actors by reference to their call of ``ready``
         for actor in actors:
-            self._await(actor)
+            self._await_ready(actor)
 
     def answers(
         self, run: Any, question: bytes, groups: Iterable[bytes], count: int, /
@@ -176,52 +179,59 @@ class ClientWorkers:
         answers_by_number: dict[int, Sequence[bytes]] = {}
         deaths, number = Counter[int](), 0
         while waiting or out or answers_by_number:
-            while self.free and waiting and waiting[0][0] < number + AHEAD * self.count:
-                (place, batch), actor = waiting.popleft(), self.free.pop()
+            limit = number + MAX_BATCHES_AHEAD * self.count
+            while self.free_actors and waiting and waiting[0][0] < limit:
+                (place, batch), actor = waiting.popleft(), self.free_actors.pop()
                 waiting.extend(islice(todo, not waiting))
                 reference = actor.answer.remote(run, question_reference, batch)
-                self.busy[reference], out[reference] = actor, (place, batch)
+                self.busy_actors[reference], out[reference] = actor, (place, batch)
             if number in answers_by_number:
                 yield from answers_by_number.pop(number)
                 number += 1
                 continue
-            reference, response = self._next()
+            reference, response = self._next_event()
             if reference not in out:  # an actor is ready, or ended a call of an earlier question
                 continue
             place, batch = out.pop(reference)
             if isinstance(response, WorkerResponse):
-                answers_by_number[place] = answers = _content(response)
-                batches.longest = max(map(len, answers))
+                answers_by_number[place] = answers = _read_response(response)
+                batches.answer_bytes = max(map(len, answers))
                 continue
             deaths[place] += 1
-            if deaths[place] == TRIES:
-                raise FczooError(f"workers died {TRIES} times with the same clients: {response}")
-            say(f"a worker died ({response}); retrying its clients")
+            if deaths[place] == MAX_ATTEMPTS:
+                raise FczooError(
+                    f"workers died {MAX_ATTEMPTS} times with the same clients: {response}"
+                )
+            print_progress(f"a worker died ({response}); retrying its clients")
             waiting.appendleft((place, batch))
 
-    def _await(self, actor: Any) -> None:
+    def _await_ready(self, actor: Any) -> None:
         """Add an actor to the starting ones; Ray restarts it if it died."""
-        self.starting[actor.ready.options(max_task_retries=-1).remote()] = actor
+        self.starting_actors[actor.ready.options(max_task_retries=-1).remote()] = actor
 
-    def _next(self) -> tuple[Any, WorkerResponse | str | None]:
+    def _next_event(self) -> tuple[Any, WorkerResponse | str | None]:
         """Return the next event: a response, the death of its worker, or a free worker."""
-        while not (ready := self.ray.wait([*self.busy, *self.starting], timeout=PATIENCE)[0]):
-            if not self.busy:
-                say("still waiting for the first worker of the Ray cluster")
+        while not (
+            ready := self.ray.wait(
+                [*self.busy_actors, *self.starting_actors], timeout=WAIT_MESSAGE_SECONDS
+            )[0]
+        ):
+            if not self.busy_actors:
+                print_progress("still waiting for the first worker of the Ray cluster")
         (reference,) = ready
-        if actor := self.starting.pop(reference, None):
+        if actor := self.starting_actors.pop(reference, None):
             self._record_ready(actor, reference)
             return reference, None
-        actor = self.busy.pop(reference)
+        actor = self.busy_actors.pop(reference)
         try:
             response: WorkerResponse = self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
-            self._await(actor)
+            self._await_ready(actor)
             full = isinstance(error, self.ray.exceptions.OutOfMemoryError)
             return reference, "memory ran out on its node; lower --jobs" if full else type(
                 error
             ).__name__
-        self.free.append(actor)
+        self.free_actors.append(actor)
         return reference, response
 
     def _record_ready(self, actor: Any, reference: Any) -> None:
@@ -231,14 +241,14 @@ class ClientWorkers:
         """
         try:
             self.ray.get(reference)
-            self.free.append(actor)
+            self.free_actors.append(actor)
         except self.ray.exceptions.RayError as error:
-            if not (self.starting or self.busy or self.free):
+            if not (self.starting_actors or self.busy_actors or self.free_actors):
                 reason = " ".join(str(error).split())
                 raise FczooError(f"no worker of the Ray cluster is left: {reason}") from error
 
 
-def _content(response: WorkerResponse) -> Sequence[bytes]:
+def _read_response(response: WorkerResponse) -> Sequence[bytes]:
     """Return the answers of a worker and log its warnings.
 
     Raises FczooError if the worker reports an error.

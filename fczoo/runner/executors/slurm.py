@@ -17,11 +17,11 @@ from typing import Any
 
 from fczoo.core.errors import FczooError
 from fczoo.runner.configs import ExecutionConfig, RunSpec
-from fczoo.runner.executors import Command, Outcome, command_in, work_on_node
-from fczoo.runner.progress import say
+from fczoo.runner.executors import Command, Outcome, prepare_command, work_on_node
+from fczoo.runner.progress import print_progress
 from fczoo.runner.run_control import CLUSTER
 
-LOOK = 2.0  # seconds between two calls of squeue
+POLL_SECONDS = 2.0  # seconds between two calls of squeue
 # reasons for which a job waits without being reported
 USUAL_REASONS = (
     "None",
@@ -31,9 +31,9 @@ USUAL_REASONS = (
     "Dependency",
     "Cleaning",
 )
-ALWAYS = 10**6  # times that a job may reach its time limit and continue
+MAX_TIMEOUTS = 10**6  # times that a job may reach its time limit and continue
 # seconds that a shared file system may take to show the result of a job that left the queue
-GRACE = 15.0
+GRACE_SECONDS = 15.0
 
 
 def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["SlurmWorker"]:
@@ -41,8 +41,8 @@ def workers(count: int, execution: ExecutionConfig, out: Path) -> Sequence["Slur
 
     Raises FczooError as ``check`` does.
     """
-    executor, watch, command = _executor(execution, out), JobWatcher(), command_in(out)
-    return [SlurmWorker(executor, watch, command) for _ in range(count)]
+    executor, watcher, command = _executor(execution, out), JobWatcher(), prepare_command(out)
+    return [SlurmWorker(executor, watcher, command) for _ in range(count)]
 
 
 def check(execution: ExecutionConfig) -> None:
@@ -61,11 +61,15 @@ def _executor(execution: ExecutionConfig, out: Path) -> Any:
     try:
         _read_queue()
         executor = submitit.AutoExecutor(
-            folder=out.resolve() / CLUSTER / "%j", cluster="slurm", slurm_max_num_timeout=ALWAYS
+            folder=out.resolve() / CLUSTER / "%j",
+            cluster="slurm",
+            slurm_max_num_timeout=MAX_TIMEOUTS,
         )
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or error
-        raise FczooError(f"no Slurm answers here: {' '.join(str(reason).split())}") from error
+        raise FczooError(
+            f"Slurm does not answer on this machine: {' '.join(str(reason).split())}"
+        ) from error
     parameters: dict[str, Any] = {"name": "fczoo", "timeout_min": 240}
     parameters |= {
         name: int(value) if value.isdecimal() else value for name, value in execution.cluster
@@ -85,7 +89,7 @@ class SlurmWorker:
     """Worker that submits one job at a time."""
 
     executor: Any  # of submitit
-    watch: "JobWatcher"
+    watcher: "JobWatcher"
     command: Command
     job: Any = None
 
@@ -98,7 +102,7 @@ class SlurmWorker:
             refusal: Future[Outcome] = Future()
             refusal.set_result(Outcome("failed", f"Slurm rejected the job: {reason}"))
             return refusal
-        return self.watch.follow(self.job)
+        return self.watcher.follow(self.job)
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
         """Return the outcome of the job."""
@@ -107,14 +111,14 @@ class SlurmWorker:
 
     def stop(self) -> None:
         """Cancel a job in the queue; stop an active job after its round."""
-        self.command.stop.touch()
-        if self.job is not None and self.watch.is_pending(self.job):
+        self.command.stop_file.touch()
+        if self.job is not None and self.watcher.is_pending(self.job):
             self.job.cancel(check=False)
-            self.watch.settle(self.job, Outcome("stopped"))
+            self.watcher.settle(self.job, Outcome("stopped"))
 
-    def close(self, at_once: bool) -> None:
-        """Stop the job if ``at_once`` is true."""
-        if at_once and self.job is not None:
+    def close(self, force: bool) -> None:
+        """Stop the job if ``force`` is true."""
+        if force and self.job is not None:
             self.job.cancel(check=False)
 
 
@@ -139,10 +143,10 @@ class JobWatcher:
     def __init__(self) -> None:
         # future, and time at which the job left the queue
         self.jobs: dict[Any, tuple[Future[Outcome], float]] = {}
-        self.queued: dict[str, tuple[str, str]] = {}  # by the latest output of squeue
-        self.reported: set[Any] = set()  # jobs whose reason for waiting was reported
+        self.queue_states: dict[str, tuple[str, str]] = {}  # by the latest output of squeue
+        self.reported_jobs: set[Any] = set()  # jobs whose reason for waiting was reported
         self.lock = threading.Lock()
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._poll, daemon=True).start()
 
     def follow(self, job: Any) -> "Future[Outcome]":
         """Return a future that is done when the job is."""
@@ -153,7 +157,7 @@ class JobWatcher:
 
     def is_pending(self, job: Any) -> bool:
         """Return whether a job was waiting at the latest call of squeue."""
-        return self.queued.get(job.job_id, ("", ""))[0] == "PENDING"
+        return self.queue_states.get(job.job_id, ("", ""))[0] == "PENDING"
 
     def settle(self, job: Any, outcome: Outcome) -> None:
         """Set the outcome of a job, unless it has one."""
@@ -162,32 +166,36 @@ class JobWatcher:
         if future is not None:
             future.set_result(outcome)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while True:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
             with self.lock:
                 jobs = dict(self.jobs)
             if not jobs:
                 continue
             try:
-                self.queued = _read_queue()
+                self.queue_states = _read_queue()
             except (OSError, ValueError, subprocess.SubprocessError):
                 continue  # the controller may be unavailable for a while
             for job, (future, last_left_at) in jobs.items():
-                state, reason = self.queued.get(job.job_id, ("", ""))
-                if state == "PENDING" and reason not in USUAL_REASONS and job not in self.reported:
-                    self.reported.add(job)
-                    say(
-                        f"job {job.job_id} does not start: {reason}; see squeue, or give another "
-                        "--cluster"
+                state, reason = self.queue_states.get(job.job_id, ("", ""))
+                if (
+                    state == "PENDING"
+                    and reason not in USUAL_REASONS
+                    and job not in self.reported_jobs
+                ):
+                    self.reported_jobs.add(job)
+                    print_progress(
+                        f"job {job.job_id} does not start: {reason}; see squeue, "
+                        "or change --cluster"
                     )
                 left_at = (
                     float("inf")
-                    if job.job_id in self.queued
+                    if job.job_id in self.queue_states
                     else min(last_left_at, time.monotonic())
                 )
                 outcome = _result(job)
-                if outcome is None and time.monotonic() - left_at > GRACE:
+                if outcome is None and time.monotonic() - left_at > GRACE_SECONDS:
                     outcome = Outcome(
                         "died", f"Slurm ended job {job.job_id}; see {job.paths.stderr}"
                     )
