@@ -53,12 +53,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than the cores: tests wait for the processes that they start."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (cores or 1) + 1
-
-
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile fczoo once: many processes import it, some with ``PYTHONDONTWRITEBYTECODE``."""
     if not hasattr(session.config, "workerinput"):
@@ -67,9 +61,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt modules and collected tests from garbage collection: they last for the session."""
+    """Exempt modules and collected tests from garbage collection: they last for the session.
+
+    Collect later objects rarely, which saves a tenth of the time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -20,13 +20,18 @@ from fczoo.federation.checkpoint import Checkpoint
 from fczoo.federation.diagnostics import Probe
 from fczoo.federation.local_trainer import LocalTrainer
 from fczoo.federation.uplink import Uplink
+from fczoo.testing.method_under_test import SHORT
 from fczoo.testing.toy_benchmark import small_method, toy_bench
 from helpers_device import PRETEND, PretendDevice, pretend_device, to_pretend_device
-from helpers_methods import FEW_INVERSIONS
+from helpers_methods import first_tasks, quick_method
 from helpers_warm import warm_python
 
-REBUILT = {**FEW_INVERSIONS, "detector": "oracle"}
-SHORT: dict[str, dict[str, Any]] = {"glfc": REBUILT, "lga": REBUILT}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "glfc": {"detector": "oracle"},
+    "lga": {"detector": "oracle"},
+    "fisheravg": {"fisher": "true"},
+}
+"""Options with which a method runs more of its code."""
 PROTECTION: tuple[dict[str, Any], ...] = (
     {"outliers": 3.0},
     {"min_class_count": 2},
@@ -52,18 +57,12 @@ def kill() -> None:
 
 
 def method_of(name: str) -> Method:
-    return small_method(name, **SHORT.get(name, {}))
+    return quick_method(name, **OPTIONS.get(name, {}))
 
 
 def bench_of(method: Method, tasks: int = 2, **settings: Any) -> Benchmark:
     """Return the first tasks of the toy benchmark, in one round each unless ``settings`` differ."""
-    bench = toy_bench(**{"rounds": 1, "epochs": 1, "batch_size": 8, **settings})
-    stream = replace(bench.stream, tasks=bench.stream.tasks[:tasks])
-    return replace(
-        bench,
-        stream=stream,
-        partition=replace(bench.partition, tasks=bench.partition.tasks[:tasks]),
-    )
+    return first_tasks(toy_bench(**{"rounds": 1, **SHORT, **settings}), tasks)
 
 
 def protection(method: Method) -> dict[str, Any]:

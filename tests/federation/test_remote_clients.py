@@ -12,9 +12,9 @@ from fczoo.federation.run import FederatedRun
 from helpers_remote import Losses, Workers, bits, outcome, run_local_and_remote
 
 
-@pytest.mark.parametrize("name", ["lwf", "hgp", "podnet"])
+@pytest.mark.parametrize(("name", "options"), [("lwf", {}), ("hgp", {}), ("podnet", {"memory": 3})])
 @pytest.mark.parametrize("together", [1, 3])
-def test_remote_run_matches_local_run(make_bench, small_method, name, together):
+def test_remote_run_matches_local_run(make_bench, small_method, name, options, together):
     settings = {
         "local": "scaffold",
         "compress": "topk:0.2",
@@ -26,7 +26,7 @@ def test_remote_run_matches_local_run(make_bench, small_method, name, together):
         "epochs": 1,
     }
     local, away = run_local_and_remote(
-        lambda: make_bench(torch.float32, augment="none", **settings), small_method(name)
+        lambda: make_bench(torch.float32, augment="none", **settings), small_method(name, **options)
     )
     assert outcome(away) == outcome(local)
     assert away.result.curve_seconds == local.result.curve_seconds != []

@@ -8,7 +8,8 @@ from fczoo import FczooError, create_method
 from fczoo.core.registry import METHODS
 from fczoo.functional.heads import LinearHead, PromptedHead
 from fczoo.protocols.registry import PROTOCOLS
-from helpers_methods import CLOSE
+from fczoo.testing.method_under_test import SHORT
+from helpers_methods import CLOSE, first_tasks, quick_method
 
 HEAD_METHODS = [name for name in METHODS.names() if issubclass(METHODS.get(name), LinearHead)]
 PROMPT_METHODS = [
@@ -49,12 +50,13 @@ def test_head_init_is_zeros_pytorch_or_timm(small_method, backbone, tasks, rng, 
 
 # Clients of joint and local send no means; UOPP's head is that of the first task.
 @pytest.mark.parametrize("name", sorted({*HEAD_METHODS} - {"joint", "local", "uopp"}))
-def test_head_init_means_equals_class_means(make_bench, small_method, watch, batch_of, name):
+def test_head_init_means_equals_class_means(make_bench, watch, batch_of, name):
     """Start new rows at class means of the features that the head reads.
 
     Rows of earlier classes keep their values of the last task.
     """
-    run = watch(make_bench(rounds=1, epochs=1), small_method(name, head_init="means"))
+    bench = first_tasks(make_bench(rounds=1, **SHORT), 2)
+    run = watch(bench, quick_method(name, head_init="means"))
     call = next(c for c in run.rounds if c.ctx.task.index == 1)
     begin = next(c for c in run.calls if c.ctx.task.index == 1 and c.phase == "task_start")
     data = batch_of(run.method, run.bench.train, torch.arange(len(run.bench.train.labels)))

@@ -10,13 +10,14 @@ from fczoo.core.registry import METHODS
 from fczoo.security.privacy import list_disclosures
 from fczoo.testing.method_under_test import MethodUnderTest
 from fczoo.testing.methods import METHOD_RULES
-from helpers_methods import quick_method
+from fczoo.testing.toy_benchmark import small_method
+from helpers_methods import SHORT_LOOPS
 
 
 @pytest.fixture(scope="module", params=METHODS.names())
 def subject(request: pytest.FixtureRequest) -> MethodUnderTest:
     """Return a method with its runs; make each run once."""
-    return MethodUnderTest(quick_method(request.param))
+    return MethodUnderTest(small_method(request.param, **SHORT_LOOPS.get(request.param, {})))
 
 
 def test_method_passes_every_rule(subject: MethodUnderTest) -> None:

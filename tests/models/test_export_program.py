@@ -34,7 +34,7 @@ def test_torch_program_gives_model_logits(method, models, tmp_path):
 
 
 @NO_ONNX
-@pytest.mark.parametrize("method", ["fedavg", "hgp", "fedncm"])
+@pytest.mark.parametrize("method", ["fedavg", "hgp"])
 def test_onnx_program_gives_model_logits(method, models, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

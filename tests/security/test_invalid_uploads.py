@@ -17,6 +17,7 @@ from fczoo.core.types import Exchange, Task
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.client_engine import ClientEngine
 from fczoo.security.upload_validation import LARGEST_NORM, UploadValidator, validate_uploads
+from helpers_methods import quick_method
 
 TASK = Task(0, 0, 2, 4, 2)
 BEFORE = {"head": torch.zeros(2, 3)}
@@ -251,13 +252,13 @@ def test_client_with_repeated_rows_is_rejected(make_bench, small_method, name, o
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS.names() if name != "local"])
-def test_every_method_continues_without_broken_client(make_bench, small_method, name):
+def test_every_method_continues_without_broken_client(make_bench, name):
     """Continue without a broken client.
 
     It is rejected in every upload, in the log and in the result, whose numbers are all finite.
     """
     small = {"rounds": 1, "epochs": 1, "batch_size": 8}
-    bench, method, log = make_bench(**small), small_method(name), Log()
+    bench, method, log = make_bench(**small), quick_method(name), Log()
     train, collect = ClientEngine.train, ClientEngine.collect
     with (
         mock.patch.object(ClientEngine, "train", lambda *a: spoil_first(train(*a))),

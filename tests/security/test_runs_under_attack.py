@@ -7,7 +7,9 @@ import torch
 
 from fczoo.core.errors import FczooError
 from fczoo.core.registry import METHODS
+from fczoo.testing.method_under_test import SHORT
 from fczoo.testing.toy_benchmark import small_method, toy_bench
+from helpers_methods import quick_method
 
 UNDER_ATTACK = {"attackers": 0.34, "rounds": 1}
 
@@ -73,7 +75,8 @@ def test_divergence_and_too_few_uploads_end_honest_run():
 @pytest.mark.parametrize("attack", ["scale:1000", "gaussian:1000"])
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_method_finishes_under_attack(name, attack):
-    bench, method = toy_bench(torch.float32, attack=attack, **UNDER_ATTACK), small_method(name)
+    bench = toy_bench(torch.float32, attack=attack, **UNDER_ATTACK, **SHORT)
+    method = quick_method(name)
     try:
         bench.check(method)
     except FczooError as error:

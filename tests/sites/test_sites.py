@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fczoo.core.registry import METHODS
+from helpers_methods import quick_method
 from helpers_sites import LocalConnection, server_of, simulate, sites_of
 
 EQUAL_FIELDS = (
@@ -57,13 +58,10 @@ def assert_equal_runs(simulation, remote):
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS_OF_SITES if n not in BY_NUMBER])
-def test_site_run_matches_simulation(make_bench, small_method, tmp_path, name):
+def test_site_run_matches_simulation(make_bench, tmp_path, name):
     """Compare every method, with participation 0.7 and a client without images of a task."""
-    assert_equal_runs(
-        *simulate_and_run(
-            make_bench, small_method(name), tmp_path, participation=0.7, augment="crop"
-        )
-    )
+    settings = {"participation": 0.7, "augment": "crop"}
+    assert_equal_runs(*simulate_and_run(make_bench, quick_method(name), tmp_path, **settings))
 
 
 @pytest.mark.parametrize("name", BY_NUMBER)
