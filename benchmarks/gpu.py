@@ -44,7 +44,8 @@ HERE = Path(__file__).parent
 ROUNDING = 1e-6  # of a tensor's largest entry, in float64 after two epochs
 SMALLER: dict[str, dict[str, Any]] = {"glfc": {"inversion_steps": 1, "inversion_inner": 2}}
 SMALL_STEPS = (
-    "--methods hgp --backbones vit_nano_32 --precisions fp32 --together 1 --steps 5 --repeats 1"
+    "--methods hgp --backbones vit_nano_32 --precisions fp32 --together 1 --batch-size 4 --steps 2 "
+    "--repeats 1"
 )
 SMALL_RUN = (
     "--dataset digits --tasks 2 --clients 2 --rounds 1 --epochs 1 --train-per-class 4 "

@@ -271,7 +271,8 @@ class MethodUnderTest:
             raise _FirstCall
 
         with self._in_toy_benchmark(), suppress(_FirstCall):
-            record_run(toy_bench(dtype, together=together), self.method, on_call=stop)
+            bench = toy_bench(dtype, together=together, batch_size=8)
+            record_run(bench, self.method, on_call=stop)
         return calls[0].payloads
 
     @contextmanager

@@ -276,7 +276,8 @@ def test_every_option_changes_run(name: str, option: str, value: Any) -> None:
     """Compare runs of two tasks, or of three if these are equal.
 
     A choice of the method may run other code in the second task, so its first run does not end
-    early. Those of ``SHARED`` run code of the engine and of heads, which has tests of its own.
+    early. Those of ``SHARED`` run the same code for all methods: test_client_engine.py and
+    test_heads.py compare it with values by hand.
     """
     options, settings = required_options(name, option)
     key = tuple(settings.items())

@@ -19,7 +19,7 @@ def test_prefix_methods_accept_features_of_double_width(monkeypatch) -> None:
     for method in ("hgp", "dualprompt"):
         assert len(bench.run(small_method(method), 0).accuracy) == 3
     for method in ("l2p", "fcilpt"):
-        with pytest.raises(FczooError, match="prompts cannot be pooled with pool cls\+mean"):
+        with pytest.raises(FczooError, match=r"prompts cannot be pooled with pool cls\+mean"):
             bench.check(small_method(method))  # before the run starts
         pooled = replace(small_method(method), pooled="cls")
         assert len(bench.run(pooled, 0).accuracy) == 3

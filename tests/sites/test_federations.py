@@ -119,7 +119,7 @@ def test_three_sites_match_simulation_and_get_model(federation, agreement_folder
     )
     assert prediction.exit_code == 0 and "0.png" in prediction.output
     state = run_command("status", federation / "server")
-    assert state.output.startswith("completed, "), state.output
+    assert state.stdout.startswith("completed, "), state.stdout
     tensor_bytes = read_result(federation / "server" / "result.json")
     wire_bytes = node.status(federation / "server")["wire_bytes"]
     assert wire_bytes > tensor_bytes.bytes_up + tensor_bytes.bytes_down > 0.9 * wire_bytes
@@ -178,7 +178,7 @@ def test_failure_is_reported_at_server_and_sites(
     assert {name: str(error) for name, error in outcomes.items()} == dict.fromkeys(NAMES, message)
     if kind == "too large":
         assert "but the limit is 16384; raise answer_mb in run.toml" in failure
-    state = run_command("status", federation / "server").output
+    state = run_command("status", federation / "server").stdout
     assert state.startswith("failed, ") and reason in state
 
 
@@ -191,7 +191,7 @@ def test_stopped_server_reports_how_to_resume(federation, data, monkeypatch):
     assert result.exit_code == 130
     assert "Error: it was stopped; start it again to resume" in result.output
     assert "it was stopped" in (federation / "server" / "failed.json").read_text()
-    assert run_command("status", federation / "server").output.startswith("failed, ")
+    assert run_command("status", federation / "server").stdout.startswith("failed, ")
 
 
 def test_sites_report_missing_server_model(federation, data, monkeypatch):
@@ -280,13 +280,13 @@ def test_killed_server_and_stopped_site_resume(agreement_folder, data, tmp_path)
         assert listening_ports(paris.pid) == []
         paris.terminate()
         assert paris.wait(30) == 128 + signal.SIGTERM
-        assert run_command("status", server).output.startswith("running, ")
+        assert run_command("status", server).stdout.startswith("running, ")
         paris = stack.enter_context(start("paris", "paris"))
         wait(lambda: (server / CHECKPOINT).exists() or first.poll() is not None, log)
         first.kill()
         first.wait()
         assert (server / CHECKPOINT).exists(), log.read_text()[-3000:]
-        state = run_command("status", server).output
+        state = run_command("status", server).stdout
         assert state.startswith("failed, ") and "ended unexpectedly; start it again" in state
         run_start = (server / RUN_START_FILE).stat().st_mtime_ns
         second = stack.enter_context(start("server", "test"))
@@ -384,7 +384,7 @@ def test_second_server_keeps_files_of_first(federation, data):
     (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
     assert line.startswith("Error: the server cannot use port ")
     assert json.loads((server / "failed.json").read_text()) == {"reason": line[len("Error: ") :]}
-    assert run_command("status", server).output.startswith("failed, 0 s")
+    assert run_command("status", server).stdout.startswith("failed, 0 s")
     with node._lock_folder(server):
         result = serve(federation, data / "test")
     assert result.exit_code == 1 and "another process is running in " in result.output
