@@ -18,6 +18,7 @@ SHORT_LOOPS: dict[str, dict[str, Any]] = {
     "glfc": FEW_INVERSIONS,
     "lga": FEW_INVERSIONS,
     "fisheravg": {"fisher": "weighted"},  # a gradient per image, not per image and class
+    "lander": {"synthesis_rounds": 4, "warmup": 1},
 }
 """Options of methods most of whose time is one loop, for tests of every method.
 

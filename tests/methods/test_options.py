@@ -19,7 +19,7 @@ from fczoo.core.options import spaces
 from fczoo.core.registry import METHODS
 from fczoo.testing.method_under_test import SHORT, Call, MethodUnderTest, Record, record_run
 from fczoo.testing.toy_benchmark import small_method, toy_bench
-from helpers_methods import first_tasks
+from helpers_methods import SHORT_LOOPS, first_tasks
 
 TWO_ROUNDS = {"rounds": 2}
 TWO_STEPS = {"rounds": 2, "epochs": 2}
@@ -107,6 +107,8 @@ def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, 
     options, settings = NEEDS.get((name, option), ({}, {}))
     if "adapt" in METHODS.get(name).__dataclass_fields__ and option in ADAPTER:
         return {**options, "adapt": "adapter"}, settings
+    if name in ("fisheravg", "lander") and option not in SHORT_LOOPS[name]:
+        options = {**SHORT_LOOPS[name], **options}
     if option == "momentum":
         options = {**options, "optimizer": "sgd"}
     if option == "optimizer":
@@ -132,7 +134,7 @@ def required_options(name: str, option: str) -> tuple[dict[str, Any], dict[str, 
 ANCHORS = str(Path(__file__).with_name("anchors.safetensors"))  # seven classes, three entries
 OTHER = {  # values for options that a small change of the number does not affect
     ("lander", "anchor_file"): ANCHORS,
-    ("lander", "images"): 50,  # fewer than are made
+    ("lander", "images"): 20,  # fewer than are made
     **{(name, "gram_rank"): 2 for name in ("fedridge", "afcl", "ranpac")},
     ("codap", "components"): 12,  # 10 and 11 give each of three tasks three components
     ("fedcprompt", "components"): 12,
