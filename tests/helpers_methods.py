@@ -14,17 +14,17 @@ from fczoo.testing.toy_benchmark import small_method
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64
 DIM = 32
 FEW_INVERSIONS = {"inversion_steps": 1, "inversion_inner": 2}
+CONFORMANCE_OPTIONS: dict[str, dict[str, Any]] = {"glfc": FEW_INVERSIONS, "lga": FEW_INVERSIONS}
+"""Options of methods most of whose time is one loop, for the conformance kit.
+
+More steps of the loop are those of test_glfc.py, test_options.py and the recorded outputs.
+"""
 SHORT_LOOPS: dict[str, dict[str, Any]] = {
-    "glfc": FEW_INVERSIONS,
-    "lga": FEW_INVERSIONS,
+    **CONFORMANCE_OPTIONS,
     "fisheravg": {"fisher": "weighted"},  # a gradient per image, not per image and class
     "lander": {"synthesis_rounds": 4, "warmup": 1},
 }
-"""Options of methods most of whose time is one loop, for tests of every method.
-
-More steps of the loop are those of test_glfc.py, test_options.py, test_devices.py and the recorded
-outputs.
-"""
+"""Options of such methods for other tests of every method."""
 TRAIN_ALL_WEIGHTS = ("fedavg", "lwf", "regmean", "slca")
 """Methods that train all weights in tests of every method; others with ``tune`` train LoRA pairs.
 

@@ -40,3 +40,13 @@ def join_first_names(names: Sequence[str], limit: int = 5, separator: str = ", "
     """
     remainder = f" and {len(names) - limit} more" if len(names) > limit else ""
     return separator.join(names[:limit]) + remainder
+
+
+def shorten_list(names: Sequence[str], limit: int) -> str:
+    """Join the first names, with dots if there are more: ``a, b, ...``.
+
+    Args:
+        names: All names.
+        limit: Largest number of names in the result.
+    """
+    return ", ".join([*names[:limit], *(["..."] if len(names) > limit else [])])

@@ -15,7 +15,7 @@ from fczoo.core.class_metrics import class_accuracies, confusion_matrix, confusi
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.metrics import seen_accuracy
-from fczoo.core.names import join_first_names
+from fczoo.core.names import join_first_names, shorten_list
 from fczoo.core.registry import DATASETS
 from fczoo.core.tree import Tree
 from fczoo.data.dataset import ImageData, Images, Split
@@ -245,8 +245,7 @@ def labelled_images(
     unknown_names = [names[i] for i in used_labels if names[i] not in model.classes]
     if unknown_names:
         names_text = join_first_names(unknown_names, MAX_LISTED)
-        known_text = ", ".join(model.classes[:MAX_LISTED])
-        known_text += ", ..." if len(model.classes) > MAX_LISTED else ""
+        known_text = shorten_list(model.classes, MAX_LISTED)
         raise FczooError(
             f"the model does not know the class{'es' if unknown_names[1:] else ''} {names_text}; "
             f"rename or remove {'them' if unknown_names[1:] else 'it'} (known: {known_text})"

@@ -15,11 +15,12 @@ import numpy as np
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json, read_toml
 from fczoo.core.method import Method
+from fczoo.core.names import shorten_list
 from fczoo.core.options import plural
 from fczoo.federation.diagnostics import read
 from fczoo.federation.settings import Settings
 from fczoo.papers.printed_numbers import get_paper
-from fczoo.papers.reproduce import Cell, Target, shorten_list
+from fczoo.papers.reproduce import MAX_LISTED, Cell, Target
 from fczoo.papers.table_reproduction import choose_cells
 from fczoo.reports.detail_figures import diagnostic_figures
 from fczoo.reports.figure_data import Bars, Curves, Figure, HeatMap, Points, number_labels
@@ -118,9 +119,8 @@ def limit_cells(figure: PaperFigure, patterns: Sequence[str]) -> PaperFigure:
     names = [card.name for card in figure.cards]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise FczooError(
-                f"--cells {pattern} matches no cell of {figure.key}; known: {shorten_list(names)}"
-            )
+            known = shorten_list(names, MAX_LISTED)
+            raise FczooError(f"--cells {pattern} matches no cell of {figure.key}; known: {known}")
     chosen_names = [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
     return msgspec.structs.replace(figure, cells=chosen_names or names)
 

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -270,32 +270,26 @@ def choose_numbers(
     """
     selection = list(numbers)
     if tables:
-        printed_names = dict.fromkeys(n.table for n in selection)
-        chosen_names = {
-            table
-            for name in tables
-            for table in _match_names("table", name, list(printed_names), parts=False)
-        }
-        selection = [n for n in selection if n.table in chosen_names]
+        chosen_tables = _match_names("table", tables, [n.table for n in selection], parts=False)
+        selection = [n for n in selection if n.table in chosen_tables]
     if rows:
-        printed_names = dict.fromkeys(n.method for n in selection)
-        chosen_names = {
-            row
-            for name in rows
-            for row in _match_names("row", name, list(printed_names), parts=True)
-        }
-        selection = [n for n in selection if n.method in chosen_names]
+        chosen_rows = _match_names("row", rows, [n.method for n in selection], parts=True)
+        selection = [n for n in selection if n.method in chosen_rows]
     return selection
 
 
-def _match_names(kind: str, name: str, known: Sequence[str], parts: bool) -> list[str]:
-    folded_name = name.strip().casefold()
-    matches = [k for k in known if k.casefold() == folded_name]
-    if not matches and parts and folded_name:
-        matches = [k for k in known if folded_name in k.casefold()]
-    if not matches:
-        raise FczooError(f"no {kind} is called {quote(name)}; known: {', '.join(known)}")
-    return matches
+def _match_names(kind: str, names: Sequence[str], printed: Iterable[str], parts: bool) -> set[str]:
+    """Return the printed names that equal one of ``names``; with ``parts``, or contain it."""
+    known, chosen_names = list(dict.fromkeys(printed)), set[str]()
+    for name in names:
+        folded_name = name.strip().casefold()
+        matches = [k for k in known if k.casefold() == folded_name]
+        if not matches and parts and folded_name:
+            matches = [k for k in known if folded_name in k.casefold()]
+        if not matches:
+            raise FczooError(f"no {kind} is called {quote(name)}; known: {', '.join(known)}")
+        chosen_names.update(matches)
+    return chosen_names
 
 
 def plain_split(spec: str) -> str:

@@ -180,15 +180,6 @@ def get_card(name: str) -> Target:
     return all_cards[full_name]
 
 
-def shorten_list(names: Sequence[str]) -> str:
-    """Join the first names, with dots if there are more.
-
-    Args:
-        names: Names of cards.
-    """
-    return ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
-
-
 def card_name(paper: Paper, row: PrintedRow, number: PrintedNumber) -> str:
     """Return the name of a card: ``PAPER/DATASET/SPLIT``, with unusual tasks and systems.
 

@@ -8,14 +8,15 @@ from tabulate import tabulate
 
 from fczoo.core.errors import FczooError
 from fczoo.core.files import encode_json
+from fczoo.core.names import shorten_list
 from fczoo.core.options import plural
 from fczoo.papers.printed_numbers import Paper, PrintedNumber, choose_numbers, get_paper, papers
 from fczoo.papers.reproduce import (
+    MAX_LISTED,
     Target,
     card_name,
     cards,
     matches_card,
-    shorten_list,
     verdict,
 )
 from fczoo.reports.runs import read_experiments
@@ -79,7 +80,7 @@ def choose_cells(
         )
     for pattern in patterns:
         if not any(fnmatchcase(card.name, pattern) for card in table_cards):
-            names = shorten_list([card.name for card in table_cards])
+            names = shorten_list([card.name for card in table_cards], MAX_LISTED)
             raise FczooError(
                 f"--cells {pattern} matches no cell of {paper.key}/{table}; known: {names}"
             )

@@ -128,40 +128,32 @@ def _run(
     transport: Transport | None,
 ) -> None:
     checkpoint, portable = Checkpoint(run.checkpoint, check_interrupt), bench.settings.portable()
+    folder = run.folder_of_run
     with ExitStack() as stack:
         files_folder = (
             Path(stack.enter_context(TemporaryDirectory())) if execution.loggers else Path()
         )
         trackers = [
-            stack.enter_context(LOGGERS[name](run.folder_of_run, portable))
-            for name in execution.loggers
+            stack.enter_context(LOGGERS[name](folder, portable)) for name in execution.loggers
         ]
         stack.enter_context(deterministic_operations(bench.settings.deterministic))
-        rounds = stack.enter_context(RoundWriter(run.folder_of_run))
-        probe = Probe(run.folder_of_run) if execution.diagnostics else None
+        rounds = stack.enter_context(RoundWriter(folder))
+        probe = Probe(folder) if execution.diagnostics else None
         callback = CallbackList([rounds, ProgressCallback(run, progress), *trackers])
         method, seed = run.config.create_method(), run.config.seed
         federated_run = FederatedRun(bench, method, seed, callback, checkpoint, probe, transport)
         for _ in federated_run:
-            # the model first: a finished result implies its model
-            error = _store_model(run.folder_of_run, federated_run, execution)
-            write_result(run.folder_of_run / RESULT, federated_run.result)
-            if error:
-                raise error
+            try:  # the model first: a finished result implies its model
+                keep_model(folder, federated_run, execution.keep_model, execution.keep_server_state)
+            except InterruptedCommandError:
+                raise
+            except Exception:
+                write_result(folder / RESULT, federated_run.result)
+                raise
+            write_result(folder / RESULT, federated_run.result)
         if trackers:
             send_run(run, trackers, files_folder)
     checkpoint.remove()
-
-
-def _store_model(folder: Path, run: FederatedRun, execution: ExecutionConfig) -> Exception | None:
-    """Write the model of a task; return the error that prevented it, or None."""
-    try:
-        keep_model(folder, run, execution.keep_model, execution.keep_server_state)
-    except InterruptedCommandError:
-        raise
-    except Exception as error:
-        return error
-    return None
 
 
 def error_text(error: Exception) -> str:

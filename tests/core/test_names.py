@@ -6,7 +6,7 @@ import pytest
 
 from fczoo import FczooError, Settings, create_method
 from fczoo.backbones.weights import split_spec
-from fczoo.core.names import fold, join_first_names, match
+from fczoo.core.names import fold, join_first_names, match, shorten_list
 from fczoo.core.options import nearest
 from fczoo.core.registry import (
     AGGREGATORS,
@@ -221,3 +221,9 @@ def test_first_names_are_joined_with_number_of_others() -> None:
     assert join_first_names(names[:5]) == "a, b, c, d, e"
     assert join_first_names(names) == "a, b, c, d, e and 1 more"
     assert join_first_names(names, 2, "; ") == "a; b and 4 more"
+
+
+def test_shortened_list_ends_with_dots() -> None:
+    assert shorten_list([], 2) == ""
+    assert shorten_list(["a", "b"], 2) == "a, b"
+    assert shorten_list(["a", "b", "c"], 2) == "a, b, ..."

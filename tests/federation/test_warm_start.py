@@ -18,6 +18,7 @@ from fczoo.federation.run import FederatedRun
 from fczoo.federation.warm_start import grow, load_start
 from fczoo.models.storage import save_model
 from fczoo.testing.toy_benchmark import small_method, toy_bench
+from helpers_methods import first_tasks
 from helpers_resume import Crash, crash_after, rounds, run_and_record
 
 
@@ -113,10 +114,9 @@ def test_state_divided_among_tasks_cannot_grow():
 @pytest.mark.parametrize("method", ["dualprompt", "pilora"])
 def test_methods_learn_more_tasks_than_planned(method, tmp_path):
     bench = toy_bench(torch.float32, epochs=1, batch_size=8, rounds=1)
-    stream = bench.stream
-    planned = tuple(Task(t.index, t.start, t.stop, 5, 2) for t in stream.tasks[:2])
-    partition = replace(bench.partition, tasks=bench.partition.tasks[:2])
-    short = replace(bench, stream=replace(stream, tasks=planned), partition=partition)
+    short = first_tasks(bench, 2)
+    planned = tuple(Task(t.index, t.start, t.stop, 5, 2) for t in short.stream.tasks)
+    short = replace(short, stream=replace(short.stream, tasks=planned))
     save_first_tasks(short, method, tmp_path)
     run = bench_from_model(bench, tmp_path).start(small_method(method))
     result = run.run()

@@ -11,13 +11,15 @@ from fczoo.security.privacy import list_disclosures
 from fczoo.testing.method_under_test import MethodUnderTest
 from fczoo.testing.methods import METHOD_RULES
 from fczoo.testing.toy_benchmark import small_method
-from helpers_methods import SHORT_LOOPS
+from helpers_methods import CONFORMANCE_OPTIONS
 
 
 @pytest.fixture(scope="module", params=METHODS.names())
 def subject(request: pytest.FixtureRequest) -> MethodUnderTest:
     """Return a method with its runs; make each run once."""
-    return MethodUnderTest(small_method(request.param, **SHORT_LOOPS.get(request.param, {})))
+    return MethodUnderTest(
+        small_method(request.param, **CONFORMANCE_OPTIONS.get(request.param, {}))
+    )
 
 
 def test_method_passes_every_rule(subject: MethodUnderTest) -> None:

@@ -199,7 +199,7 @@ def plain_run(name: str, options: tuple, settings: tuple, tasks: int) -> Record:
     """Record a run of the first tasks with some options and settings."""
     record = record_run(bench_with(settings, tasks), small_method(name, **dict(options)))
     assert dict(options).items() <= record.result.options.items()
-    assert len(record.result.accuracy) == tasks
+    assert [len(row) for row in record.result.accuracy] == [*range(1, tasks + 1)]
     return record
 
 
@@ -227,7 +227,7 @@ def differs(method: Method, settings: tuple, plain: Record, whole: bool = False)
         record = record_run(bench_with(settings, tasks), method, on_call=compare)
     except Difference:
         return True
-    assert len(record.result.accuracy) == tasks
+    assert [len(row) for row in record.result.accuracy] == [*range(1, tasks + 1)]
     differences.update(changes(outcome(record), outcome(plain)))
     return bool(differences) or next(expected_calls, None) is not None
 

@@ -15,7 +15,7 @@ from helpers_export import assert_same_logits
 IS_OLDEST = torch.__version__.startswith("2.6.")
 NOT_TRACED = pytest.mark.skipif(IS_OLDEST, reason="torch 2.6 cannot trace the module re")
 NO_ONNX = pytest.mark.skipif(IS_OLDEST, reason="torch 2.6 and onnxscript 0.5 do not fit")
-METHODS = ["fedavg", "hgp", "fedncm", "pilora", pytest.param("dytox", marks=NOT_TRACED)]
+METHODS = ["fedavg", "hgp", "l2p", "fedncm", "pilora", pytest.param("dytox", marks=NOT_TRACED)]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -34,7 +34,7 @@ def test_torch_program_gives_model_logits(method, models, tmp_path):
 
 
 @NO_ONNX
-@pytest.mark.parametrize("method", ["fedavg", "hgp"])
+@pytest.mark.parametrize("method", ["fedavg", "hgp", "fedncm"])
 def test_onnx_program_gives_model_logits(method, models, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

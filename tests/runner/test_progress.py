@@ -75,7 +75,7 @@ def test_sweep_progress_names_settings(tmp_path: Path) -> None:
 
 
 def test_progress_bar_covers_parallel_runs(tmp_path: Path) -> None:
-    words = ["--methods", "hgp", "--seeds", "0,1", "--jobs", "2", "--rounds", "3"]
+    words = ["--methods", "hgp", "--seeds", "0,1,2", "--jobs", "2", "--rounds", "3"]
     command = [
         sys.executable,
         *bench(tmp_path / "run")[1:],
@@ -83,15 +83,15 @@ def test_progress_bar_covers_parallel_runs(tmp_path: Path) -> None:
     ]  # a fresh interpreter, whose workers start slowly
     lines = re.split(r"[\r\n]+", run_on_terminal(command))
     bars = [
-        line for line in lines if re.match(r"\d of 2 runs ", line.strip()) and " elapsed, " in line
+        line for line in lines if re.match(r"\d of 3 runs ", line.strip()) and " elapsed, " in line
     ]
     assert any(re.search(r"hgp seed \d [\d.]+ %, hgp seed \d", bar) for bar in bars)
     shares = [int(re.search(r"(\d+) % \|", bar)[1]) for bar in bars]
     assert shares == sorted(shares)
-    assert set(shares) - {0, 50, 100}  # tasks count, not whole runs only
-    task = re.compile(r"run (\d) of 2, hgp seed \d: task (\d) of 3, [\d.]+ % over")
+    assert set(shares) - {0, 33, 67, 100}  # tasks count, not whole runs only
+    task = re.compile(r"run (\d) of 3, hgp seed \d: task (\d) of 3, [\d.]+ % over")
     tasks = [m.groups() for m in (task.search(line) for line in lines) if m]
-    assert sorted(tasks) == [(str(run), str(t)) for run in (1, 2) for t in (1, 2, 3)]
+    assert sorted(tasks) == [(str(run), str(t)) for run in (1, 2, 3) for t in (1, 2, 3)]
 
 
 def test_narrow_terminal_wraps_at_words(tmp_path: Path) -> None:
