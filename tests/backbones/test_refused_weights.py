@@ -62,26 +62,31 @@ def test_pth_file_without_vit_state_dict_is_rejected(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "problem"),
     [
-        {"a": torch.zeros(2)},
-        {"cls_token": torch.zeros(())},
-        {
-            "cls_token": torch.zeros(1, 1, 192),
-            "patch_embed.proj.weight": torch.zeros(192, 3, 8, 8),
-            "pos_embed": torch.zeros(1, 5, 192),
-        },
-        {
-            "cls_token": torch.zeros(1, 1, 192),
-            "patch_embed.proj.weight": torch.zeros(192, 3, 0, 0),
-            "pos_embed": torch.zeros(1, 5, 192),
-        },
+        ({"a": torch.zeros(2)}, "has no plain ViT"),
+        ({"cls_token": torch.zeros(())}, "has no plain ViT"),
+        (
+            {
+                "cls_token": torch.zeros(1, 1, 192),
+                "patch_embed.proj.weight": torch.zeros(192, 3, 8, 8),
+                "pos_embed": torch.zeros(1, 5, 192),
+            },
+            "the architecture cannot be derived",
+        ),
+        (
+            {
+                "cls_token": torch.zeros(1, 1, 192),
+                "patch_embed.proj.weight": torch.zeros(192, 3, 0, 0),
+                "pos_embed": torch.zeros(1, 5, 192),
+            },
+            "the architecture cannot be derived",
+        ),
     ],
 )
-def test_safetensors_file_without_vit_is_rejected(tmp_path, content):
+def test_safetensors_file_without_vit_is_rejected(tmp_path, content, problem):
     save_file(content, tmp_path / "other.safetensors")
-    message = refusal_of(tmp_path / "other.safetensors")
-    assert re.search("has no plain ViT|the architecture cannot be derived", message)
+    assert problem in refusal_of(tmp_path / "other.safetensors")
 
 
 def test_too_high_block_number_is_rejected(folder, tmp_path):
