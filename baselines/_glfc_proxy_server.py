@@ -65,8 +65,8 @@ class BestOldModel(TaskDetection):
     )
     best_perf_no_reset: bool = option(
         False,
-        "do not reset the best accuracy at a new task or for new reconstructions: later tasks "
-        "may never get a new old model",
+        "do not reset the best accuracy at a new task or for new reconstructions: the old model "
+        "may then stay that of an earlier task",
         quirk="conditionWang/FCIL",
     )
 

@@ -33,7 +33,7 @@ class AnchoredReplay(DataFreeReplay):
         "simplex; frozen_means, mean frozen features over all clients",
     )
     anchor_file: str | None = option(
-        None, "safetensors file with one anchor per class of the data set; none: see anchors"
+        None, "safetensors file with one anchor per class of the data set; none: anchors=KIND"
     )
     anchor_width: int = option(512, "entries per anchor, with anchors=random or etf", low=1)
     bound: Literal["batch", "sample"] = option(
@@ -41,7 +41,9 @@ class AnchoredReplay(DataFreeReplay):
         "hinge on the mean distance: batch, of a batch (released code); sample, of an image",
     )
     radius_relative: float = option(
-        0.186, "radius r / mean squared difference of two anchors (text embeddings: 0.186)", low=0
+        0.186,
+        "radius r divided by the mean squared difference of two anchors (text embeddings: 0.186)",
+        low=0,
     )
     radius: float | None = option(
         None, "absolute radius r (0.015 with the released table); none: by radius_relative", low=0
@@ -217,8 +219,8 @@ def draw_anchors(
         return SPREAD * torch.randn(classes, width, generator=rng)
     if classes > width:
         raise FczooError(
-            f"{label}=etf needs at least {classes} entries per anchor for {classes} classes, not "
-            f"{width}; raise anchor_width, or use {label}=random"
+            f"{label}=etf needs at least {classes} entries per anchor, one per class, but "
+            f"anchor_width is {width}; raise anchor_width, or use {label}=random"
         )
     basis = torch.linalg.qr(torch.randn(width, classes, generator=rng)).Q  # orthonormal columns
     rows = basis.mT - basis.mean(1)

@@ -78,8 +78,8 @@ class AFFCL(TunedBackbone):
     k_last: float = option(0.1, "weight of features from the last flow in the flow's loss", low=0)
     theta: float = option(
         0.1,
-        "share of the replay loss without the factor q, the density of the client's features: 0, "
-        "all of it has q; 1, none; w always applies",
+        "share of the replay loss that is not multiplied by q, the density of the client's "
+        "features; w always applies",
         low=0,
         high=1,
     )

@@ -119,8 +119,8 @@ class BiC(TunedLinearHead, Rehearsal):
     )
     validation: float = option(
         0.1,
-        "share of the shortest exemplar list; of every class, old or new, this number of images "
-        "is held out, at least 1",
+        "images held out of every class, old or new, as a share of the shortest exemplar list; "
+        "at least one image",
         low=0,
         high=0.5,
     )

@@ -37,8 +37,8 @@ class DOLFIN(LinearHead):
     the Gram matrices of the inputs of the blocks' attention. From the first ones the server chooses
     A, the same for all clients, so that averaging B averages the product B A exactly. From the last
     ones it extends the subspace of inputs for which later tasks must not change the outputs. The
-    paper released no code, and only a summary of it was read: rank and threshold are recalled from
-    InfLoRA, whose rule for A this is; learning rates are fczoo's.
+    paper released no code, and only a summary of it was read: the rule for A, rank and threshold
+    are InfLoRA's, from memory of its paper; learning rates are fczoo's.
     """
 
     paper = (

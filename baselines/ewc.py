@@ -58,8 +58,9 @@ class EWC(TunedLinearHead):
     )
     fisher: Literal["weighted", "empirical", "true"] = option(
         "weighted",
-        "squared gradients in the Fisher: weighted, of an image's label, times its probability "
-        "p_y; empirical, unweighted; true, of all classes of the task, weighted",
+        "squared gradients in the Fisher information: weighted, of the label's loss, times its "
+        "probability p_y; empirical, the same without p_y; true, of each class of the task, times "
+        "its probability",
     )
     asked: Literal["trained", "all"] = option(
         "trained",

@@ -38,8 +38,8 @@ class FedLDA(Analytic):
 
     rule: Literal["lda", "mahalanobis"] = option(
         "mahalanobis",
-        "mahalanobis, only the distance, with the unbiased covariance; lda, with class "
-        "frequencies and the divisor N",
+        "decision rule: mahalanobis, only the distance, with the unbiased covariance; lda, with "
+        "class frequencies and the divisor N",
     )
     shrink: float = option(
         0.1,

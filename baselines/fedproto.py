@@ -60,8 +60,8 @@ class FedProto(TunedWithStatistics):
     )
     per_sample: bool = option(
         True,
-        "on: mean distance of images (official code); off: distance of each class's mean feature "
-        "in the batch (HGP's code)",
+        "distance to the prototypes in the loss: on, mean over images (official code); off, that "
+        "of each class's mean feature in the batch (HGP's code)",
     )
     infer: Literal["head", "ncm"] = option(
         "ncm",

@@ -80,7 +80,7 @@ class FedRidge(Analytic):
         """
         super().__post_init__()
         if self.gram_rank is not None and self.bias == "free":
-            problem = "fedridge.bias=free needs the exact Gram matrix, without fedridge.gram_rank"
+            problem = "fedridge.bias=free needs the exact Gram matrix, but gram_rank is set"
             raise FczooError(f"{problem}; add --set fedridge.bias=none")
         if self.score == "cosine" and self.bias == "free":
             problem = "fedridge.score=cosine ignores the bias of fedridge.bias=free"

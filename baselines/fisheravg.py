@@ -42,8 +42,9 @@ class FisherAvg(TunedWithStatistics):
 
     fisher: Literal["true", "weighted"] = option(
         "true",
-        "Fisher information: true, mean over images, expected over the task's classes (paper); "
-        "weighted, sum over images, of the label's class, times its probability (HGP's code)",
+        "Fisher information from squared gradients: true, expectation over the task's classes, "
+        "mean over images (paper); weighted, that of the label times its probability, summed over "
+        "images (HGP's code)",
     )
 
     def training(self) -> Training:

@@ -38,11 +38,11 @@ class LANDER(SynthesisOptions, AnchoredReplay):
     the synthetic images, one byte per colour value, and the old model; once per run the anchors.
     Memory beyond the model: all of these. No image of a client is kept.
 
-    The paper's anchors are text embeddings of class names, which ``anchor_file`` reads; by default
-    they are random. Source: the released code, not the paper's text; it does not name its text
-    encoder. A vision transformer has no BatchNorm statistics to match (``prior=none``): only the
-    anchors, the teacher's predictions and the student's disagreement shape the images. The student
-    starts from the pre-trained weights with a random head.
+    The paper's anchors are text embeddings of class names (``anchor_file``). By default they are
+    random; ``frozen_means`` also sends sums of frozen features. Source: the released code, not the
+    paper; it does not name its text encoder. A vision transformer has no BatchNorm statistics to
+    match (``prior=none``): only anchors, the teacher's predictions and the student's disagreement
+    shape the images. The student starts from the pre-trained weights with a random head.
     """
 
     paper = (

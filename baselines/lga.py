@@ -60,8 +60,8 @@ class LGA(GLFC):
     augmentations: int = option(5, "noisy copies per feature of a reconstructed image", low=1)
     cumulative_groups: bool = option(
         False,
-        "groups of images for the mean gradient overlap: group i has the learned classes of tasks "
-        "1 to i; an image's weights are summed over its groups",
+        "let the groups overlap over which gradients are averaged: group i has the learned classes "
+        "of tasks 1 to i; an image's weights are summed over its groups",
         quirk="JiahuaDong/LGA",
     )
 

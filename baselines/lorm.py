@@ -75,12 +75,16 @@ class LoRM(LinearHead):
     gamma: float = option(
         0.0, "factor on off-diagonal entries of the layers' Gram matrices", low=0, high=1
     )
-    gamma_head: float = option(0.5, "the same for the head's Gram matrix", low=0, high=1)
+    gamma_head: float = option(
+        0.5, "factor on off-diagonal entries of the head's Gram matrix", low=0, high=1
+    )
     view: Literal["test", "train"] = option(
         "test", "view of the images for Gram matrices: test; train, random views (fed-mammoth)"
     )
     passes: int = option(
-        1, "passes over these images, with view=train (fed-mammoth: regmean_rounds)", low=1
+        1,
+        "passes over the images for Gram matrices, with view=train (fed-mammoth: regmean_rounds)",
+        low=1,
     )
 
     def training(self) -> Training:

@@ -49,7 +49,9 @@ class RegMean(TunedLinearHead):
         low=0,
         high=1,
     )
-    gamma_head: float = option(0.9, "the same for the head's Gram matrix", low=0, high=1)
+    gamma_head: float = option(
+        0.9, "factor on off-diagonal entries of the head's Gram matrix", low=0, high=1
+    )
     view: Literal["test", "train"] = option(
         "test", "view of the images for Gram matrices: test; train, random views (fed-mammoth)"
     )

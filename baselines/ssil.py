@@ -54,8 +54,8 @@ class SSIL(TunedLinearHead, Rehearsal):
     )
     ratio: float = option(
         4.0,
-        "maximum of new images per exemplar in training; too few exemplars are repeated; 0: no "
-        "repetition",
+        "maximum number of new images per exemplar in training; exemplars are repeated if there "
+        "are more; 0: no repetition",
         low=0,
     )
 

@@ -77,8 +77,8 @@ class UOPP(PIP):
     scale: float = option(10.0, "s, scale of the cosines with prototypes", low=0)
     weights: Literal["images", "participations"] = option(
         "images",
-        "weights of clients: images, number of images; participations, rounds of the task with the "
-        "client (released code for prompts, keys and prototypes)",
+        "weights of clients: images, number of images; participations, number of the task's rounds "
+        "in which the client trained (released code for prompts, keys and prototypes)",
     )
     rectify: Literal["none", "ode"] = option(
         "none",
@@ -96,14 +96,14 @@ class UOPP(PIP):
     )
     squared_variance: bool = option(
         False,
-        "shift copies of prototypes by u * variance^2, not u * standard deviation; released "
-        "code: code_variance alone, which includes the square",
+        "shift copies of prototypes by u * variance^2, not u * standard deviation; for the "
+        "released code set only code_variance, which includes the square",
         quirk="anwarmaxsum/FFSCIL",
     )
     batch_vote: bool = option(
         False,
-        "one prompt per test batch, by vote; the first prompt predicts all classes by the base "
-        "head, others by prototypes up to the batch's own task, which is given",
+        "choose one prompt per test batch, by vote; with the first prompt the base head predicts, "
+        "with others the prototypes of classes up to the batch's own task, which is given",
         quirk="anwarmaxsum/FFSCIL",
     )
     reset_prompt: bool = option(

@@ -93,7 +93,7 @@ class DomainNet(Dataset):
         train, test = (self._part(folder, part, names) for part in ("train", "test"))
         if sorted(names) != list(range(self.classes)):
             problem = f"the lists in {folder} must have exactly the classes 0 to {self.classes - 1}"
-            raise FczooError(f"{problem}; the copy is damaged")
+            raise FczooError(f"{problem}; the copy is damaged, get it again")
         classes = tuple(names[label].replace("_", " ") for label in range(self.classes))
         return ImageData(train, test, classes, "official lists")
 
@@ -125,6 +125,6 @@ class DomainNet(Dataset):
                         f"{list_file} has the line {line[:80]!r}, "
                         f"expected {domain}/CLASS/FILE NUMBER"
                     )
-                    raise FczooError(f"{problem}; the copy is damaged")
+                    raise FczooError(f"{problem}; the copy is damaged, get it again")
                 rows.append((file, int(label), number))
         return make_rows(self.name, folder, rows, 256)

@@ -20,7 +20,7 @@ URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"  # address and MD5 
 
 @register_dataset("emnist")
 class EMNIST(Dataset):
-    """47 classes (split ``balanced``), or 26 in both cases as ``emnist:letters``; upright."""
+    """47 classes (``balanced``), or 26 letters of either case (``emnist:letters``); upright."""
 
     classes = 47
     folder = "EMNIST"

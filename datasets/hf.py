@@ -15,7 +15,7 @@ class HuggingFace(Dataset):
 
     A name on the hub (``ORG/NAME/CONFIGURATION`` where it has several) is downloaded by
     ``fczoo data fetch`` and then read from disk. The image column and the label column are found by
-    the types of their features: ``Image``; ``ClassLabel``, or the only column of whole numbers.
+    the types of the columns: ``Image``; ``ClassLabel``, or the only column of whole numbers.
     Others are named, as in ``--hf-columns image=img,label=fine_label`` or
     ``hf:FOLDER,label=fine_label``; the column ``group`` gives the hospital, writer or user of each
     image.

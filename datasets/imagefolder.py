@@ -33,7 +33,7 @@ class ImageFolder(Dataset):
     def locate(self, root: Path) -> Path:
         if not root.is_dir():
             raise FczooError(
-                f"no folder {root}; give a folder that contains the class folders with --data-root"
+                f"no folder {root}; give --data-root a folder that contains the class folders"
             )
         return root
 

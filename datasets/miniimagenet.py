@@ -24,11 +24,11 @@ class MiniImageNet(Dataset):
     """100 classes of 600 images, kept at 84x84; FCILPT trains on 500 and tests on 100 of each.
 
     A part ``val`` or ``test`` next to ``train`` is the test part if it has the same classes. The
-    parts of the few-shot split (64, 16 and 20 other classes) are joined. What has no division
-    within its classes is divided by the seeded rule of ``imagenet_r``, a sixth of each class for
-    testing, or by a list ``test.txt``. Parts may be folders of class folders, or ``train.csv``,
-    ``val.csv`` and ``test.csv`` with columns ``filename,label`` next to ``images/``. From a copy at
-    full resolution take ``--stored-size 224``.
+    parts of the few-shot split (64, 16 and 20 other classes) are joined. A copy whose
+    classes are not divided is divided by the seeded rule of ``imagenet_r``, a sixth of each class
+    for testing, or by a list ``test.txt``. Parts may be folders of class folders, or ``train.csv``,
+    ``val.csv`` and ``test.csv`` with columns ``filename,label`` next to ``images/``. For a copy at
+    full resolution use ``--stored-size 224``.
     """
 
     classes = 100
@@ -58,7 +58,8 @@ class MiniImageNet(Dataset):
                 sorted(itertools.chain.from_iterable(part.items() for part in parts.values()))
             )
             remark = (
-                f"{', '.join(parts)} have different classes (few-shot split): joined and divided"
+                f"{', '.join(parts)} have different classes (few-shot split): joined, then divided "
+                "into training and test images"
             )
             remarks = (remark,) if len(parts) > 1 else ()
             return divide(
@@ -119,10 +120,10 @@ def _read_table(table: Path, folder: Path) -> Part:
         images.setdefault(label, []).append(f"{below}{name}")
     if missing:
         problem = (
-            f"{table} names {missing[0]}, which is not in {image_folder} ({len(missing)} such "
-            "lines)"
+            f"{table} names {missing[0]}, which is not in {image_folder} or has no label "
+            f"({len(missing)} such lines)"
         )
-        raise FczooError(f"{problem}; the copy is incomplete")
+        raise FczooError(f"{problem}; the copy is incomplete, get another one")
     return {label: sorted(set(images[label])) for label in sorted(images)}
 
 

@@ -100,7 +100,7 @@ def _read_annotations(
                 f"{notes} has the line {f'{file} {label}'.strip()!r}, which names no class of "
                 f"{train}"
             )
-            raise FczooError(f"{problem}; the copy is incomplete")
+            raise FczooError(f"{problem}; the copy is incomplete, get it again")
         if label_by_file.setdefault(normalise_path(file, notes), number[label]) != number[label]:
-            raise FczooError(f"{notes} gives {file} two classes; the copy is damaged")
+            raise FczooError(f"{notes} gives {file} two classes; the copy is damaged, get it again")
     return tuple(label_by_file), np.array(list(label_by_file.values()), np.int64)

@@ -12,7 +12,7 @@ from fczoo.reports.result_fields import FieldDescription, describe_result_fields
 PACKAGES = {
     "fczoo.functional": "Parts of methods: losses, heads, statistics, exemplars, LoRA, prompts.",
     "fczoo.aggregators": "Merges of uploads; `fczoo.merge` calls them by name.",
-    "fczoo.partitioners": "Splits of labels over clients; `fczoo.partition` calls them by name.",
+    "fczoo.partitioners": "Partitions over clients; `fczoo.partition` calls them by name.",
 }
 MODULES = {
     "fczoo.core.backbone": "The plugs of a backbone: names and shapes of what may be trained.",

@@ -221,7 +221,7 @@ def _parts_page() -> str:
             continue
         parts += [f"## {kind.capitalize()}", f"{KINDS[kind].capitalize()}."]
         for name in _ours(registry):
-            parts += [f"### {name}", _literal(part_page(name, DATASET))]
+            parts += [f"### {name}", _literal(part_page(name, DATASET, registry))]
     return "\n\n".join([*parts, "## Backbones", _literal(listing("backbones"))])
 
 

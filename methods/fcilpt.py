@@ -87,8 +87,8 @@ class FCILPT(PromptPool):
     )
     head: Literal["averaged", "fixed"] = option(
         "averaged",
-        "averaged, the server averages the clients' heads; fixed, the head keeps its initial "
-        "values, as Algorithm 1 exchanges none (use head_init=means)",
+        "head: averaged, by the server over the clients; fixed, at its initial values, as "
+        "Algorithm 1 exchanges no head (use head_init=means)",
     )
     query: Literal["cls", "embed_cls"] = option(
         "cls",

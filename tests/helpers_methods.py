@@ -22,7 +22,7 @@ More steps of the loop are those of test_glfc.py, test_options.py and the record
 SHORT_LOOPS: dict[str, dict[str, Any]] = {
     **CONFORMANCE_OPTIONS,
     "fisheravg": {"fisher": "weighted"},  # a gradient per image, not per image and class
-    "lander": {"synthesis_rounds": 4, "warmup": 1},
+    "lander": {"synthesis_rounds": 2, "warmup": 1},
 }
 """Options of such methods for other tests of every method."""
 TRAIN_ALL_WEIGHTS = ("fedavg", "lwf", "regmean", "slca")

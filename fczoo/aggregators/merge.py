@@ -150,7 +150,7 @@ def wrap_with_checks(aggregator: ServerAggregator) -> ServerAggregator:
             ):
                 fault = f"a {tensor} that is not finite"
         if fault:
-            problem = f"aggregator {name} returned {fault} from valid uploads"
+            problem = f"from valid uploads, aggregator {name} returned {fault}"
             raise FczooError(f"{problem}; fix its code")
         return tree
 

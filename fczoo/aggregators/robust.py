@@ -61,7 +61,9 @@ class Krum:
     Blanchard et al., NeurIPS 2017.
     """
 
-    hostile: int = option(1, "f, hostile clients to tolerate; proven for K >= 2f + 3", low=0)
+    hostile: int = option(
+        1, "f, hostile clients to tolerate; proven for at least 2f + 3 uploads", low=0
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -79,7 +81,9 @@ class MultiKrum:
     Raises FczooError with fewer than f + 3 uploads. Source: Blanchard et al., NeurIPS 2017.
     """
 
-    hostile: int = option(1, "f, hostile clients to tolerate; proven for K >= 2f + 3", low=0)
+    hostile: int = option(
+        1, "f, hostile clients to tolerate; proven for at least 2f + 3 uploads", low=0
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -99,7 +103,9 @@ class NormClip:
     does not see the broadcast state.
     """
 
-    factor: float = option(1.0, "maximum distance, relative to the median distance", low=0)
+    factor: float = option(
+        1.0, "maximum distance of an upload from the median, relative to the median distance", low=0
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -211,7 +211,7 @@ def _config(name: str, path: Path, weights: dict[str, Tensor]) -> ViTConfig:
     if RELEASES.match(path.name):
         return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, **IMAGENET)
     mean, std = input_statistics(guess)
-    message = "assuming from its shapes that %s is %s, with input mean %s and std %s; %s"
+    message = "%s: its shapes are those of %s, which is assumed, with input mean %s and std %s; %s"
     log.warning(message, path.name, guess, mean, std, "if this is wrong, give NAME:FILE")
     return ViTConfig(guess, size, patch, dim, depth, dim // 64, mlp, mean=mean, std=std)
 

@@ -99,7 +99,7 @@ def registered_backbone(name: str) -> Any:
     if key is None:
         return None
     if match(key, (BUNDLED_NAME, *_names_of_timm(), *_architectures(_names_of_timm()))):
-        problem = f"backbone {key!r} in {BACKBONES.get(key).__module__} has the name of another"
+        problem = f"backbone {key!r} in {BACKBONES.get(key).__module__} has the name of a backbone"
         raise FczooError(f"{problem} of fczoo or timm; rename it")
     return BACKBONES.get(key)
 

@@ -42,7 +42,7 @@ SUPERSETS = {"imagenet21k": "imagenet1k"}
 CLASSES = {
     "all": "these classes",
     "some": "some of these classes",
-    "similar": "classes like some of these",
+    "similar": "classes similar to some of these",
 }
 """Degrees of overlap in words, the largest first."""
 
@@ -156,7 +156,7 @@ def contamination(dataset: str, backbone: str) -> str:
         return f"{backbone} was pre-trained on {titles}, with labels of {classes}"
     if overlaps:
         titles, classes = _describe_sets(overlaps)
-        return f"{titles} weights saw images of {classes} in pre-training, as in the papers"
+        return f"{titles} weights were pre-trained on images of {classes}, as in the papers"
     return ""
 
 

@@ -60,7 +60,7 @@ class _Candidate(NamedTuple):
     def __str__(self) -> str:
         under = f"under {'.'.join(self.keys)}" if self.keys else ""
         prefix = f"prefix {self.prefix}" if self.prefix else ""
-        return ", ".join(filter(None, (under, prefix))) or "at the top"
+        return ", ".join(filter(None, (under, prefix))) or "at the top level"
 
     def tensors(self) -> dict[str, Tensor]:
         return {

@@ -81,7 +81,7 @@ def make_plot(
         figure = EXPERIMENT_FIGURES[kind](experiment)
         if figure is None or _is_empty(figure):
             limit = f", or there are more than {MAX_COLUMNS} clients" if figure is None else ""
-            raise FczooError(f"no run recorded the data of --kind {kind}{limit}")
+            raise FczooError(f"no run recorded the data of --kind {kind}{limit}; give another kind")
         if isinstance(figure, Curves):
             figure = replace(figure, y="accuracy, %")  # papers explain it in the caption
         return _rename(figure, {line.label: display_label(line) for line in experiment.lines})

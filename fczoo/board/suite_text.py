@@ -126,7 +126,8 @@ def rank_sentence(ranks: CriticalDifference) -> str:
     Args:
         ranks: Mean ranks over seeds and settings.
     """
-    text = f"Mean ranks of {len(ranks.ranks)} rows over {ranks.blocks} seeds and settings"
+    blocks = f"{ranks.blocks} combinations of seed and setting"
+    text = f"Mean ranks of {len(ranks.ranks)} rows over {blocks}"
     if ranks.p >= LEVEL:
         return (
             f"{text}: Friedman's test finds no significant difference (p = {ranks.p:.2g}), so the "

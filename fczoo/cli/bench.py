@@ -168,9 +168,9 @@ REPEATABLE_OPTIONS = ("set", "sweep", "cluster")  # options that may be repeated
     "--cluster",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set what a run requests: threads. Also on Slurm: a parameter of submitit, such as "
-    "timeout_min. Also on Ray: address, gpus, or spread=clients, which distributes clients over "
-    "--jobs workers. Repeat it for more",
+    help="Resource of a run. KEY is threads; on Slurm also a parameter of submitit, such as "
+    "timeout_min; on Ray also address, gpus, or spread=clients, which distributes clients over "
+    "--jobs workers. Repeat the option for more",
 )
 @message_options()
 @download_options()
@@ -178,7 +178,8 @@ def bench(config: Path | None, **parameters: Any) -> None:
     """Run methods, in one or several settings, and print tables of results.
 
     --dataset and --partition take lists, separated by commas. Options with default none also accept
-    the value none. If an option is given twice, the last value counts.
+    the value none. If an option is given twice, the last value counts; --set, --sweep and --cluster
+    can be repeated.
     """
     from fczoo.cli.arguments import (
         MAX_JOBS,

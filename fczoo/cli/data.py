@@ -129,8 +129,7 @@ def _check_distinct(outputs: Mapping[str, Path | None]) -> None:
 HF_COLUMNS = click.option(
     "--hf-columns",
     metavar="image=NAME,label=NAME",
-    help="Image and label columns of a data set hf:PLACE.  [default: by the types of their "
-    "features]",
+    help="Image and label columns of a data set hf:PLACE.  [default: by their types]",
 )
 
 

@@ -81,8 +81,8 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
     backbone, setting or option. `show settings` has all settings of a run, `show result` the fields
     of its result.
 
-    `show protocol NAME` and `show release NAME` select one if several have the name. `show
-    backbone NAME` also accepts a file of weights.
+    If a protocol or a release has the name of a method, `show protocol NAME` and `show release
+    NAME` show it. `show backbone NAME` also accepts a file of weights.
     """
     source_kinds = (*SOURCES, "backbone")
     kind = match(names[0], source_kinds) or names[0]

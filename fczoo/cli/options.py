@@ -70,11 +70,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "export": (
         ("fczoo export results/run-1/fedavg/seed0 --format timm", "weights for timm.create_model"),
-        ("fczoo export results/run-1/hgp/seed0 --format torch --out hgp.pt2", "a program of torch"),
+        (
+            "fczoo export results/run-1/hgp/seed0 --format torch --out hgp.pt2",
+            "a program of torch.export",
+        ),
     ),
     "cite": (("fczoo cite hgp,pilora", "BibTeX of two methods and of fczoo"),),
-    "suite": (("fczoo suite run digits --jobs 2", "search and run missing or outdated rows"),),
-    "suite run": (("fczoo suite run digits --jobs 2", "search and run missing or outdated rows"),),
+    "suite": (("fczoo suite run digits --jobs 2", "tune and run missing or outdated rows"),),
+    "suite run": (("fczoo suite run digits --jobs 2", "tune and run missing or outdated rows"),),
     "suite status": (("fczoo suite status digits", "which rows are current, and the time left"),),
     "suite report": (("fczoo suite report digits", "the page of a suite, from its archive"),),
     "leaderboard": (("fczoo leaderboard --out site", "web pages of the suites in results/"),),
@@ -87,7 +90,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "data check": (("fczoo data check cifar100", "compare a copy with the official numbers"),),
     "papers": (("fczoo papers hgp T1", "one printed table"),),
     "compare": (("fczoo compare results/run-1 --paper hgp", "a run next to the paper's numbers"),),
-    "reproduce": (("fczoo reproduce hgp/cifar100/dirichlet:0.05", "run and judge a printed row"),),
+    "reproduce": (
+        ("fczoo reproduce hgp/cifar100/dirichlet:0.05", "run and judge a printed result"),
+    ),
     "claims": (("fczoo claims", "all claims, with the verdict of the runs here"),),
     "list": (("fczoo list methods", "all methods, by group"),),
     "show": (("fczoo show hgp", "options, what is trained, what is sent"),),

@@ -72,7 +72,11 @@ def compare(
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("card", required=False)
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
-@click.option("--dry-run", is_flag=True, help="Print the command without running it.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the command of CARD, or estimate the cost of a table or figure, without a run.",
+)
 @click.option(
     "--reading",
     type=Name(["print", "released"]),
@@ -81,7 +85,7 @@ def compare(
 @click.option(
     "--results",
     type=click.Path(path_type=Path, exists=True),
-    help="Without CARD: folder or archive of the compared runs.  [default: results]",
+    help="Without CARD: folder or archive of the runs for the status.  [default: results]",
 )
 @click.option("--paper", help="Without CARD: list only rows of this paper; see `fczoo papers`.")
 @TABLE
@@ -105,10 +109,10 @@ def reproduce(
     rows: tuple[str, ...],
     patterns: tuple[str, ...],
 ) -> None:
-    """Run a printed row of a paper, e.g. hgp/cifar100/dirichlet:0.05, and judge the result.
+    """Run a printed result of a paper, e.g. hgp/cifar100/dirichlet:0.05, and judge the outcome.
 
-    CARD is the name of a printed row. PAPER in its place lists the paper's tables and figures, and
-    PAPER/TABLE or PAPER/FIGURE runs all cells of a table or figure. Without CARD, all cards are
+    CARD is the name of a printed result. PAPER in its place lists the paper's tables and figures,
+    and PAPER/TABLE or PAPER/FIGURE runs all cells of a table or figure. Without CARD, all cards are
     listed with their status.
 
     EXTRA options are passed to `fczoo bench`, such as --data-root DIR, --backbone FILE or --out
@@ -344,8 +348,8 @@ def claims(
 ) -> None:
     """Show claims of papers and whether runs support them: all claims, or NAME with its numbers.
 
-    A claim compares two sides, such as two methods. A verdict tests two rows of one table, one for
-    each side. "holds 2x" means that two such pairs hold.
+    A claim compares two sides, such as two methods. For its verdict, two rows of one table are
+    tested, one for each side. "holds 2x" means that two such pairs have the verdict "holds".
     """
     from fczoo.papers.claims import get_claim, listing, page
 

@@ -45,7 +45,7 @@ ARCHIVE = Path("results") / "results.csv"
 @click.option(
     "--rows",
     metavar="METHOD,...",
-    help="Methods of --columns, in this order.  [default: all, as they were run]",
+    help="Methods in the table of --columns, in this order.  [default: all]",
 )
 @click.option(
     "--group",
@@ -237,7 +237,8 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     """Build static web pages: a ranking of methods over all suites, and a page per suite.
 
     PLACES are archives, run folders, or folders that contain them; with PLACES the site has a page
-    per benchmark. [default: the suites of results/, or results/results.csv without any]
+    per benchmark (data set, protocol, backbone and budget). [default: the suites of results/; if
+    there are none, results/results.csv]
     """
     from fczoo.board.pages import INDEX, write_site
     from fczoo.board.suite_leaderboard import has_suites, write_suite_site
@@ -265,14 +266,14 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
 @click.option(
     "--suite",
     metavar="NAME",
-    help="Enter the runs as rows of this suite of results/, which the leaderboard reads.",
+    help="Enter the runs as rows of the suite NAME in results/. The leaderboard reads suites.",
 )
 @click.option("--dry-run", is_flag=True, help="Check the folder without entering its runs.")
 def submit(folder: Path, into: Path | None, suite: str | None, dry_run: bool) -> None:
     """Check a run folder and append its runs to an archive or a suite.
 
-    The folder must be complete and unchanged, and record its versions, code and test set. A row of
-    a suite needs the suite's settings, search and seeds.
+    The folder must be complete and unchanged, and record its versions, code and test set. With
+    --suite, its runs must have the suite's settings, seeds and hyper-parameter search.
     """
     if suite is not None and into is not None:
         raise FczooError("--suite and --into each name an archive; give one of them")

@@ -27,6 +27,7 @@ from fczoo.core.payload import Payload
 from fczoo.core.registry import (
     DATASETS,
     METHODS,
+    Registry,
     create_method,
 )
 from fczoo.core.tree import Tree, nbytes
@@ -41,12 +42,13 @@ from fczoo.runner.cost import CLIENT_PHASES, MeasuredCost, measure
 from fczoo.security.privacy import list_disclosures
 
 
-def part_page(name: str, dataset: str) -> str:
+def part_page(name: str, dataset: str, registry: Registry[Any] | None = None) -> str:
     """Describe an entry of a registry, the ``settings``, or the fields of a ``result``.
 
     Args:
         name: Name in any spelling.
         dataset: Data set whose values are shown.
+        registry: Registry of the entry. Default: the first one that has the name.
 
     Returns:
         The text to print.
@@ -59,10 +61,11 @@ def part_page(name: str, dataset: str) -> str:
     if fold(name) == "result":
         return _result_page()
     pages = {METHODS: _method_page, DATASETS: _dataset_page}
-    for registry in PARTS:
-        if registry.find(name):
-            return pages.get(registry, _options_page)(registry.get(name), dataset)
-    known_names = ["settings", "result", *(n for registry in PARTS for n in registry.names())]
+    registries = PARTS if registry is None else (registry,)
+    for candidate in registries:
+        if candidate.find(name):
+            return pages.get(candidate, _options_page)(candidate.get(name), dataset)
+    known_names = ["settings", "result", *(n for r in registries for n in r.names())]
     raise FczooError(f"unknown name {name!r}; {nearest(name, known_names)}")
 
 
@@ -121,8 +124,8 @@ def describe_exchange(method: Method, dataset: str) -> list[str]:
     training = method.training()
     torch.set_num_threads(1)  # faster for a step on few images
     measurement = measure(method, Settings.for_dataset(dataset))
-    server_groups = ", ".join(p.rstrip(".") for p in method.server_only) or "nothing"
-    parts = [f"Averaged by: {training.averaging}. Only on the server: {server_groups}."]
+    server_groups = ", ".join(f"{p}*" for p in method.server_only) or "none"
+    parts = [f"Averaged by: {training.averaging}. Tensors only on the server: {server_groups}."]
     if training.own_models:
         parts = ["Every client keeps its own model: nothing is sent or averaged."]
     parts.append(
@@ -138,7 +141,10 @@ def describe_exchange(method: Method, dataset: str) -> list[str]:
         new_tensors = {name: value for name, value in second.items() if name not in first}
         tables += [
             (f"Uploaded {words}", first.tensors),
-            (f"Uploaded {words}, {'also ' if first else ''}from the second task on", new_tensors),
+            (
+                f"{'Also uploaded' if first else 'Uploaded'} {words}, from the second task on",
+                new_tensors,
+            ),
         ]
     tables.append(
         (

@@ -82,8 +82,8 @@ def job(out: Path, agreed: Path, patience: float) -> None:
 @click.option(
     "--epsilon-budget",
     type=Number(min=0, min_open=True),
-    help="Largest total epsilon of this institution's uploads in all runs; the site refuses "
-    "uploads that would exceed it, and runs without noise.  [default: no limit]",
+    help="Largest total epsilon of this institution's uploads in all runs. The site refuses runs "
+    "without noise, and uploads that would exceed this limit.  [default: no limit]",
 )
 @click.option(
     "--ledger",

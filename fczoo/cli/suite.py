@@ -96,10 +96,10 @@ def run(
     replicate: bool,
     download: bool | None,
 ) -> None:
-    """Search and run the missing and outdated rows of suite NAME; the same command resumes.
+    """Tune and run the missing and outdated rows of suite NAME; the same command resumes.
 
     Each run is entered in results/NAME.csv as it ends. This file is enough to continue on another
-    machine. Runs that another suite has already are copied.
+    machine. Runs that another suite already has are copied from it.
     """
     from fczoo.cli.arguments import parse_cluster, parse_executor, parse_jobs, parse_words
     from fczoo.cli.downloads import find_missing, provide

@@ -109,7 +109,7 @@ def find_parts(root: Path) -> tuple[Path, Path | None, tuple[str, ...]] | None:
     if tests:
         return _choose_test_part(train[0], tests)
     for path in find_lists(root, []).values():
-        problem = f"{path} is not used next to {train[0].name}/"
+        problem = f"the list {path} has no effect beside a folder {train[0].name}/"
         raise FczooError(f"{problem}; move it to {train[0]}, with paths relative to that folder")
     return (
         train[0],

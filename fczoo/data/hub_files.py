@@ -92,7 +92,7 @@ def locate_dataset(
         path = path.resolve()
         location, data_root = path.name, str(path.parent)
     elif path.is_absolute() or (data_root is None and not HUB_NAME.fullmatch(location)):
-        advice = "leave out --data-root, or name a folder below it" if data_root else "check it"
+        advice = "leave out --data-root, or give a path relative to it" if data_root else "check it"
         problem = (
             "is an absolute path" if data_root else "is neither a folder nor a name on the hub"
         )

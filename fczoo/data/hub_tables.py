@@ -38,7 +38,7 @@ def read_tables(dataset: str, folder: Path, given_columns: Mapping[str, str]) ->
     Args:
         dataset: Name of the data set.
         folder: Folder of ``save_to_disk`` or of parquet files.
-        given_columns: Columns by role; others are found by the types of their features.
+        given_columns: Columns by role; others are found by their types.
 
     Raises:
         FczooError: A split, column or label is missing, of another type, or ambiguous.
@@ -95,7 +95,8 @@ def _hold_out_test_rows(
     is_test = np.zeros(len(labels), bool)
     is_test[[int(row) for row in choose_test_images(by_class, 0, TEST_SHARE)]] = True
     if not is_test.any():
-        raise FczooError(f"split {name} is too small to hold out test images; add a split test")
+        problem = f"split {name} is too small to hold out test images"
+        raise FczooError(f"{problem}; add a split called test")
     return part(name, np.flatnonzero(~is_test)), part(name, np.flatnonzero(is_test))
 
 

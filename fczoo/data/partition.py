@@ -191,7 +191,7 @@ def make_partition(
             problem = f"{spec} splits the whole data set at once"
             raise FczooError(
                 f"{problem}, which needs the same clients in every task; leave out --joining and "
-                "--transition, or take scope=task where it has that option"
+                "--transition, or set scope=task if the partitioner has this option"
             )
         parts = _partition_whole(stream, partitioner, clients, seed)
     else:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -210,7 +211,9 @@ def _class_order(
         raise FczooError(f"{problem}; give one of the two")
     if sorted(order) != list(range(count)):
         requirement = f"each of the labels 0 to {count - 1} of {dataset} once"
-        raise FczooError(f"--class-order must name {requirement}; it has {len(order)} entries")
+        wrong = [k for k, n in Counter(order).items() if n > 1 or not 0 <= k < count]
+        found = f"{len(order)} entries, among them {wrong[0]}" if wrong else f"{len(order)} entries"
+        raise FczooError(f"--class-order must name {requirement}; it has {found}")
     return np.array(order)
 
 

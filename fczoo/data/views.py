@@ -67,7 +67,7 @@ class Unchanged(Augment):
 
 @register_augmentation("flip")
 class Flip(Augment):
-    """Horizontal flip of every second image."""
+    """Horizontal flip with probability 0.5."""
 
     flip = 0.5
 
@@ -106,7 +106,7 @@ class DefaultCrop(Augment):
 
 @register_augmentation("randomcrop")
 class FixedSizeCrop(Augment):
-    """Crop of 224 of 256 pixels, and flip: Resize, RandomCrop of fed-mammoth on CUB-200."""
+    """Crop of 224 of 256 pixels, and flip, as fed-mammoth has them on CUB-200."""
 
     scale = ((224 / 256) ** 2,) * 2
     ratio = (1, 1)

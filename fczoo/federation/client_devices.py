@@ -143,7 +143,8 @@ def read_devices(spec: str, seed: int) -> ClientDevices:
         if not 0 <= keys[-1] < math.inf or (by_client and keys[-1] % 1):
             raise FczooError(f"{spec}, line {line}: {row[key]} is not a valid {key}")
     if by_client and len(set(keys)) < len(keys):
-        raise FczooError(f"{spec}: a client has two rows; leave one out")
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise FczooError(f"{spec}: client {repeated:g} has two rows; leave one out")
     if not by_client and not sum(keys):
         raise FczooError(f"{spec}: all shares are 0; give one device a share")
     return ClientDevices(spec, tuple(devices), tuple(keys), by_client, seed)

@@ -31,12 +31,12 @@ KINDS = {
     "histogram of its predictions over all classes so far",
     "confusion": "matrix[i][j]: share of the test images of task i that are predicted as a class "
     "of task j",
-    "first round": "clients as above, before the first merge of a task; distance between the class "
-    "prototypes of two clients on the test images, as mean over pairs and classes, divided by the "
-    "mean length of a prototype",
-    "client drift": "by trained prefix: |client - server| / |server| after local training, as mean "
-    "over clients",
-    "task drift": "by trained prefix, prototypes included: |end - start| / |start| of a task",
+    "first round": "the values of `clients` before the first merge of a task; distance between two "
+    "clients' prototypes of a class on the test images, as mean over pairs of clients and classes, "
+    "divided by the mean norm of a prototype",
+    "client drift": "by group of trained tensors: |client - server| / |server| after local "
+    "training, as mean over clients",
+    "task drift": "by group of trained tensors and prototypes: |end - start| / |start| of a task",
 }
 """Diagnostics of every method, by kind; ``Diagnoses.diagnose`` adds a method's own kinds."""
 

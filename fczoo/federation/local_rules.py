@@ -115,8 +115,8 @@ class LocalRule:
 class FedProx(LocalRule):
     """FedProx (Li et al., MLSys 2020).
 
-    mu/2 |y - x|^2 is added to the loss; y are all tensors that a client trains, x the same as the
-    server sent them. The reported loss is without this term.
+    mu/2 |y - x|^2 is added to the loss; y are all tensors that a client trains, x the same
+    tensors as the server sent them. The reported loss is without this term.
     """
 
     mu: float = option(0.01, "mu, weight of the squared distance; 0 changes nothing", low=0)
@@ -134,8 +134,8 @@ class Scaffold(LocalRule):
     gradients without this term. For K steps of plain gradient descent at rate lr from x to y it is
     the paper's c_i - c + (x - y) / (K lr). The mean of gradients is also defined for momentum,
     weight decay, clipping and Adam, which the paper does not cover. The method merges the trained
-    tensors; c grows by |S|/N times the mean change over the |S| responding clients of N. Uploads
-    and broadcasts have twice the bytes.
+    tensors; c grows by |S|/N times the mean change of c_i over the responding clients S out of N.
+    Uploads and broadcasts have twice the bytes.
     """
 
     has_client_tree = True
@@ -185,7 +185,8 @@ class FedNova(LocalRule):
 
     def table_note(self, training: Training) -> str:
         others = _other_optimizers(training)
-        return f"normalised by steps as in plain gradient descent, with {others}" if others else ""
+        note = "changes normalised by steps as in plain gradient descent"
+        return f"{note}, used with {others}" if others else ""
 
     @property
     def uploads(self) -> Uploads:
@@ -197,10 +198,11 @@ class FedNova(LocalRule):
 class FedDyn(LocalRule):
     """FedDyn (Acar et al., ICLR 2021): local losses that have the global optimum in common.
 
-    - <h_k, y> + alpha/2 |y - x|^2 is added to the loss of client k; x is what the server sent.
-    After a round h_k falls by alpha (y - x). The server's h falls by alpha/N times the sum of y - x
-    over the responding clients of N, and its model is the method's average minus h / alpha. All h
-    start at zero in each task. No additional bytes are sent.
+    alpha/2 |y - x|^2 - <h_k, y> is added to the loss of client k; y are the tensors that it trains,
+    x the same tensors as the server sent them. After a round h_k falls by alpha (y - x). The
+    server's h falls by alpha/N times the sum of y - x over the responding clients of N, and its
+    model is the method's average minus h / alpha. All h start at zero in each task. No additional
+    bytes are sent.
     """
 
     has_client_tree = True

@@ -240,11 +240,13 @@ def backbone_spec(record: ModelRecord) -> str:
     """
     spec = str(record.settings.get("backbone"))
     name, path = split_stored_spec(spec)
-    note = weights_note(str(record.backbone.get("sha256")))
-    if path is None or path.is_file() or not note.is_file():
+    if path is None:
         return spec
-    stored = str(read_json(note, "note").get("path"))
-    return f"{name}:{stored}" if name else stored
+    note = weights_note(str(record.backbone.get("sha256")))
+    if not path.is_file() and note.is_file():
+        path = Path(str(read_json(note, "note").get("path")))
+    file = f"{path.parent}/{path.name}"  # a file in a folder needs no suffix of weights
+    return f"{name}:{file}" if name else file
 
 
 def settings_with_local_paths(place: Path, record: ModelRecord) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Settings:
     protocol: str | None = training_option(
         None,
         "Settings of a paper, for options that you do not give; "
-        "see `fczoo list protocols`; quick runs in minutes on a CPU",
+        "see `fczoo list protocols`; the protocol quick takes minutes on a CPU",
     )
     as_released: str | None = training_option(
         None,
@@ -122,7 +122,7 @@ class Settings:
     transition: float = population_option(
         1.0,
         "Share of the clients from earlier tasks that get images of a new task, from 0 to 1; "
-        "clients that join in it always get some",
+        "clients that join at its start always get some",
         low=0,
         high=1,
     )
@@ -157,8 +157,8 @@ class Settings:
     )
     over_select: float | None = population_option(
         None,
-        "Factor of over-selection, at least 1: sample this many times the participants of a round "
-        "and merge the first uploads; none: 1",
+        "Factor of over-selection, at least 1: sample NUMBER times as many clients as a round "
+        "needs, and merge only the first uploads, as many as it needs; none: 1",
         low=1,
     )
     rounds: int = training_option(3, "Number of communication rounds per task", low=1)
@@ -259,8 +259,8 @@ class Settings:
     )
     outliers: float | None = robustness_option(
         None,
-        "Leave out class statistics whose distance from the clients' centre is above NUMBER "
-        "median distances; none: keep all",
+        "Leave out class statistics whose distance from the clients' centre is more than NUMBER "
+        "times the median distance; none: keep all",
         low=1,
     )
     merge_statistics: Literal["median", "trimmed_mean", "geometric_median"] | None = (

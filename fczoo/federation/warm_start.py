@@ -122,8 +122,8 @@ def _check_tasks(path: Path, record: ModelRecord, scenario: Scenario) -> None:
     classes = scenario.stream.classes[: len(record.classes)]
     if bounds != [(task.start, task.stop) for task in tasks] or list(classes) != record.classes:
         raise FczooError(
-            f"{path} has other tasks than other models in "
-            f"{scenario.settings.start_from}; give --start-from {path}"
+            f"the tasks of {path} differ from those of other models in "
+            f"{scenario.settings.start_from}; choose one model, such as --start-from {path}"
         )
 
 

@@ -263,7 +263,7 @@ def labelled_images(
 
 def _class_folders(root: Path, size: int) -> tuple[Split, tuple[str, ...]]:
     if not root.is_dir():
-        raise FczooError(f"no folder {root}; give a folder of class folders with --data-root")
+        raise FczooError(f"no folder {root}; give --data-root a folder of class folders")
     parts = find_parts(root)
     folder = root if parts is None else parts[1] or parts[0]
     folders = class_folders(folder)

@@ -180,7 +180,7 @@ class PrintedClaim(Claim):
             )
             commands.append(f"  fczoo {command}")
             if row.why:
-                note = f" (a row is of {row.why})"
+                note = f" (one of the rows is for {row.why})"
         return [f"At the paper's scale{note}:", *commands]
 
     def _number(self, row: str) -> PrintedNumber:

@@ -58,10 +58,13 @@ class TwoSettingClaim(Claim):
             ", ".join(f"{name} {option_word(value)}" for name, value in settings.items())
             for settings in (self.start, self.end)
         )
-        losses_text = " and ".join(f"{drop:g}" for drop in self.drops)
+        losses = [
+            f"{side.method} loses {drop:g}"
+            for side, drop in zip(self.sides, self.drops, strict=True)
+        ]
         return (
-            f"{self.citation}, {self.dataset}: from {start} to {end}, {losses_text} points of "
-            f"{self.figure} are lost."
+            f"{self.citation}, {self.dataset}: from {start} to {end}, {' and '.join(losses)} "
+            f"points of {self.figure}."
         )
 
     @property

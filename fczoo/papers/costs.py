@@ -33,7 +33,8 @@ class CostComparison:
         if f"{self.ours / 1e6:.2f}" == printed:
             return "yes"
         total = self.ours + self.boundary
-        return "yes, with the uploads once per task" if f"{total / 1e6:.2f}" == printed else "no"
+        is_equal = f"{total / 1e6:.2f}" == printed
+        return "yes, if uploads once per task are counted" if is_equal else "no"
 
 
 def count_costs(

@@ -227,7 +227,7 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         ]
         if not splits:
             raise FczooError(
-                f"{self.name}'s protocol has no split {number.partition!r} of {row.dataset}"
+                f"{self.name}'s protocol has no partition {number.partition!r} of {row.dataset}"
             )
         tasks = None if number.tasks == defaults.task_count else number.tasks
         values = {"partition": splits[0], "tasks": tasks, **changes, **row.settings}

@@ -213,7 +213,8 @@ def verdict(card: Target, experiment: Experiment, line: Line) -> str:
     comparisons = compare_numbers(experiment, line, card.paper, card.numbers)
     if not comparisons or not matches_card(card, experiment, line):
         return (
-            "not reproduced: the run has another data set, method, option, split or number of tasks"
+            "not reproduced: the run has another data set, method, option, partition or number of "
+            "tasks"
         )
     first = comparisons[0]
     if not first.matching_reading:

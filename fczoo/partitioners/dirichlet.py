@@ -31,14 +31,14 @@ class Dirichlet:
     beta: float = option(0.5, "concentration parameter; small: skewed, large: IID", low=1e-6)
     scope: Literal["task", "dataset"] = option(
         "task",
-        "unit of the split: task, each task separately; dataset, the whole data set before it is "
-        "cut into tasks",
+        "what is partitioned at once: task, each task; dataset, the whole data set before it is "
+        "divided into tasks",
         kw_only=True,
     )
     draw: Literal["split", "sample"] = option(
         "split",
-        "split, cut each class at the drawn shares; sample, draw an owner for each image "
-        "(fed-mammoth)",
+        "how images follow the drawn shares: split, each class is cut at the shares; sample, an "
+        "owner is drawn for each image (fed-mammoth)",
     )
     cap: bool = option(
         False,
@@ -48,11 +48,14 @@ class Dirichlet:
     min_size: int = option(
         6, "minimum number of images per client, in a task or, with scope=dataset, in total", low=1
     )
-    max_tries: int = option(100, "maximum number of draws, then images are moved", low=1)
+    max_tries: int = option(
+        100, "maximum number of draws; after that, images move to clients below min_size", low=1
+    )
     reserve: int = option(
         0,
-        "number of images that each client draws first, by its own class shares; an image drawn "
-        "twice belongs to the later client (fed-mammoth, extended: 7)",
+        "number of images that each client draws before the others are assigned, by its own "
+        "class shares; an image drawn twice belongs to the later client (fed-mammoth's partition "
+        "for many clients: 7)",
         low=0,
     )
 

@@ -19,27 +19,29 @@ class Quantity:
     ``max_tries`` times. Then each class without an owner replaces, at a random client, a class that
     also has another owner. This is PILoRA's quantity-based imbalance, as fed-mammoth interprets it.
 
-    Setting of FPPL's released code: ``quantity:ALPHA,scope=dataset,anchored=on``, with alpha as a
-    number instead of a share of the classes.
+    Setting of FPPL's released code: ``quantity:ALPHA,scope=dataset,anchored=on``. Here alpha is a
+    number of classes, there a share of them.
     """
 
     alpha: int = option(2, "classes per client, in a task or, with scope=dataset, in total", low=1)
     scope: Literal["task", "dataset"] = option(
         "task",
-        "unit of the split: task, each task separately; dataset, the whole data set before it is "
-        "cut into tasks",
+        "what is partitioned at once: task, each task; dataset, the whole data set before it is "
+        "divided into tasks",
         kw_only=True,
     )
-    max_tries: int = option(100, "maximum number of draws, then classes are assigned", low=1)
+    max_tries: int = option(
+        100, "maximum number of draws; after that, classes without owner get one", low=1
+    )
     anchored: bool = option(
         False,
-        "client i owns class i modulo the number of classes and draws only the others "
-        "(released FPPL)",
+        "client i always owns class i modulo the number of classes, and draws only its other "
+        "classes (released FPPL)",
     )
     draw: Literal["shares", "sample"] = option(
         "shares",
-        "shares, divide a class equally among its owners; sample, draw an owner for each image "
-        "(fed-mammoth)",
+        "how images of a class are assigned to its owners: shares, divided equally; sample, an "
+        "owner is drawn for each image (fed-mammoth)",
     )
 
     def __post_init__(self) -> None:

@@ -256,7 +256,7 @@ def _restore(column: str, cell: str, rows: Sequence[Mapping[str, str]]) -> str:
         return cell
     index = int(reference[1]) - 2
     if not 0 <= index < len(rows):
-        raise ValueError(f"line {len(rows) + 2}: {column} is {cell!r}, which is not an earlier row")
+        raise ValueError(f"line {len(rows) + 2}: {column} is {cell!r}, which names no earlier row")
     return rows[index][column]
 
 

@@ -162,7 +162,7 @@ def conditions(experiment: Experiment) -> list[str]:
     if s["over_select"] is not None and trains:
         descriptions.append(f"over-selection {s['over_select']:g}")
     if s["outliers"] is not None:
-        descriptions.append(f"outliers beyond {s['outliers']:g} median distances left out")
+        descriptions.append(f"outliers beyond {s['outliers']:g} times the median distance left out")
     if s["merge_statistics"] is not None:
         descriptions.append(f"class statistics merged by {s['merge_statistics']}")
     if s["drop_rate"] and trains:
@@ -301,7 +301,7 @@ def _outlier_note(line: Line) -> str:
         f"client {client} ({plural(number, 'upload')})" for client, number in counts.most_common(3)
     )
     return (
-        f"class statistics more than {EXTREME_FACTOR:g} median distances from the clients' centre: "
-        f"{clients}{', …' if len(counts) > 3 else ''}; exclude them with --outliers, or merge "
-        "robustly with --merge-statistics"
+        f"class statistics more than {EXTREME_FACTOR:g} times the median distance from the clients' "
+        f"centre: {clients}{', …' if len(counts) > 3 else ''}; exclude them with --outliers, or "
+        "merge robustly with --merge-statistics"
     )

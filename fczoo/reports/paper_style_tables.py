@@ -122,7 +122,7 @@ def _refuse_same_heading(first: Experiment, second: Experiment, heading: tuple[s
         for name, value in first.settings.items()
         if value != second.settings[name] and name not in ("data_root", "device")
     ]
-    reason = ", ".join(differing_names) or "images, split or weights"
+    reason = ", ".join(differing_names) or "images, partition or weights"
     advice = f"add {differing_names[0]} to --columns, or " if differing_names else ""
     location = ", ".join(heading) or "the same column"
     raise FczooError(

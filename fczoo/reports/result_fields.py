@@ -101,7 +101,8 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "far": (
         "uploads",
-        "client -> number of its uploads with outlying class statistics, which the run used",
+        "client -> number of its uploads with class statistics far from those of other clients; "
+        "the run used them nevertheless",
     ),
     "privacy": ("", "epsilon and delta of a client's uploads, with dp_noise"),
     "seconds": ("s", "time of the run"),
@@ -136,7 +137,7 @@ METRIC_MEANINGS = {
     "base_novel_mean": "arithmetic mean of base and novel",
     "old": "final accuracy on the tasks of the kept model from which the run started",
     "new": "final accuracy on the tasks after those of the kept model",
-    "FWT": "mean accuracy on a task before it is learned, minus chance level; for domains",
+    "FWT": "mean accuracy on a task before it is learned, minus chance level; domains only",
     "client_mean": "mean over clients of the accuracy on test images with a client's class mix",
     "client_std": "standard deviation over clients of the accuracies in client_mean",
     "client_worst": "client_mean over the 10 % of clients with the lowest accuracies",

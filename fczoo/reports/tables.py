@@ -115,7 +115,7 @@ def _peak(result: Result) -> float | None:
 
 
 def _content(content: Content, disclosure: str) -> Column:
-    meaning = f"MB of a client's upload in a round that disclose {disclosure}"
+    meaning = f"MB per round of a client's upload with {content}, which disclose {disclosure}"
     return Column(content, meaning, partial(_upload_of, content=content), thousandths)
 
 

@@ -1,6 +1,5 @@
 """Execution of suites: search and run their rows, and enter each run in the archive as it ends."""
 
-import os
 import shutil
 import signal
 import threading
@@ -23,7 +22,7 @@ from fczoo.runner.configs import ExecutionConfig, RunSpec, folder_name
 from fczoo.runner.progress import print_progress
 from fczoo.runner.run_control import lock_folder
 from fczoo.runner.sweep import run_sweep
-from fczoo.runner.tune import CommandWatcher, search_workers, tune
+from fczoo.runner.tune import search_workers, tune, watch_command
 from fczoo.runner.tuned_file import TUNED_FILE, Effort, TunedMethod, read_tuned, tuned_values_of
 
 SEARCH = "search"  # folder of the searches
@@ -172,7 +171,7 @@ def _search(suite: Suite, cells: Mapping[str, SuiteCell], folder: Path, jobs: in
     if jobs == 1:
         errors = [_search_cell(pair, effort, Callback()) for pair in remaining]
     else:
-        search = partial(_search_cell, effort=effort, callback=CommandWatcher(os.getpid()))
+        search = partial(_search_cell, effort=effort, callback=watch_command())
         with search_workers(jobs) as workers:
             errors = list(workers.map(search, remaining))
     failed = []

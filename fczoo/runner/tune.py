@@ -31,6 +31,7 @@ from fczoo.core.registry import METHODS
 from fczoo.core.terminal import HANGUP
 from fczoo.federation.callbacks import Callback, CallbackList
 from fczoo.federation.environment import command, versions
+from fczoo.federation.result import Result
 from fczoo.federation.settings import Settings
 from fczoo.reports.run_config import configure_run
 from fczoo.reports.run_folder import LOG, current_settings
@@ -129,41 +130,49 @@ def tune(
 
 
 @dataclass(frozen=True)
-class CommandWatcher(Callback):
-    """Callback in a worker that ends it after a round if its command has died."""
+class StopCheck(Callback):
+    """Callback that calls ``check`` after each round and each task; a method may have no rounds."""
 
-    command: int  # process ID of the command
-
-    def round(self, record: dict[str, Any]) -> None:
-        """End the worker if its command has died; a later command repeats the trial."""
-        if os.getppid() != self.command:
-            os._exit(1)  # loky's worker would wait for more work after an exception
-
-
-class InterruptCheck(Callback):
-    """Callback that stops a search after a round if SIGINT has arrived."""
-
-    has_arrived = False
+    check: Callable[[], None]
 
     def round(self, record: dict[str, Any]) -> None:
-        """Raise KeyboardInterrupt if SIGINT has arrived."""
-        if self.has_arrived:
-            raise KeyboardInterrupt
+        self.check()
+
+    def task(self, result: Result) -> None:
+        self.check()
+
+
+def _exit_without(command: int) -> None:
+    """End this worker if its command has died; a later command repeats the trial."""
+    if os.getppid() != command:
+        os._exit(1)  # loky's worker would wait for more work after an exception
+
+
+def watch_command() -> StopCheck:
+    """Return a callback for workers of this process, which ends them after it has died."""
+    return StopCheck(partial(_exit_without, os.getpid()))
 
 
 @contextmanager
-def record_interrupts() -> Iterator[InterruptCheck]:
+def record_interrupts() -> Iterator[StopCheck]:
     """Record SIGINT as well as raising KeyboardInterrupt, which compiled code may swallow.
 
     Python swallows it in finalisers and callbacks without a caller, and would print a traceback.
 
     Yields:
-        A callback that raises KeyboardInterrupt again after the round.
+        A callback that raises KeyboardInterrupt again after a round or a task.
     """
-    check, report = InterruptCheck(), sys.unraisablehook
+    has_arrived, report = False, sys.unraisablehook
+
+    def raise_again() -> None:
+        if has_arrived:
+            raise KeyboardInterrupt
+
+    check = StopCheck(raise_again)
 
     def note(number: int, frame: FrameType | None) -> None:
-        check.has_arrived = True
+        nonlocal has_arrived
+        has_arrived = True
         raise KeyboardInterrupt
 
     def report_errors(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -248,7 +257,7 @@ def _search_all(
     if jobs == 1:
         return dict(map(partial(search, callback=callback), methods))
     with search_workers(jobs) as workers:
-        return dict(workers.map(partial(search, callback=CommandWatcher(os.getpid())), methods))
+        return dict(workers.map(partial(search, callback=watch_command()), methods))
 
 
 @contextmanager

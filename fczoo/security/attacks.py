@@ -40,7 +40,7 @@ class Attack:
 @register_attack("sign-flip")
 @dataclass(frozen=True)
 class SignFlip(Attack):
-    """Upload of the opposite of the learned change: -factor x."""
+    """Upload of the learned change x with the opposite sign: -factor * x."""
 
     factor: float = option(1.0, "length of the false change, relative to the honest one", low=0)
 
@@ -51,7 +51,7 @@ class SignFlip(Attack):
 @register_attack("scale")
 @dataclass(frozen=True)
 class Scale(Attack):
-    """Upload of the learned change times a factor, so that it outweighs the others: factor x."""
+    """Upload of factor * x, where x is the learned change, to outweigh the other clients."""
 
     factor: float = option(10.0, "factor on the honest change", low=0)
 

@@ -72,11 +72,12 @@ def write_federation(out: Path, agreement_folder: Path, host: str, port: int) ->
     agreement = read_agreement(agreement_folder)
     if out.exists():
         raise FczooError(f"{out} exists already; choose another folder")
-    if any(Path(name).name != name or name in ("", "..", SERVER) for name in agreement.sites):
-        raise FczooError(
-            f"{agreement_folder / RUN}: the name of a site must be a valid folder name, and not "
-            f"{SERVER!r}"
-        )
+    for name in agreement.sites:
+        if Path(name).name != name or name in ("", "..", SERVER):
+            raise FczooError(
+                f"{agreement_folder / RUN}: a site is called {name!r}; its name must be a valid "
+                f"folder name, and not {SERVER!r}"
+            )
     for name in (SERVER, *agreement.sites):
         (out / name / AGREEMENT_FOLDER).mkdir(parents=True)
         for file in (CLASSES, SCHEDULE, RUN):

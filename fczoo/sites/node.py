@@ -75,7 +75,7 @@ def start(folder: Path, images: Path, patience: float, ledger: PrivacyLedger | N
     name, address = read_identity(folder)
     if not images.is_dir():
         raise FczooError(
-            f"no folder {images}; give a folder that contains the class folders with --images"
+            f"no folder {images}; give --images a folder that contains the class folders"
         )
     with _lock_folder(folder):
         agreement = read_agreement(folder / AGREEMENT_FOLDER)
@@ -212,7 +212,7 @@ def _wait_for_sites(listener: SiteListener, patience: float) -> None:
         while (waiting := listener.wait_informed(1.0)) and time.monotonic() < end:
             if waiting != names:
                 names = waiting
-                text = f"waiting until {', '.join(names)} fetch the outcome (Ctrl-C: do not wait)"
+                text = f"waiting for {', '.join(names)} to fetch the outcome (Ctrl-C: do not wait)"
                 print(f"the run has ended; {text}", file=sys.stderr, flush=True)
 
 

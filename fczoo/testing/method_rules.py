@@ -136,7 +136,7 @@ def check_dataset_options(subject: MethodUnderTest) -> None:
         actual_values = {key: getattr(method, key) for key in values}
         need(
             actual_values == dict(values),
-            f"{subject.name}.dataset_options[{dataset!r}] is changed on creation; "
+            f"creating {subject.name} changes the values of its dataset_options[{dataset!r}]; "
             f"write {actual_values}",
         )
 

@@ -378,7 +378,7 @@ def need_same(
     unmatched_names = actual.keys() ^ expected.keys()
     need(
         not unmatched_names,
-        f"{sentence} ({', '.join(sorted(unmatched_names))} is in only one of them)",
+        f"{sentence} (only one of the two has {', '.join(sorted(unmatched_names))})",
     )
     for name, value in actual.items():
         try:

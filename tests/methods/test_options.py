@@ -78,6 +78,9 @@ NEEDS: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("target", "student_steps"): ({"warmup": 0}, {}),  # else it trains after synthesis
     ("target", "student_lr"): ({"warmup": 0}, {}),
     ("lander", "bound"): ({"radius": 0.4}, {}),  # a radius within the range of distances
+    ("lander", "disagree"): ({"synthesis_rounds": 4}, {}),
+    ("lander", "student_lr"): ({"synthesis_rounds": 4}, {}),
+    ("lander", "student_clip"): ({"synthesis_rounds": 4}, {}),
     ("lander", "prior_blocks"): ({"prior": "survey"}, {}),
     ("lander", "prior_weight"): ({"prior": "survey"}, {}),
     ("mfcl", "prior_blocks"): ({"prior": "survey"}, {}),

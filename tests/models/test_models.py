@@ -251,14 +251,8 @@ def test_unknown_option_error_names_file(folder):
     assert re.search(r"model/model\.json: hgp has no option 'nosuch'", load_error(folder))
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "problem"),
-    [
-        ("", "nano.safetensors", "no weight file at"),
-        ("vit_nano_32:", "nano", "vit_nano_32:nano names no weight file: nano must end with "),
-    ],
-)
-def test_backbone_file_is_located_by_hash(tmp_path, monkeypatch, name, file, problem):
+@pytest.mark.parametrize(("name", "file"), [("", "nano.safetensors"), ("vit_nano_32:", "nano")])
+def test_backbone_file_is_located_by_hash(tmp_path, monkeypatch, name, file):
     monkeypatch.setenv("FCZOO_HOME", str(tmp_path / "home"))
     weights = tmp_path / "elsewhere" / file
     weights.parent.mkdir()
@@ -268,5 +262,5 @@ def test_backbone_file_is_located_by_hash(tmp_path, monkeypatch, name, file, pro
     assert str(tmp_path) not in (folder / "model.json").read_text()
     assert fczoo.load_model(folder).classes
     weights_note(run.backbone.sha256).unlink()
-    assert problem in load_error(folder)
+    assert f"no weight file at {file}; give" in load_error(folder)
     assert fczoo.load_model(folder, backbone=f"{name}{weights}").classes

@@ -23,7 +23,7 @@ from helpers_runs import write_run
 
 TI = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 NANO = "vit_nano_32 was pre-trained on Tiny-ImageNet, with labels of"
-MILD = "weights saw images of {} in pre-training, as in the papers"
+MILD = "weights were pre-trained on images of {}, as in the papers"
 STRONG = f"{NANO} these classes"
 
 
@@ -39,7 +39,7 @@ STRONG = f"{NANO} these classes"
         (
             "cifar100",
             "vit_nano_32",
-            f"{NANO} classes like some of these",
+            f"{NANO} classes similar to some of these",
         ),
         ("digits", "vit_nano_32", ""),
         ("cub200", "vit_nano_32", ""),

@@ -75,7 +75,7 @@ def test_sweep_progress_names_settings(tmp_path: Path) -> None:
 
 
 def test_progress_bar_covers_parallel_runs(tmp_path: Path) -> None:
-    words = ["--methods", "hgp", "--seeds", "0,1,2", "--jobs", "2", "--rounds", "3"]
+    words = ["--methods", "hgp", "--seeds", "0,1,2", "--jobs", "2", "--rounds", "2"]
     command = [
         sys.executable,
         *bench(tmp_path / "run")[1:],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fczoo.federation.result import Result
 from fczoo.runner.tune import record_interrupts
 from helpers_cli import TINY
 
@@ -19,10 +20,10 @@ from helpers_cli import TINY
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
 def test_workers_stop_with_killed_command(tmp_path: Path):
-    """Stop workers that would otherwise run all trials of their methods."""
+    """Stop workers that would otherwise run all trials of methods with and without rounds."""
     words = [
         "--methods",
-        "fedavg,fedclm",
+        "fedclm,fedlda",
         "--trials",
         "50",
         "--jobs",
@@ -46,7 +47,7 @@ def test_stopped_search_names_command_to_resume(tmp_path: Path, jobs: int, group
 
     With ``group``, the workers get the signal too, as on a terminal.
     """
-    words = ["--methods", "fedavg,fedclm", "--trials", "500", "--jobs", str(jobs), *TINY]
+    words = ["--methods", "fedclm,fedlda", "--trials", "500", "--jobs", str(jobs), *TINY]
     with start_search([*words, "--out", str(tmp_path)]) as command:
         assert command.stderr is not None
         lines = [command.stderr.readline()]  # a trial has ended
@@ -90,6 +91,8 @@ def test_interrupt_in_finaliser_prints_nothing_and_stops_next_round(monkeypatch)
             Finalised(fail)
             with pytest.raises(KeyboardInterrupt):
                 check.round({})
+            with pytest.raises(KeyboardInterrupt):  # a method without rounds has only tasks
+                check.task(Result("fedlda", {}, {}, 0, {}, {}, [], [], []))
         assert sys.unraisablehook is hook
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:

@@ -178,7 +178,9 @@ def test_table_notes_far_statistics(make_run, tmp_path):
     folder = make_run(tmp_path / "run", {"one": {0: 70.0}})
     path = folder / "one" / "seed0" / "result.json"
     write_json(path, {**json.loads(path.read_text()), "far": {"3": 12}})
-    sentence = "more than 30 median distances from the clients' centre: client 3 (12 uploads)"
+    sentence = (
+        "more than 30 times the median distance from the clients' centre: client 3 (12 uploads)"
+    )
     assert any(sentence in note for note in notes(read_experiments([folder])[0]))
     write_archive(read_runs([folder]), tmp_path / "results.csv")
     assert any(sentence in note for note in notes(read_experiments([tmp_path / "results.csv"])[0]))

@@ -295,8 +295,8 @@ def test_server_informs_sites_of_failure(federation, listener, monkeypatch):
 def test_connection_errors_are_reported(federation, agreement_folder, tmp_path, monkeypatch):
     folder, port = federation
     monkeypatch.setattr(node, "RETRY_SECONDS", 0.05)
-    with pytest.raises(FczooError, match=r"was unreachable for 5 s: Connection refused; start"):
-        link_of(federation, "paris").request(QUESTION)
+    with pytest.raises(FczooError, match=r"was unreachable for 1 s: Connection refused; start"):
+        link_of(federation, "paris", 1.0).request(QUESTION)
     with pytest.raises(FczooError, match="was unreachable for 0 s: name not known"):
         ServerLink(folder / "paris", ("nowhere.invalid", port), 0.1).request(QUESTION)
     listener = SiteListener(folder / "server", NAMES[:2], port, 1.0)
