@@ -69,8 +69,9 @@ class DyTox(TunedBackbone, Rehearsal):
 
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "residual",
-        "choice of exemplars: herding, on features of length 1; raw, on raw features; residual, "
-        "residual herding (released code); first, first images per class",
+        "choice of exemplars: herding, on features of length 1; raw, on raw features; residual, by "
+        "the inner product with w, which starts as the mean and changes by mean - chosen feature "
+        "(released code); first, first images per class",
     )
     optimizer: OptimizerName = option("adamw", "optimizer of all that clients train")
     weight_decay: float = option(1e-6, "weight decay of all that clients train", low=0)

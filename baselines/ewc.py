@@ -70,7 +70,7 @@ class EWC(TunedLinearHead):
     amp_vanish: bool = option(
         False,
         "divide the penalty by 65,536, the initial loss scale of mixed precision",
-        quirk="fed-mammoth: its gradient is added before loss scaling is undone",
+        quirk="fed-mammoth: the penalty's gradient is added before loss scaling is undone",
     )
     modulo_labels: bool = option(
         False,

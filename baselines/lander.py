@@ -40,9 +40,9 @@ class LANDER(SynthesisOptions, AnchoredReplay):
 
     The paper's anchors are text embeddings of class names (``anchor_file``). By default they are
     random; ``frozen_means`` also sends sums of frozen features. Source: the released code, not the
-    paper; it does not name its text encoder. A vision transformer has no BatchNorm statistics to
-    match (``prior=none``): only anchors, the teacher's predictions and the student's disagreement
-    shape the images. The student starts from the pre-trained weights with a random head.
+    paper's text; it does not name its text encoder. A vision transformer has no BatchNorm
+    statistics to match (``prior=none``): anchors, the teacher's predictions and the student's
+    disagreement shape the images. The student starts from the pre-trained weights and a new head.
     """
 
     paper = (
@@ -98,7 +98,7 @@ class LANDER(SynthesisOptions, AnchoredReplay):
 
     def training(self) -> Training:
         training = super().training()
-        note = f"{training.table_note}; sends {self.pool_size} of them per client"
+        note = f"{training.table_note}; sends {self.pool_size} images to each client"
         training = replace(training, draws=self.ratio, table_note=note)
         # ``lowest_loss`` needs each client's loss in its first local epoch.
         if self.keep == "last":

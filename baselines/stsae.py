@@ -44,8 +44,8 @@ class STSAE(STSA):
     )
     count_all_groups: bool = option(
         False,
-        "also count parts without a class in its estimate, which makes the variance within the "
-        "class too small",
+        "in the estimate for a class, also count the parts without images of it, which makes the "
+        "variance within the class too small",
         quirk="Yuqin-G/STSA",
     )
 

@@ -96,8 +96,8 @@ class UOPP(PIP):
     )
     squared_variance: bool = option(
         False,
-        "shift copies of prototypes by u * variance^2, not u * standard deviation; for the "
-        "released code set only code_variance, which includes the square",
+        "shift copies of prototypes by u * variance^2, not u * standard deviation; to follow the "
+        "released code, give only code_variance, which includes the square",
         quirk="anwarmaxsum/FFSCIL",
     )
     batch_vote: bool = option(

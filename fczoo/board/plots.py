@@ -98,7 +98,8 @@ def make_plot(
     if figure is None:
         raise FczooError(
             f"no confusion matrix of {line.label}: it needs run folders (archives do not have it) "
-            f"and at most {MAX_CLASSES} classes, or {MAX_COLUMNS} tasks that share no class"
+            f"and either at most {MAX_CLASSES} classes, or at most {MAX_COLUMNS} tasks that share "
+            "no class"
         )
     return figure
 

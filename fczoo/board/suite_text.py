@@ -140,7 +140,7 @@ def rank_sentence(ranks: CriticalDifference) -> str:
         "Two rows whose bars overlap do not differ significantly. The shaded area marks the bar of "
         "the best row."
         if ranks.is_informative
-        else "Only rows at opposite ends can differ significantly, so there is no diagram."
+        else "Only rows at opposite ends can differ significantly, so the page has no diagram."
     )
     return (
         f"{text}: Friedman's test finds a significant difference (p = {ranks.p:.2g}). The critical "

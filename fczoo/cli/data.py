@@ -71,7 +71,9 @@ def output_file_option(name: str, what: str) -> Callable[[Command], Command]:
     help="Images per client and class as a heat map, stacked bars or bubbles.  [default: heatmap]",
 )
 @output_file_option(
-    "--export", "Write plain JSON for other software: positions and labels by task and client"
+    "--export",
+    "Write plain JSON for other software: by task and client, the positions of the images in the "
+    "training part, and their original labels",
 )
 def partition(
     dataset: str | None,
@@ -182,7 +184,7 @@ def fetch(name: str, data_root: Path | None, mirror: str | None) -> None:
 )
 @HF_COLUMNS
 def check(name: str, data_root: Path | None, hf_columns: str | None) -> None:
-    """Compare a local copy of a data set with the official numbers."""
+    """Compare the numbers of classes and images of a local copy with the official ones."""
     from fczoo.data.verify import verify
 
     table, wrong = verify(*resolve_place(name, data_root, hf_columns))

@@ -16,6 +16,7 @@ import click
 from fczoo.backbones.names import BUNDLED_NAME, canonical_backbone, names_containing, spellings
 from fczoo.cli.listing import (
     KINDS,
+    PART_KINDS,
     PARTS,
     SOURCES,
     complete_names,
@@ -68,7 +69,7 @@ def list_command(kind: str | None) -> None:
     "names",
     nargs=-1,
     required=True,
-    metavar="[protocol|release|backbone] NAME",
+    metavar="[KIND] NAME",
     shell_complete=complete_names,
 )
 @click.option(
@@ -81,13 +82,14 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
     backbone, setting or option. `show settings` has all settings of a run, `show result` the fields
     of its result.
 
-    If a protocol or a release has the name of a method, `show protocol NAME` and `show release
-    NAME` show it. `show backbone NAME` also accepts a file of weights.
+    KIND selects one of several entries with the same name, such as `show aggregator fedavg` or
+    `show protocol hgp`. `show backbone NAME` also accepts a file of weights.
     """
     source_kinds = (*SOURCES, "backbone")
-    kind = match(names[0], source_kinds) or names[0]
-    if len(names) > 1 and (kind not in source_kinds or len(names) > 2):
-        words = ", ".join(source_kinds)
+    kinds = (*source_kinds, *PART_KINDS) if len(names) > 1 else source_kinds
+    kind = match(names[0], kinds) or names[0]
+    if len(names) > 1 and (kind not in kinds or len(names) > 2):
+        words = ", ".join(kinds)
         raise FczooError(
             f"cannot show {' '.join(names)!r}; give NAME, or KIND NAME with KIND one of {words}"
         )
@@ -101,8 +103,12 @@ def show(names: tuple[str, ...], dataset: str | None) -> None:
         from fczoo.cli.show import backbone_page  # imports torch
 
         click.echo(backbone_page(names[1]))
-    elif len(names) == 2:
+    elif kind in SOURCES and len(names) == 2:
         click.echo(source_page(SOURCES[kind].get(names[1]), dataset))
+    elif len(names) == 2:
+        from fczoo.cli.show import part_page  # imports torch
+
+        click.echo(part_page(names[1], dataset or "digits", PART_KINDS[kind]))
     else:
         click.echo(show_name(kind, dataset))
 
@@ -125,7 +131,8 @@ def doctor(data_root: Path | None) -> None:
 def _depends_on_dataset(word: str) -> bool:
     """Return whether the page of a name depends on the data set."""
     is_method = METHODS.find(word) is not None
-    return is_method or word in SOURCES or any(r.find(word) for r in SOURCES.values())
+    is_kind = word in SOURCES or word == "method"
+    return is_method or is_kind or any(r.find(word) for r in SOURCES.values())
 
 
 def show_name(word: str, dataset: str | None) -> str:

@@ -43,7 +43,7 @@ KINDS = {
     "aggregators": "how a server averages (--aggregator)",
     "merges": "how the server of one method merges tensors that it does not average",
     "attacks": "what hostile clients do",
-    "local": "rules of local training, for any method (--local)",
+    "local": "rules of local training, for most methods (--local)",
     "server_optimizers": "how the server applies the average of a round (--server-optimizer)",
     "compressions": "encodings of uploads (--compress)",
     "protocols": "settings of papers, and the short schedule quick (--protocol)",
@@ -75,6 +75,11 @@ PARTS = (
 
 SOURCES = {"protocol": PROTOCOLS, "release": RELEASES}
 """Kinds of sources of settings, for ``fczoo show KIND NAME``."""
+PART_KINDS = {
+    "method": METHODS,
+    **{kind.removesuffix("s"): r for kind, r in REGISTRIES.items() if r in PARTS},
+}
+"""Kinds of other registered names, for ``fczoo show KIND NAME``."""
 
 # written by benchmarks/method_facts.py
 TABLE = Path(str(files("fczoo") / "assets" / "methods.csv"))
@@ -156,7 +161,7 @@ def complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
     if previous_names := ctx.params.get("names"):
         if previous_names[0] == "backbone":
             return [name for name in backbone_names() if name.startswith(incomplete)]
-        registry = SOURCES.get(previous_names[0], PROTOCOLS)
+        registry = {**PART_KINDS, **SOURCES}.get(previous_names[0], PROTOCOLS)
         return [name for name in registry.names() if name.startswith(incomplete)]
     candidates = [
         *SOURCES,

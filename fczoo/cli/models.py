@@ -276,7 +276,8 @@ def _repeat_evaluation(
     type=Name(["timm", "torch", "onnx", "peft"]),
     required=True,
     help="timm: backbone weights with the trained tensors merged in, for timm.create_model. "
-    "torch: a program of torch.export, for every method. onnx: the same for ONNX Runtime. peft: "
+    "torch: a program of torch.export, for every method. onnx: for ONNX Runtime, if "
+    "torch.onnx can translate the method. peft: "
     "LoRA pairs and head, in a folder.",
 )
 @click.option(

@@ -146,8 +146,6 @@ def normalize_token(token: str) -> str:
 
 
 PLACEHOLDERS = {
-    "dataset": "NAMES",
-    "partition": "NAMES",
     "data_root": "FOLDER",
     "hf_columns": "image=NAME,label=NAME",
     "client_devices": "NAME|FILE",

@@ -244,7 +244,7 @@ def check_methods(names: Iterable[str]) -> None:
             registered_name = SPECS[option].find(name)
             if registered_name and METHODS.find(name) is None:
                 words = f"--{option.replace('_', '-')} {registered_name}"
-                advice = f"{registered_name} works with any method: {words}"
+                advice = f"{registered_name} is an option of a run: {words}"
                 raise FczooError(f"no method is called {name!r}; {advice}")
 
 

@@ -1,13 +1,13 @@
 """Commands ``fczoo papers``, ``compare``, ``reproduce`` and ``claims``: papers against runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fczoo.cli.bench import bench
-from fczoo.cli.options import GroupedCommand, Name
+from fczoo.cli.options import Command, GroupedCommand, Name
 from fczoo.core.errors import FczooError
 from fczoo.core.options import plural
 
@@ -17,20 +17,14 @@ if TYPE_CHECKING:
     from fczoo.papers.reproduce import Target
     from fczoo.reports.figure_data import Figure
 
-TABLE = click.option(
-    "--table",
-    "tables",
-    multiple=True,
-    metavar="NAME",
-    help="Show only this printed table, such as T1; repeat it for more.  [default: all]",
-)
-ROW = click.option(
-    "--row",
-    "rows",
-    multiple=True,
-    metavar="NAME",
-    help="Show only printed rows whose name contains NAME; repeat it for more.  [default: all]",
-)
+
+def _names_option(name: str, target: str, text: str) -> Callable[[Command], Command]:
+    repeat = "repeat it for more.  [default: all]"
+    return click.option(name, target, multiple=True, metavar="NAME", help=f"{text}; {repeat}")
+
+
+TABLE = _names_option("--table", "tables", "Show only this printed table, such as T1")
+ROW = _names_option("--row", "rows", "Show only printed rows whose name contains NAME")
 
 
 @click.command(cls=GroupedCommand)
@@ -88,8 +82,10 @@ def compare(
     help="Without CARD: folder or archive of the runs for the status.  [default: results]",
 )
 @click.option("--paper", help="Without CARD: list only rows of this paper; see `fczoo papers`.")
-@TABLE
-@ROW
+@_names_option("--table", "tables", "Without CARD: list only this printed table, such as T1")
+@_names_option(
+    "--row", "rows", "Without CARD list, with PAPER/TABLE run only rows whose name contains NAME"
+)
 @click.option(
     "--cells",
     "patterns",

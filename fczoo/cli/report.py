@@ -237,8 +237,8 @@ def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     """Build static web pages: a ranking of methods over all suites, and a page per suite.
 
     PLACES are archives, run folders, or folders that contain them; with PLACES the site has a page
-    per benchmark (data set, protocol, backbone and budget). [default: the suites of results/; if
-    there are none, results/results.csv]
+    per benchmark (data set, protocol, backbone, rounds, epochs, number of images). [default: the
+    suites of results/; if there are none, results/results.csv]
     """
     from fczoo.board.pages import INDEX, write_site
     from fczoo.board.suite_leaderboard import has_suites, write_suite_site

@@ -56,17 +56,17 @@ def part_page(name: str, dataset: str, registry: Registry[Any] | None = None) ->
     Raises:
         FczooError: The name is unknown.
     """
-    if fold(name) == "settings":
+    if registry is None and fold(name) == "settings":
         return _settings_page()
-    if fold(name) == "result":
+    if registry is None and fold(name) == "result":
         return _result_page()
     pages = {METHODS: _method_page, DATASETS: _dataset_page}
-    registries = PARTS if registry is None else (registry,)
-    for candidate in registries:
-        if candidate.find(name):
-            return pages.get(candidate, _options_page)(candidate.get(name), dataset)
-    known_names = ["settings", "result", *(n for r in registries for n in r.names())]
-    raise FczooError(f"unknown name {name!r}; {nearest(name, known_names)}")
+    if registry is None:
+        registry = next((part for part in PARTS if part.find(name)), None)
+    if registry is None:
+        known_names = ["settings", "result", *(n for part in PARTS for n in part.names())]
+        raise FczooError(f"unknown name {name!r}; {nearest(name, known_names)}")
+    return pages.get(registry, _options_page)(registry.get(name), dataset)
 
 
 def _method_page(cls: type[Method], dataset: str) -> str:

@@ -184,8 +184,7 @@ class FedNova(LocalRule):
         return uploads
 
     def table_note(self, training: Training) -> str:
-        others = _other_optimizers(training)
-        note = "changes normalised by steps as in plain gradient descent"
+        others, note = _other_optimizers(training), "changes normalised by steps as in plain SGD"
         return f"{note}, used with {others}" if others else ""
 
     @property

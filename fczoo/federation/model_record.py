@@ -267,8 +267,8 @@ def settings_with_local_paths(place: Path, record: ModelRecord) -> dict[str, Any
     if values.get("start_from"):
         if "start_from" not in paths:
             raise FczooError(
-                f"the run of {place} started from the model {values['start_from']}, but its path "
-                "is not stored on this machine; use that run's machine and original run folder"
+                f"the run of {place} started from the model {values['start_from']}, whose path is "
+                f"not stored on this machine; use the machine and the run folder of {place}"
             )
         values["start_from"] = paths["start_from"]
     return values

@@ -39,8 +39,8 @@ class Settings:
     dataset: str = data_option("digits", "Name of a data set; see `fczoo list datasets`")
     protocol: str | None = training_option(
         None,
-        "Settings of a paper, for options that you do not give; "
-        "see `fczoo list protocols`; the protocol quick takes minutes on a CPU",
+        "Settings of a paper, or quick (minutes on a CPU), for options that you do not give; see "
+        "`fczoo list protocols`; none: the data set's schedule",
     )
     as_released: str | None = training_option(
         None,
@@ -62,24 +62,24 @@ class Settings:
         "A name of `fczoo list backbones`, a weight file, or NAME:FILE",
     )
     image_size: int | None = training_option(
-        None, "Side of the input images, in pixels; none: the checkpoint's", low=1
+        None, "Side of the input images, in pixels; none: that of the weights", low=1
     )
     mean: tuple[float, ...] | None = training_option(
         None,
         "Mean per input channel, which is subtracted from inputs, for pixels from 0 to 1; none: "
-        "the checkpoint's",
+        "that of the weights",
     )
     std: tuple[float, ...] | None = training_option(
         None,
         "Standard deviation per input channel, by which inputs are divided, for pixels from 0 to "
-        "1; none: the checkpoint's",
+        "1; none: that of the weights",
     )
     pool: Literal["cls", "mean", "cls+mean"] | None = training_option(
         None, "Feature: class token, mean of patches, or both; none: the backbone's"
     )
     norm_by_dataset: bool = training_option(
         False,
-        "Normalise by mean and standard deviation of the data set, not of the checkpoint",
+        "Normalise by mean and standard deviation of the data set, not of the weights",
         quirk="fed-mammoth",
     )
     partition: str = population_option(
@@ -128,7 +128,7 @@ class Settings:
     )
     moving: int | None = population_option(
         None,
-        "Number of clients that continue to their next task at each stage, in turn, while the "
+        "Number of clients that continue to their next task at each stage, in rotation, while the "
         "others stay in their task; none: all clients change tasks together",
         low=1,
     )

@@ -117,7 +117,7 @@ def check_stream(s: Any) -> None:
     domains = s.tasks == "domains"
     for first, second, is_both, reason in (
         ("shots", "imbalance", s.shots and s.imbalance, "both state the images per class"),
-        ("shots", "blurry", s.shots and s.blurry, "later tasks have only these images"),
+        ("shots", "blurry", s.shots and s.blurry, "later tasks have only the images of --shots"),
         ("shots", "tasks domains", s.shots and domains, "every domain has all classes"),
         ("blurry", "tasks domains", s.blurry and domains, "domains have sharp boundaries"),
     ):

@@ -53,8 +53,8 @@ class Dirichlet:
     )
     reserve: int = option(
         0,
-        "number of images that each client draws before the others are assigned, by its own "
-        "class shares; an image drawn twice belongs to the later client (fed-mammoth's partition "
+        "number of images that each client draws, by its own class shares, before the other images "
+        "are assigned; an image drawn twice belongs to the later client (fed-mammoth's partition "
         "for many clients: 7)",
         low=0,
     )

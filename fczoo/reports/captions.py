@@ -51,9 +51,10 @@ def _data(experiment: Experiment) -> str:
     else:
         order = f"class order seed {s['class_order_seed']}"
     joining = f" and {s['joining']} more per task" if s["joining"] else ""
+    tasks = f"{len(result.task_sizes)} {kind}"
     if uses_stages(s["moving"], s["task_order"]):
         number = "" if isinstance(s["tasks"], str) else f"{experiment.task_count} "
-        kind = f"stages of {number}{kind},"
+        tasks = f"{number}{kind} in {len(result.task_sizes)} stages"
         joining = f", {s['moving'] or 'all'} continue to their next task at each stage"
         joining += ", each in its own order" if s["task_order"] == "own" else ""
     spec, sha256 = (
@@ -71,14 +72,14 @@ def _data(experiment: Experiment) -> str:
     training = f"{split.images} training{per_class_text} and " if split.counts else ""
     start = ""
     if s["start_from"]:
-        number = f"{result.start['tasks']} of them" if result.start else "the first"
-        start = f" ({number} learned by the kept model {s['start_from']})"
+        number = f" {result.start['tasks']}" if result.start else ""
+        start = f" (the first{number} learned by the kept model {s['start_from']})"
     variant = "".join(f", {words}" for words in describe_variants(s))
     participation_text = (
         "" if _has_no_training(experiment) else f", participation {s['participation']:g}"
     )
     return (
-        f"{s['dataset']}: {first}{len(result.task_sizes)} {kind} of {classes} classes{start}, "
+        f"{s['dataset']}: {first}{tasks} of {classes} classes{start}, "
         f"{training}{sum(result.test_counts)} test images, {order}{variant}; "
         f"{s['clients']} clients{joining}, {spec} ({draw_source}){participation_text}"
     )
@@ -301,7 +302,7 @@ def _outlier_note(line: Line) -> str:
         f"client {client} ({plural(number, 'upload')})" for client, number in counts.most_common(3)
     )
     return (
-        f"class statistics more than {EXTREME_FACTOR:g} times the median distance from the clients' "
-        f"centre: {clients}{', …' if len(counts) > 3 else ''}; exclude them with --outliers, or "
-        "merge robustly with --merge-statistics"
+        f"class statistics more than {EXTREME_FACTOR:g} times the median distance from the "
+        f"clients' centre: {clients}{', …' if len(counts) > 3 else ''}; exclude them with "
+        "--outliers, or merge robustly with --merge-statistics"
     )

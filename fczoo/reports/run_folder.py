@@ -178,7 +178,7 @@ def read_bench_file(folder: Path) -> BenchFile:
         FczooError: The file is damaged or invalid.
     """
     path = folder / BENCH
-    advice = "restore it, or exclude its folder and run the command again with another --out"
+    advice = "restore it, or leave out its folder and repeat its fczoo bench with another --out"
     try:
         bench_file = read_record(path, "run description", BenchFile, FORMAT)
         return _with_canonical_spec(check_bench_file(bench_file), folder / PARTITION)

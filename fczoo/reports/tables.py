@@ -123,13 +123,13 @@ ACCURACY = tuple(map(_metric, METRICS))
 COSTS = (
     Column(
         "MB up",
-        "mean size of a client's upload per round (1 MB = 10^6 bytes)",
+        "mean size of a client's upload, over rounds and surveys (1 MB = 10^6 bytes)",
         lambda r: per_upload(r.bytes_up, r),
         thousandths,
     ),
     Column(
         "MB down",
-        "mean size of a client's download per round",
+        "mean size of a client's download, over rounds and surveys",
         lambda r: per_upload(r.bytes_down, r),
         thousandths,
     ),

@@ -89,7 +89,7 @@ def _check_case(
     parts = _split(spec, partitioner, labels, clients, seed, refuses)
     need(
         np.array_equal(labels, original_labels),
-        f"{spec} modifies its argument labels in place; work on a copy",
+        f"{spec} modifies its argument `labels` in place; work on a copy",
     )
     if parts is None:
         return
@@ -209,7 +209,7 @@ def _check_stream(spec: str) -> None:
         task_indices = stream.train_index[stream.positions(stream.train, task)]
         need(
             np.isin(np.concatenate(parts), task_indices).all(),
-            f"{spec} assigns images of another task; return positions in the argument labels",
+            f"{spec} assigns images of another task; return positions in the argument `labels`",
         )
 
 
@@ -380,7 +380,7 @@ def _check_images(label: str, split: Split, classes: int, stored_size: int | Non
     need(
         stored_size is None or pixels.shape[1] == stored_size,
         f"{label} has images of side {pixels.shape[1]} instead of {stored_size}; resize them in "
-        "take to its argument size",
+        "`take`, to its argument `size`",
     )
     need(
         len(pixels) == len(labels) and np.array_equal(images.labels, labels),

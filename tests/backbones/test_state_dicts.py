@@ -30,7 +30,7 @@ def add_one(state):
 CHECKPOINTS = {
     "numbers next to": (
         lambda s: {**s, "epoch": 3, "best": None},
-        "at the top; dropped head.*, epoch, best",
+        "at the top level; dropped head.*, epoch, best",
     ),
     "net": (lambda s: {"net": s, "acc": 0.5}, "under net; dropped acc, head.*"),
     "lightning": (lambda s: {"state_dict": under("model.", s)}, "under state_dict, prefix model."),

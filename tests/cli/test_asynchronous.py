@@ -47,7 +47,7 @@ def test_staged_bench_resumes_and_repeats_with_same_result(tmp_path: Path) -> No
     out, again = tmp_path / "out", tmp_path / "again"
     output = invoke(*BENCH, "--moving", "2", "--out", str(out), "--diagnostics")
     assert (
-        "digits: 4 stages of 3 tasks, of 4 to 10 classes, 200 training (20 per class) and 100 "
+        "digits: 3 tasks in 4 stages of 4 to 10 classes, 200 training (20 per class) and 100 "
         "test images" in output
     )
     assert "3 clients, 2 continue to their next task at each stage, iid" in output

@@ -54,7 +54,7 @@ def test_help_shows_no_python_or_click_types(words: str) -> None:
 
 def test_bench_help_shows_plain_value_types() -> None:
     text = page("bench", flag="--help-all", width=400)
-    for option in ("--rounds NUMBER ", "--dataset NAMES ", "--data-root FOLDER ", "--config FILE "):
+    for option in ("--rounds NUMBER ", "--dataset NAME ", "--data-root FOLDER ", "--config FILE "):
         assert option in text
     assert not re.search(r"--[a-z-]+ (int|float|str|INTEGER|TEXT|PATH)\b", text)
     assert "Number of local epochs per round  [default: set by the data set]" in text
@@ -65,7 +65,7 @@ def test_bench_help_shows_plain_value_types() -> None:
 def test_help_calls_clients_shares_partition(name: str) -> None:
     """Use the glossary's words: a split divides a data set into training and test images."""
     text = page(name, flag="--help" if name == "partition" else "--help-all", width=400)
-    assert "--partition NAMES  Partition of images over clients: iid, dirichlet:BETA," in re.sub(
+    assert "--partition NAME  Partition of images over clients: iid, dirichlet:BETA," in re.sub(
         " {2,}", "  ", text
     )
     assert not re.search(r"\bsplit\b", text.partition("Options:")[0], re.IGNORECASE)

@@ -62,27 +62,54 @@ def test_show_describes_registered_names():
     assert "did you mean" in CliRunner().invoke(main, ["show", "hpg"]).stderr
 
 
-BALANCED_ROUND = "in an extra round on exemplars only, from the second task on"
-AFTER_ROUNDS = "after the rounds, when clients update their memory, from the second task on"
+@pytest.mark.parametrize(
+    ("kind", "name", "about"),
+    [
+        ("method", "fedavg", "Sequential federated training"),
+        ("aggregator", "fedavg", "Average weighted by sample counts"),
+        ("Augmentation", "hgp", "Crop of"),
+        ("server-optimizer", "fedadam", "FedAdam"),
+        ("dataset", "digits", "1,797"),
+    ],
+)
+def test_kind_selects_entry_of_shared_name(kind: str, name: str, about: str) -> None:
+    assert about in output_of("show", kind, name).split("\n\n")[0]
+
+
+def test_unknown_name_of_kind_is_an_error() -> None:
+    outcome = CliRunner().invoke(main, ["show", "aggregator", "hgp"])
+    assert outcome.exit_code == 1
+    assert "no aggregator is called 'hgp'; " in outcome.stderr
+    outcome = CliRunner().invoke(main, ["show", "kind", "hgp"])
+    assert "KIND one of protocol, release, backbone, method, dataset" in outcome.stderr
+
+
+BALANCED_ROUND = "Uploaded in an extra round on exemplars only, from the second task on"
+MEMORY_UPLOAD = "Uploaded after the rounds, when clients update their memory"
+AFTER_ROUNDS = f"{MEMORY_UPLOAD}, from the second task on"
 
 
 @pytest.mark.parametrize(
-    ("method", "words", "tensors"),
+    ("method", "heading", "tensors"),
     [
         ("podnet", BALANCED_ROUND, {"proxy.old": "2x10x128", "proxy.new": "2x10x128"}),
         ("afc", BALANCED_ROUND, {"proxy.old": "2x10x128", "proxy.new": "2x10x128"}),
         ("dytox", BALANCED_ROUND, {"old.token": "1x128", "new.token": "1x128"}),
-        ("dytox", "in a round, also from the second task on", {"new.divergence_weight": "3x128"}),
+        (
+            "dytox",
+            "Also uploaded in a round, from the second task on",
+            {"new.divergence_weight": "3x128"},
+        ),
         ("bic", AFTER_ROUNDS, {"bias": "2", "validated": "scalar"}),
     ],
 )
-def test_show_lists_uploads_from_second_task_on(method, words, tensors):
+def test_show_lists_uploads_from_second_task_on(method, heading, tensors):
     """Show the uploads that start with the second task.
 
     Digits in tasks of two classes, features of 128 numbers.
     """
     page = output_of("show", method)
-    section = page.partition(f"Uploaded {words}, ")[2].partition("\n\n")[0]
+    section = page.partition(f"{heading}, ")[2].partition("\n\n")[0]
     rows = {line.split()[0]: line.split()[1] for line in section.splitlines()[1:]}
     assert tensors.items() <= rows.items()
     assert min(tensors) in page.partition("What a server could learn from an upload:")[2]

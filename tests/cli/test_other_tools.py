@@ -59,9 +59,9 @@ def test_foreign_option_gets_suggestion(option: str) -> None:
             "separate numbers by commas: --tasks 50,10",
         ),
         (["tune", "--methods", "a", "b"], "separate names by commas: --methods a,b"),
-        (["bench", "--methods", "hgp,FedProx"], "fedprox works with any method: --local fedprox"),
-        (["bench", "--methods", "Median"], "median works with any method: --aggregator median"),
-        (["bench", "--methods", "FedAdam"], "fedadam works with any method: --server-optimizer fe"),
+        (["bench", "--methods", "hgp,FedProx"], "fedprox is an option of a run: --local fedprox"),
+        (["bench", "--methods", "Median"], "median is an option of a run: --aggregator median"),
+        (["bench", "--methods", "FedAdam"], "fedadam is an option of a run: --server-optimizer fe"),
         (["bench", "--methods", "hgp", "--server-lr", "0.1"], "give --server-optimizer fedadam:LR"),
         (["bench", "--methods", "hgp", "--partition", "noniid"], "write --partition dirichlet:0.1"),
         (

@@ -91,7 +91,7 @@ def test_continued_run_matches_uninterrupted_run(method, first, tmp_path):
     assert continued["task_aware"][2:] == uninterrupted["task_aware"][2:]
     assert continued["metrics"]["A_N"] == uninterrupted["metrics"]["A_N"]
     assert continued["partition"] == uninterrupted["partition"]
-    assert "4 tasks of 2 to 3 classes (2 of them learned by the kept model task2)" in text
+    assert "4 tasks of 2 to 3 classes (the first 2 learned by the kept model task2)" in text
     assert next(line for line in text.splitlines() if line[:6] == "method").split()[1:4] == [
         *("A_N", "old", "new")
     ]

@@ -58,7 +58,7 @@ def test_partitioner_output_is_checked(made, says: str) -> None:
         (lambda payloads: {}, "aggregator faulty returned no head."),
         (
             lambda payloads: {k: v * float("nan") for k, v in payloads[0].items()},
-            "that is not finite from",
+            "that is not finite; fix",
         ),
         (lambda payloads: dict(payloads[0]), ""),
     ],

@@ -220,7 +220,7 @@ def test_resumed_run_keeps_clock(make_bench, small_method, tmp_path):
         ("gflops,down_mbps,up_mbps\n1,1,1\n", "has no column share"),
         (HEADER + "0,fast,1,1\n", "line 2: .*'fast'; give numbers"),
         (HEADER + "0,1,1\n", "line 2: .*give numbers"),
-        (HEADER + "0,1,1,1\n0,1,1,1\n", "a client has two rows"),
+        (HEADER + "0,1,1,1\n0,1,1,1\n", "client 0 has two rows"),
         (HEADER + "0,0,1,1\n", "line 2: speeds must be above 0"),
         (HEADER + "0.5,1,1,1\n", "line 2: 0.5 is not a valid client"),
         ("share,gflops,down_mbps,up_mbps,watts\n1,1,1,1,1\n", "no column is called 'watts'"),

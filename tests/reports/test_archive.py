@@ -187,7 +187,7 @@ def test_reference_without_earlier_row_is_rejected(target, folders, tmp_path):
     change_row(archive, 1, command=f"as row {target}")
     result = CliRunner().invoke(main, ["report", str(archive)])
     assert result.exit_code == 1
-    assert f"line 3: command is 'as row {target}', which is not an earlier row" in result.stderr
+    assert f"line 3: command is 'as row {target}', which names no earlier row" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

@@ -116,7 +116,7 @@ def test_wide_critical_difference_has_no_picture():
     assert "bars overlap" in rank_sentence(ranks)
     wide = replace(ranks, distance=1.4)
     assert not wide.is_informative
-    assert "there is no diagram" in rank_sentence(wide)
+    assert "the page has no diagram" in rank_sentence(wide)
 
 
 def test_page_reports_significance(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_page_reports_significance(tmp_path: Path) -> None:
     # 75, 75.5 and 76: mean 75.5, half width 4.303 * 0.5 / sqrt(3) = 1.242
     assert "74.3 to 76.7" in text
     # HGP is first, second and first; k = 3 rows and 3 seeds: 2.343 * sqrt(3 * 4 / (6 * 3)) = 1.91
-    assert "Mean ranks of 3 rows over 3 seeds and settings" in text
+    assert "Mean ranks of 3 rows over 3 combinations of seed and setting" in text
     ranks = Page("which", suite, read_experiments([tmp_path])).critical_difference
     assert ranks.ranks["hgp"] == 4 / 3
     assert round(ranks.distance, 2) == 1.91

@@ -336,7 +336,7 @@ def test_site_name_must_be_folder_name(agreement_folder, tmp_path, name):
     out = tmp_path / "out"
     result = run_command("init", out, "--agreed", agreement_folder, "--address", "localhost:9443")
     assert result.exit_code == 1
-    assert "the name of a site must be a valid folder name" in result.output
+    assert f"a site is called {name!r}; its name must be a valid folder name" in result.output
     assert not out.exists()
 
 

@@ -80,7 +80,7 @@ def empty_message(labels, clients, rng):
         (repeated_image, "assigns the same image to a client twice"),
         (invalid_position, "returns positions outside labels"),
         (parts_as_lists, "not a 1-D integer array"),
-        (changed_labels, "modifies its argument labels in place"),
+        (changed_labels, "modifies its argument `labels` in place"),
         (every_request_refused, "cannot split 200 images of 5 classes among 8 clients"),
         (empty_message, r"raises an error with message ''; raise FczooError with one line"),
     ],

@@ -111,7 +111,7 @@ def test_check_backbone_reports_fault(monkeypatch, changes: dict, error: str) ->
 def test_duplicate_backbone_name_is_rejected(monkeypatch, name: str) -> None:
     other = type("Other", (Mine,), {"__doc__": Mine.__doc__, "name": name})
     monkeypatch.setattr(BACKBONES, "_entries", {name: other})
-    with pytest.raises(AssertionError, match=f"'{name}' in .* has the name of another of fczoo"):
+    with pytest.raises(AssertionError, match=f"'{name}' in .* has the name of a backbone of fczoo"):
         check_backbone(name)
 
 
