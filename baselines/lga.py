@@ -60,7 +60,7 @@ class LGA(GLFC):
     augmentations: int = option(5, "noisy copies per feature of a reconstructed image", low=1)
     cumulative_groups: bool = option(
         False,
-        "let the groups overlap over which gradients are averaged: group i has the learned classes "
+        "let the groups over which gradients are averaged overlap: group i has the learned classes "
         "of tasks 1 to i; an image's weights are summed over its groups",
         quirk="JiahuaDong/LGA",
     )

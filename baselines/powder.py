@@ -103,7 +103,7 @@ class Powder(PromptedHead):
     )
     tasks_10_14: bool = option(
         False,
-        "compare tasks 10 to 14 by the last five profile entries, whichever tasks these are",
+        "compare tasks 10 to 14 by the last five entries of their mean prompt weights",
         quirk="piaohongming/Powder",
     )
 

@@ -1,5 +1,6 @@
 """The handwritten digits that ship with scikit-learn: real images, no download."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -33,16 +34,9 @@ class Digits(Dataset):
     )
 
     def load(self, root: Path) -> ImageData:
-        from sklearn.datasets import load_digits  # takes a second
-        from sklearn.model_selection import train_test_split
+        from sklearn.model_selection import train_test_split  # takes a second
 
-        digits = load_digits()
-        grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
-        larger = [
-            Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC) for image in grey
-        ]
-        pixels = np.stack([np.asarray(image.convert("RGB")) for image in larger])
-        labels = digits.target.astype(np.int64)
+        pixels, labels = _all_digits()
         train, test = train_test_split(
             np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0
         )
@@ -53,3 +47,15 @@ class Digits(Dataset):
             tuple("0123456789"),
             "stratified 80/20 of scikit-learn, seed 0",
         )
+
+
+@cache
+def _all_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels [1797, 32, 32, 3] and labels; a grid opens them for each of its settings."""
+    from sklearn.datasets import load_digits  # takes a second
+
+    digits = load_digits()
+    grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    larger = [Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC) for image in grey]
+    pixels = np.stack([np.asarray(image.convert("RGB")) for image in larger])
+    return pixels, digits.target.astype(np.int64)

@@ -60,7 +60,8 @@ REPEATABLE_OPTIONS = ("set", "sweep", "cluster")  # options that may be repeated
     "--sweep",
     multiple=True,
     metavar="NAME=VALUE,...",
-    help="Run each value of METHOD.FIELD or of a setting; repeat it for all combinations",
+    help="Run each value of METHOD.FIELD or of a setting; if the option is repeated, all "
+    "combinations are run",
 )
 @grouped_option(
     RUNS,

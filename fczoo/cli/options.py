@@ -336,6 +336,8 @@ def _setting(field: Field[Any]) -> Callable[[Command], Command]:
     default = option_word(field.default) + (f" ({gloss})" if gloss else "")
     if field.name in {f.name for f in fields(Defaults)}:
         default = "set by the data set"
+    if field.name == "protocol":
+        default = "quick without a GPU, else none"
     if hint is bool:
         name = f"{name}/--no-{name.removeprefix('--')}"
         default = "on" if field.default else "off"

@@ -84,7 +84,9 @@ def compare(
 @click.option("--paper", help="Without CARD: list only rows of this paper; see `fczoo papers`.")
 @_names_option("--table", "tables", "Without CARD: list only this printed table, such as T1")
 @_names_option(
-    "--row", "rows", "Without CARD list, with PAPER/TABLE run only rows whose name contains NAME"
+    "--row",
+    "rows",
+    "List (without CARD) or run (with PAPER/TABLE) only rows whose name contains NAME",
 )
 @click.option(
     "--cells",

@@ -153,8 +153,7 @@ class Scaffold(LocalRule):
         return {k.removeprefix(CONTROL): v for k, v in upload.only(CONTROL).items()}
 
     def table_note(self, training: Training) -> str:
-        others = _other_optimizers(training)
-        return f"control variates for plain gradient descent, used with {others}" if others else ""
+        return _optimizer_note("control variates", training)
 
 
 @register_local_training("fednova")
@@ -184,8 +183,7 @@ class FedNova(LocalRule):
         return uploads
 
     def table_note(self, training: Training) -> str:
-        others, note = _other_optimizers(training), "changes normalised by steps as in plain SGD"
-        return f"{note}, used with {others}" if others else ""
+        return _optimizer_note("normalisation by steps", training)
 
     @property
     def uploads(self) -> Uploads:
@@ -260,10 +258,12 @@ class Moon(LocalRule):
         return dict(current)
 
 
-def _other_optimizers(training: Training) -> str:
-    """Return the names of a method's optimizers that are not plain gradient descent."""
+def _optimizer_note(rule: str, training: Training) -> str:
+    """Note that a rule is for plain gradient descent, if clients train with other optimizers."""
     optims = (*training.optims.values(), *training.balanced.values())
-    return ", ".join(sorted({optim.name for optim in optims if not is_plain_sgd(optim)}))
+    others = {o.name.replace("sgd", "sgd with momentum") for o in optims if not is_plain_sgd(o)}
+    note = f"{rule} for plain gradient descent, but clients train with {', '.join(sorted(others))}"
+    return note if others else ""
 
 
 def is_plain_sgd(optim: Optim) -> bool:

@@ -48,7 +48,7 @@ class Settings:
     )
     hf_columns: str | None = data_option(
         None,
-        "Columns of images, labels and groups in a data set hf:, such as "
+        "Columns of images, labels and groups in a data set hf:PLACE, such as "
         "image=img,label=fine_label,group=hospital; none: images and labels found by "
         "their types, no groups",
     )

@@ -204,7 +204,7 @@ def verdict_of_gain(
 
 
 def _seed_words(seeds: Sequence[int]) -> str:
-    return "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds"
+    return "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds, the same difference"
 
 
 def _cost_verdict(gain: SeedValues) -> Verdict:

@@ -117,17 +117,19 @@ def cards() -> dict[str, Target]:
 
     A row that a paper prints twice, such as the last one of an ablation, is one card.
     """
-    return _cards(implemented=True)
+    return dict(_cards(True, frozenset(METHODS.names()), frozenset(DATASETS.names())))
 
 
 def not_implemented() -> dict[str, Target]:
     """Return rows that no run can follow, by the name that a card would have."""
-    return _cards(implemented=False)
+    return dict(_cards(False, frozenset(METHODS.names()), frozenset(DATASETS.names())))
 
 
-def _cards(implemented: bool) -> dict[str, Target]:
+@cache
+def _cards(
+    implemented: bool, methods: frozenset[str], datasets: frozenset[str]
+) -> dict[str, Target]:
     numbers_by_card: dict[str, tuple[Paper, list[PrintedNumber]]] = {}
-    methods, datasets = set(METHODS.names()), set(DATASETS.names())
     for paper in papers().values():
         for n in paper.numbers:
             row = paper.row(n)

@@ -194,11 +194,11 @@ def check_client_memory(subject: MethodUnderTest) -> None:
             for key, value in memory.items():
                 need(
                     isinstance(value, torch.Tensor),
-                    f"{name} stores {key} in client memory, which is not a tensor",
+                    f"{name} stores {key}, which is not a tensor, in client memory",
                 )
                 need(
                     value.isfinite().all(),
-                    f"{name}'s client {number} stores {key} in its memory, which is not finite",
+                    f"{name}'s client {number} stores {key}, which is not finite, in its memory",
                 )
             live_memory = call.live_memories[number]
             sentence = f"{name}'s client {number} changes its memory in place; return a new tree"

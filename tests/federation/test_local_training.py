@@ -173,7 +173,7 @@ def test_scaffold_with_one_client_matches_plain_run():
     )
     assert same(ours.state, plain.state)
     assert ours.result.accuracy == plain.result.accuracy
-    assert "plain gradient descent, used with adam" in ours.result.remark
+    assert "plain gradient descent, but clients train with adam" in ours.result.remark
     assert not plain.result.remark
 
 

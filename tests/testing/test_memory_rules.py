@@ -77,7 +77,7 @@ def test_client_may_keep_own_image():
 @pytest.mark.parametrize(
     ("cls", "says"),
     [
-        (KeepsNaN, "stores mean in its memory, which is not finite"),
+        (KeepsNaN, "stores mean, which is not finite, in its memory"),
         (ChangesMemoryInPlace, "in place"),
     ],
 )
