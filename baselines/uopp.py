@@ -102,8 +102,8 @@ class UOPP(PIP):
     )
     batch_vote: bool = option(
         False,
-        "choose one prompt per test batch, by vote; the base head predicts with the first prompt, "
-        "prototypes of the classes up to the batch's own task, which is given, with others",
+        "choose one prompt per test batch, by vote: for the first prompt the base head predicts, for "
+        "others prototypes of classes up to the batch's own task predict (that task is given)",
         quirk="anwarmaxsum/FFSCIL",
     )
     reset_prompt: bool = option(

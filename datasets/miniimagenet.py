@@ -38,8 +38,8 @@ class MiniImageNet(Dataset):
         "so no official archive exists)"
     )
     layout = (
-        "mini-imagenet/{train,val}/CLASS/*.jpg, mini-imagenet/CLASS/*.jpg, or images/*.jpg with "
-        "CSVs"
+        "mini-imagenet/{train,val}/CLASS/*.jpg, mini-imagenet/CLASS/*.jpg, or "
+        "mini-imagenet/images/*.jpg with CSVs"
     )
     licence = "ImageNet's terms: non-commercial research and education"
     official = Official(50_000, 10_000, 500, 100)

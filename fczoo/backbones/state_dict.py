@@ -104,7 +104,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         note = ""
         if leftovers:
             note = f"; dropped {join_first_names(leftovers, MAX_LISTED_ENTRIES)}"
-        log.warning("%s: loaded %d tensors %s%s", path.name, len(weights), chosen, note)
+        log.warning("%s: loaded %d tensors (%s)%s", path.name, len(weights), chosen, note)
     return weights
 
 

@@ -57,8 +57,9 @@ ARCHIVE = Path("results") / "results.csv"
     "--sweep",
     is_flag=True,
     help=(
-        "Print accuracy over the options or settings in which runs of one method differ, with the "
-        "best row; --figures plots it.  [default metrics: A_N,Avg,FAA,forgetting]"
+        "Print a table of accuracy over the options or settings in which runs of one method "
+        "differ, and the options of the best row; --figures plots the accuracy.  [default metrics: "
+        "A_N,Avg,FAA,forgetting]"
     ),
 )
 @click.option(
@@ -78,8 +79,8 @@ ARCHIVE = Path("results") / "results.csv"
     type=Name(["class", "task"]),
     metavar="class|task",
     help=(
-        "Add to --html t-SNE of the features of up to 500 test images from the stored model of "
-        "each method, coloured by class or task; needs the data set."
+        "Add a t-SNE plot per method to the page of --html: features of up to 500 test images, "
+        "computed with the kept model, coloured by class or task; needs the data set."
     ),
 )
 @click.option(

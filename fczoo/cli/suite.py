@@ -144,7 +144,7 @@ def run(
     "--estimate/--no-estimate",
     default=True,
     show_default=True,
-    help="Estimate the time of rows that have no run yet from the time of a step on this machine.",
+    help="For rows that have no run yet, estimate the time from that of a step on this machine.",
 )
 def status(
     name: str, results: Path, data_root: str | None, backbone: str | None, estimate: bool

@@ -319,7 +319,10 @@ def describe_type(hint: Any, words: Mapping[Any, str] = types.MappingProxyType({
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
-        return f"{describe_type(typing.get_args(hint)[0], words)}, ..."
+        kind = typing.get_args(hint)[0]
+        item = describe_type(kind, words)
+        items = f"{item.removeprefix('a ')}s" if kind in words else item
+        return f"a list of {items}" if words else f"{item}, ..."
     if typing.get_origin(hint) in _UNIONS:
         return " | ".join(describe_type(a, words) for a in typing.get_args(hint))
     return "none" if hint is types.NoneType else words.get(hint, hint.__name__)

@@ -118,7 +118,7 @@ def import_library() -> Any:
     except ImportError as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == "datasets"
         reason = "is not installed" if is_missing else f"cannot be imported: {first_line(error)}"
-        problem = f"data sets hf: need Hugging Face's package datasets, which {reason}"
+        problem = f"data sets hf:PLACE need Hugging Face's package datasets, which {reason}"
         raise FczooError(f"{problem}; run pip install 'fczoo[hf]'") from error
     finally:
         sys.path[:] = path

@@ -135,8 +135,8 @@ def check_class_order(file_order: tuple[int, ...], run_order: tuple[int, ...]) -
         difference = f"{len(file_order)} classes in the file, {len(run_order)} in the run"
     else:
         i = next(i for i, (a, b) in enumerate(zip(file_order, run_order, strict=True)) if a != b)
-        places = f"{file_order[i]} in the file, {run_order[i]} in the run"
-        difference = f"class {i + 1} is {places}"
+        labels = f"{file_order[i]} in the file, {run_order[i]} in the run"
+        difference = f"class {i + 1} in order of arrival has the original label {labels}"
     raise FczooError(
         f"the saved partition has another class order than this run: {difference}; {advice}"
     )

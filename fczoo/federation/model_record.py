@@ -268,7 +268,7 @@ def settings_with_local_paths(place: Path, record: ModelRecord) -> dict[str, Any
         if "start_from" not in paths:
             raise FczooError(
                 f"the run of {place} started from the model {values['start_from']}, whose path is "
-                f"not stored on this machine; use the machine and the run folder of {place}"
+                "not stored on this machine; repeat the command on the machine of that run"
             )
         values["start_from"] = paths["start_from"]
     return values

@@ -182,8 +182,8 @@ class Settings:
     )
     test_crop: float = training_option(
         1.0,
-        "Share of each image side that test images keep; at 224 pixels 0.875 resizes to 256 "
-        "and crops the middle 224",
+        "Share of each image side that test images keep; with 0.875 and an image size of 224, "
+        "images are resized to 256 pixels and cropped to the middle 224",
         low=0.1,
         high=1,
     )

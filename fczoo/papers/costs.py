@@ -34,7 +34,7 @@ class CostComparison:
             return "yes"
         total = self.ours + self.boundary
         is_equal = f"{total / 1e6:.2f}" == printed
-        return "yes, if uploads once per task are counted" if is_equal else "no"
+        return "yes, if uploads sent once per task are counted, too" if is_equal else "no"
 
 
 def count_costs(

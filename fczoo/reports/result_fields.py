@@ -92,12 +92,12 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "rejected": (
         "",
-        "uploads rejected or lost, in whole or in part: task, round or task boundary (moment), "
+        "uploads rejected or lost, in whole or in part: task, moment (round or task boundary), "
         "client, reason",
     ),
     "skipped": (
         "",
-        "exchanges with too few valid uploads: task, round or task boundary (moment), reason",
+        "exchanges with too few valid uploads: task, moment (round or task boundary), reason",
     ),
     "far": (
         "uploads",

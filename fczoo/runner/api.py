@@ -245,7 +245,7 @@ def bench(
     values = {METHODS.find(name) or name: chosen for name, chosen in (options or {}).items()}
     if stray := sorted({*values} - {*names}):
         raise FczooError(
-            f"options names {stray[0]!r}, which is not run; {nearest(stray[0], names)}"
+            f"options has values for {stray[0]!r}, which is not run; {nearest(stray[0], names)}"
         )
     sweep = make_sweep(Path(), run_settings, names, numbers, values)
     if out is not None:

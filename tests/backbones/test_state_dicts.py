@@ -30,30 +30,30 @@ def add_one(state):
 CHECKPOINTS = {
     "numbers next to": (
         lambda s: {**s, "epoch": 3, "best": None},
-        "at the top level; dropped head.*, epoch, best",
+        "at the top level); dropped head.*, epoch, best",
     ),
-    "net": (lambda s: {"net": s, "acc": 0.5}, "under net; dropped acc, head.*"),
+    "net": (lambda s: {"net": s, "acc": 0.5}, "under net); dropped acc, head.*"),
     "lightning": (lambda s: {"state_dict": under("model.", s)}, "under state_dict, prefix model."),
     "repeated": (
         lambda s: {"model": under("module.backbone.", s)},
         "under model, prefix module.backbone.",
     ),
-    "numpy": (lambda s: {"model": s, "best": np.float64(0.5)}, "under model; dropped best, head.*"),
+    "numpy": (lambda s: {"model": s, "best": np.float64(0.5)}, "under model); dropped best, head.*"),
     "arguments": (
         lambda s: {"model": s, "args": argparse.Namespace(lr=1)},
-        "under model; dropped args",
+        "under model); dropped args",
     ),
     "dino": (
         lambda s: {
             "student": under("module.backbone.", add_one(s)),
             "teacher": under("backbone.", s),
         },
-        "under teacher, prefix backbone.; dropped student",
+        "under teacher, prefix backbone.); dropped student",
     ),
-    "ema": (lambda s: {"model": add_one(s), "model_ema": s}, "under model_ema; dropped model"),
+    "ema": (lambda s: {"model": add_one(s), "model_ema": s}, "under model_ema); dropped model"),
     "moco": (
         lambda s: under("base_encoder.", s) | under("momentum_encoder.", add_one(s)),
-        "prefix base_encoder.; dropped",
+        "prefix base_encoder.); dropped",
     ),
     "deep": (lambda s: {"a": {"b": {"encoder": s}}}, "under a.b.encoder"),
     "mae": (

@@ -265,7 +265,7 @@ def test_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(FczooError) as caught:
         load(folder)
-    problem = "data sets hf: need Hugging Face's package datasets, which"
+    problem = "data sets hf:PLACE need Hugging Face's package datasets, which"
     assert str(caught.value) == f"{problem} is not installed; run pip install 'fczoo[hf]'"
 
     def fail(name: str) -> None:

@@ -32,9 +32,8 @@ def test_save_and_load(partition_file: Path) -> None:
 def test_other_class_order_suggests_natural_order(tmp_path: Path) -> None:
     natural = toy_stream(order=(0, 1, 2, 3))
     make_partition(natural, "dirichlet:0.3", 3, seed=4).save(tmp_path / "split.json")
-    with pytest.raises(
-        FczooError, match="class 1 is 0 in the file, 2 in the run; use --class-order natural"
-    ):
+    message = "has the original label 0 in the file, 2 in the run; use --class-order natural"
+    with pytest.raises(FczooError, match=message):
         make_partition(toy_stream(), f"file:{tmp_path / 'split.json'}", 3, seed=4)
 
 
@@ -60,7 +59,8 @@ def test_partition_file_restores_partition(partition_file: Path) -> None:
         (
             toy_stream(order=(0, 1, 2, 3)),
             3,
-            "class order than this run: class 1 is 2 in the file, 0 in the run; use the --class-order or",
+            "class order than this run: class 1 in order of arrival has the original label 2 in "
+            "the file, 0 in the run; use the --class-order or",
         ),
         (toy_stream(tasks=4), 3, "another number of tasks"),
         (toy_stream(), 4, "another number of clients"),

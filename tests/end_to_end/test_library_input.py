@@ -65,7 +65,7 @@ INVALID_INPUT = {
     "flat options": (lambda: fczoo.bench("fedncm", options={"lr": 1}), "give a dict of dicts"),
     "options of other method": (
         lambda: fczoo.bench("fedncm", options={"hgp": {}}),
-        "options names 'hgp'",
+        "options has values for 'hgp'",
     ),
     "text as jobs": (
         lambda: fczoo.bench("fedncm", jobs="2"),

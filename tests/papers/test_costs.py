@@ -32,5 +32,5 @@ def test_count_agrees_if_it_rounds_to_printed_value():
     per_task = 10 * (768 + 768 * 768)
     assert (
         CostComparison(number, 85_952_456, 0, per_task).agreement
-        == "yes, if uploads once per task are counted"
+        == "yes, if uploads sent once per task are counted, too"
     )
