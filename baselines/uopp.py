@@ -102,8 +102,8 @@ class UOPP(PIP):
     )
     batch_vote: bool = option(
         False,
-        "choose one prompt per test batch, by vote: for the first prompt the base head predicts, for "
-        "others prototypes of classes up to the batch's own task predict (that task is given)",
+        "choose one prompt per test batch, by vote: for the first prompt the base head predicts, "
+        "for others prototypes of classes up to the batch's own task predict (that task is given)",
         quirk="anwarmaxsum/FFSCIL",
     )
     reset_prompt: bool = option(

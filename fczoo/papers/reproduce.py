@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -117,18 +117,24 @@ def cards() -> dict[str, Target]:
 
     A row that a paper prints twice, such as the last one of an ablation, is one card.
     """
-    return dict(_cards(True, frozenset(METHODS.names()), frozenset(DATASETS.names())))
+    return _cards(implemented=True)
 
 
 def not_implemented() -> dict[str, Target]:
     """Return rows that no run can follow, by the name that a card would have."""
-    return dict(_cards(False, frozenset(METHODS.names()), frozenset(DATASETS.names())))
+    return _cards(implemented=False)
+
+
+def _cards(implemented: bool) -> dict[str, Target]:
+    names = (frozenset(registry.names()) for registry in (METHODS, DATASETS))
+    return dict(_cards_of_names(implemented, *names))
 
 
 @cache
-def _cards(
+def _cards_of_names(
     implemented: bool, methods: frozenset[str], datasets: frozenset[str]
-) -> dict[str, Target]:
+) -> Mapping[str, Target]:
+    """Return the cards of registered methods and data sets; ``fczoo claims`` needs them often."""
     numbers_by_card: dict[str, tuple[Paper, list[PrintedNumber]]] = {}
     for paper in papers().values():
         for n in paper.numbers:

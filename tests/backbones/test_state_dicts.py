@@ -38,7 +38,10 @@ CHECKPOINTS = {
         lambda s: {"model": under("module.backbone.", s)},
         "under model, prefix module.backbone.",
     ),
-    "numpy": (lambda s: {"model": s, "best": np.float64(0.5)}, "under model); dropped best, head.*"),
+    "numpy": (
+        lambda s: {"model": s, "best": np.float64(0.5)},
+        "under model); dropped best, head.*",
+    ),
     "arguments": (
         lambda s: {"model": s, "args": argparse.Namespace(lr=1)},
         "under model); dropped args",
