@@ -38,11 +38,13 @@ class AnchoredReplay(DataFreeReplay):
     anchor_width: int = option(512, "entries per anchor, with anchors=random or etf", low=1)
     bound: Literal["batch", "sample"] = option(
         "batch",
-        "hinge on the mean distance: batch, of a batch (released code); sample, of an image",
+        "hinge on the distance: batch, averaged over the batch (released code); sample, of each "
+        "image",
     )
     radius_relative: float = option(
         0.186,
-        "radius r divided by the mean squared difference of two anchors (text embeddings: 0.186)",
+        "radius r divided by the mean squared difference of two anchors; 0.186 is the ratio for "
+        "the released text embeddings",
         low=0,
     )
     radius: float | None = option(

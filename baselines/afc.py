@@ -45,9 +45,10 @@ class AFC(ProxyHead):
 
     $$I_{l,c} \propto \sum_x \sum_p \Bigl( \frac{\partial L_{nca}(x)}{\partial h_{l,p,c}} \Bigr)^2$$
 
-    $a_{l,c}$ and $b_{l,c}$ are the squares of channel $c$ in block $l$ over the patch tokens, of
-    length 1, under the model and the teacher; $h_{l,p,c}$ is that channel at token $p$ as the last
-    task ends, and the mean of $I_{l,c}$ over a block is 1. $L_{nca}$ as in PODNet.
+    $a_{l,c}$ and $b_{l,c}$ are vectors over the patch tokens: the squares of channel $c$ in block
+    $l$ under the model and the teacher, each vector divided by its length. $h_{l,p,c}$ is this
+    channel at token $p$ at the end of the previous task, and the mean of $I_{l,c}$ over a block is
+    1. $L_{nca}$ as in PODNet.
     """
 
     strength: float = option(

@@ -55,7 +55,7 @@ class AFCL(Analytic):
     per_client: bool = option(
         False,
         "add gamma once per client of the run, not once in all",
-        quirk="AFL's code without its clean step",
+        quirk="AFL's code before its final step (clean), which removes gamma",
     )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:

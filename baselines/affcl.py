@@ -55,7 +55,7 @@ class AFFCL(TunedBackbone):
 
     $$L_g = -\overline{\log p_g(x \mid y)} - k_{last} \overline{\log p_g(\tilde x \mid \tilde y)}$$
 
-    Replay through the second hidden layer, and the data:
+    The losses of replay, whose features enter at the second hidden layer, and of the client's data:
 
     $$L_r = k_{loss} \bigl( ((1 - \theta) q + \theta) \, \overline{w \, L_{ce}(\tilde x, \tilde y)}
     + k_{out} k_{kd} \, L_{kd}(\tilde x) \bigr)$$

@@ -106,9 +106,9 @@ class BiC(TunedLinearHead, Rehearsal):
     $$z_c \leftarrow \alpha z_c + \beta, \quad c \in C_t, \quad
     (\alpha, \beta) = \frac{\sum_k m_k (\alpha_k, \beta_k)}{\sum_k m_k}$$
 
-    $\lambda$ is the old classes' share of those seen; $q$ and $p$ are softmaxes over the old
-    classes of the teacher's corrected logits and of these, both divided by $T$. Client $k$ fits
-    $\alpha_k$ and $\beta_k$ to $m_k$ images held out, after the task.
+    $\lambda$ is the old classes' share of those seen; $q$ and $p$ are softmaxes, over the old
+    classes, of the teacher's corrected logits and of the model's logits, both divided by $T$.
+    Client $k$ fits $\alpha_k$ and $\beta_k$ to $m_k$ images held out, after the task.
     """
     dataset_options = {"digits": {"memory": 20, "bias_lr": 0.02}}
 
@@ -119,7 +119,7 @@ class BiC(TunedLinearHead, Rehearsal):
     )
     validation: float = option(
         0.1,
-        "images held out of every class, old or new, as a share of the shortest exemplar list; "
+        "images that are held out per class, old or new: this share of the shortest exemplar list, "
         "at least one image",
         low=0,
         high=0.5,

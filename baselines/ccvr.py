@@ -65,8 +65,8 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     )
     calibrated: Literal["current", "all"] = option(
         "all",
-        "classes that are drawn and calibrated: all, all seen, old ones by their stored "
-        "Gaussians (paper); current, the task's (HGP)",
+        "classes that are drawn and calibrated: all, the classes seen so far, old ones from their "
+        "stored Gaussians (paper); current, only the task's (HGP)",
     )
     logit_norm: float | None = option(
         None,

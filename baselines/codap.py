@@ -94,7 +94,8 @@ class CODAPrompt(PromptedHead):
     )
     length: int = option(
         4,
-        "length of each key prefix and each value prefix; a component holds both (L_p = 8)",
+        "length of each key prefix and each value prefix, half of the paper's L_p = 8, which "
+        "counts both",
         low=1,
     )
     blocks: tuple[int, ...] = option((0, 1, 2, 3, 4), "blocks with prefixes", low=0)
@@ -109,7 +110,8 @@ class CODAPrompt(PromptedHead):
     )
     classical_gs: bool = option(
         False,
-        "use classical Gram-Schmidt, after which new rows are not orthogonal to trained rows",
+        "use classical Gram-Schmidt; training makes old rows no longer orthogonal to each other, "
+        "so new rows are not orthogonal to them",
         quirk="GT-RIPL/CODA-Prompt",
     )
 

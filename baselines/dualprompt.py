@@ -76,12 +76,12 @@ class DualPrompt(PromptedHead):
     match_all_slots: bool = option(
         False,
         "match test images with the untrained slots of future tasks as well",
-        quirk="fed-mammoth, JH-LEE-KR, CODA-Prompt's code",
+        quirk="code of fed-mammoth, CODA-Prompt and JH-LEE-KR/dualprompt-pytorch",
     )
     reshape_bug: bool = option(
         False,
         "use a wrong reshape of the gathered experts, which mixes keys, values and images",
-        quirk="JH-LEE-KR, mammoth's default, fed-mammoth",
+        quirk="code of fed-mammoth, mammoth (its default) and JH-LEE-KR/dualprompt-pytorch",
     )
 
     def training(self) -> Training:

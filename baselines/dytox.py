@@ -59,8 +59,8 @@ class DyTox(TunedBackbone, Rehearsal):
     $$L = (1 - \lambda) L_{bce} + \frac{\lambda}{C_{old}} \operatorname{KL}(q \,\Vert\, p)
     + \mu L_{div}$$
 
-    $\lambda$ is the old classes' share of those seen; $q$ and $p$ are softmaxes over the old
-    classes of the teacher's logits and of these. $L_{div}$ is the binary cross-entropy of the
+    $\lambda$ is the old classes' share of those seen; $q$ and $p$ are softmaxes, over the old
+    classes, of the teacher's and the model's logits. $L_{div}$ is the binary cross-entropy of the
     divergence head.
     """
     dataset_options = {
@@ -69,9 +69,9 @@ class DyTox(TunedBackbone, Rehearsal):
 
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "residual",
-        "choice of exemplars: herding, on features of length 1; raw, on raw features; residual, by "
-        "the inner product with w, which starts as the mean and changes by mean - chosen feature "
-        "(released code); first, first images per class",
+        "choice of exemplars: herding, on features of length 1; raw, on raw features; residual, "
+        "the largest inner product with w, which starts as the class mean; after each choice, mean "
+        "minus chosen feature is added to w (released code); first, first images per class",
     )
     optimizer: OptimizerName = option("adamw", "optimizer of all that clients train")
     weight_decay: float = option(1e-6, "weight decay of all that clients train", low=0)

@@ -46,7 +46,7 @@ class FedCBDR(TunedLinearHead):
 
     $$\tau = x^\top (X^\top X)^+ x$$
 
-    Of each class as many images are kept, drawn with probabilities $\propto \tau$. In later tasks
+    Each class keeps the same number of images, with probabilities $\propto \tau$. In later tasks
 
     $$L = \omega_{old} \, \overline{L_{ce}(\tilde z)}^{\,replayed}
     + \omega_{new} \, \overline{L_{ce}(\tilde z)}^{\,new}, \qquad

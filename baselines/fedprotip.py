@@ -62,8 +62,9 @@ class FedProTIP(FOT):
     )
     identity: Literal["hard", "soft", "off"] = option(
         "hard",
-        "use of the predicted task: hard, only its classes compete; soft, add the log softmax "
-        "over the tasks' shares to the logits; off, none",
+        "use of the predicted task: hard, only its classes compete; soft, add to the logits the "
+        "log softmax, over tasks, of the share of the feature's energy in each task's subspace; "
+        "off, none",
     )
 
     def begin_task(self, state: Tree, task: Task, backbone: Backbone, rng: torch.Generator) -> Tree:

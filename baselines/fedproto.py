@@ -60,8 +60,8 @@ class FedProto(TunedWithStatistics):
     )
     per_sample: bool = option(
         True,
-        "distance to the prototypes in the loss: on, mean over images (official code); off, that "
-        "of each class's mean feature in the batch (HGP's code)",
+        "compute the loss's distance to the prototypes per image, then the mean (official code); "
+        "off: compute it from each class's mean feature in the batch (HGP's code)",
     )
     infer: Literal["head", "ncm"] = option(
         "ncm",

@@ -51,8 +51,8 @@ class FedRidge(Analytic):
     )
     lift: Literal["plain", "random"] = option(
         "plain",
-        "features: plain, the frozen feature f; random, relu(f R) with a fixed random R of width "
-        "columns (RanPAC, STSA)",
+        "features: plain, the frozen feature f; random, relu(f R) with a fixed random matrix R "
+        "(RanPAC, STSA)",
     )
     width: int = option(1250, "columns M of the random projection, with lift=random", low=1)
     bias: Literal["none", "penalised", "free"] = option(

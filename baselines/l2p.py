@@ -78,8 +78,8 @@ class L2P(PromptPool):
     )
     shifted_positions: bool = option(
         False,
-        "add position embeddings after inserting the prompts, shifted by one: the class token gets "
-        "the first prompt's, the last prompt the class token's",
+        "add position embeddings after inserting the prompts, shifted by one place: the class "
+        "token gets the first prompt's embedding, the last prompt that of the class token",
         quirk="fed-mammoth",
     )
 

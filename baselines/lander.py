@@ -83,8 +83,8 @@ class LANDER(SynthesisOptions, AnchoredReplay):
     )
     keep: Literal["last", "lowest_loss"] = option(
         "last",
-        "model at the end of a task: last, the last average; lowest_loss, the model from which the "
-        "round with the lowest training loss started",
+        "model at the end of a task: last, the last average; lowest_loss, the model that the "
+        "server sent in the round with the lowest training loss",
         quirk={"lowest_loss": "tmtuan1307/LANDER"},
     )
 

@@ -42,9 +42,9 @@ class LGA(GLFC):
     $$w = \operatorname{clip}\Bigl( \frac{g}{\operatorname{mean} g},\;
     w_{min},\; w_{max} \Bigr), \quad g = (1 - \sigma(z_y))^{(t - 1) / t}$$
 
-    In task $t = 1, 2, \dots$; the mean is over the batch's images of one past task's learned
-    classes, or over all others. The targets $q$ are the old model's sigmoids for old classes and
-    the labels for the others. The term with $q$ is used from the second task on.
+    The tasks are $t = 1, 2, \dots$. The mean is over a group of the batch's images: those of the
+    classes of one past task, or all other images. The targets $q$ are the old model's sigmoids for
+    old classes and the labels for the others. The term with $q$ is used from the second task on.
     """
 
     relation: float = option(
@@ -60,8 +60,8 @@ class LGA(GLFC):
     augmentations: int = option(5, "noisy copies per feature of a reconstructed image", low=1)
     cumulative_groups: bool = option(
         False,
-        "let the groups over which gradients are averaged overlap: group i has the learned classes "
-        "of tasks 1 to i; an image's weights are summed over its groups",
+        "use overlapping groups to average gradients: group i has the learned classes of tasks 1 "
+        "to i; an image's weights are summed over its groups",
         quirk="JiahuaDong/LGA",
     )
 

@@ -64,7 +64,7 @@ class PIP(DualPrompt):
     )
     code_variance: bool = option(
         False,
-        "use s = mu^4 as in released code, whose sum of variances is never updated",
+        "use s = mu^4 in place of the standard deviation, as the released code does by mistake",
         quirk="anwarmaxsum/PIP",
     )
 

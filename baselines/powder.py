@@ -62,7 +62,7 @@ class Powder(PromptedHead):
         "ICML 2024"
     )
     formulas = r"""
-    Prompts of the client's task, mixed over the set $S$ of tasks of the largest $W_{i_0 i}$:
+    Prompts of the client's task $i_0$; $S$ are the tasks $i$ with the largest $W_{i_0 i}$:
 
     $$p(x) = \sum_{i \in S} \sum_m \cos(q \odot A^i_m, K^i_m) \, P^i_m, \qquad
     K^i = \sum_j W_{ij} K_j, \quad A^i = \sum_j W_{ij} A_j, \quad
@@ -72,8 +72,8 @@ class Powder(PromptedHead):
     \sigma_{\neg y}(z / \tau) \bigr), \quad s = \sigma \bigl( 1 - \max_j V_{y j} \bigr)$$
 
     $z_r$ are the logits of the model that the client received, $\sigma_{\neg y}$ the softmax
-    without the true class. $W$ and $V$ are cosines of the mean weights of tasks and of classes, to
-    the power $\rho$.
+    without the true class. $W$ compares tasks and $V$ classes: the cosine similarity of their mean
+    prompt weights, to the power $\rho$.
     """
     server_only = ("profile.",)
     supports_recurring_classes = True
@@ -89,7 +89,7 @@ class Powder(PromptedHead):
         "profiles", "mixing weights W: profiles, from mean prompt weights; none, no mixing of tasks"
     )
     power: int = option(30, "rho, exponent of the cosines", low=1)
-    chosen: int = option(3, "size of S, the tasks whose mixed prompts training uses", low=1)
+    chosen: int = option(3, "number of tasks in S, whose prompts are mixed in training", low=1)
     classes: Literal["held", "task"] = option(
         "held", "classes of the task or stage in the losses: held, those the client has; task, all"
     )

@@ -35,8 +35,8 @@ class SLCA(TunedLinearHead):
         "Pre-trained Model\", ICCV 2023; federated in FPPL's comparison"
     )
     formulas = r"""
-    After a task $t$ but the first the server trains the head on features of each class $c$, of task
-    $i$:
+    After each task $t$ except the first, the server trains the head on features
+    that it draws for each class $c$; $i$ is the task of this class:
 
     $$z \sim \mathcal N\bigl( (a + (1 - a) i / t) \mu_c,\; \Sigma_c + \epsilon I \bigr)$$
 

@@ -47,8 +47,9 @@ class SSIL(TunedLinearHead, Rehearsal):
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "first",
         "choice of exemplars: herding, of normalised features; raw, herding of raw features; "
-        "residual, by the inner product with w, which starts as the mean and changes by mean - "
-        "chosen feature; first, first images of each class (released code)",
+        "residual, the largest inner product with w, which starts as the class mean; after each "
+        "choice, mean minus chosen feature is added to w; first, first images of each class "
+        "(released code)",
     )
     temperature: float = option(
         2.0, "temperature T of both softmaxes; the distillation is multiplied by T^2", low=1e-6

@@ -35,8 +35,8 @@ class STSAE(STSA):
     $$W = \Bigl( \sum_c G_c + \lambda I \Bigr)^{-1} Q$$
 
     $s_{j,c}$ is the sum of $\varphi = \max(0,\; R^\top f)$ over the $n_{j,c}$ images of class $c$
-    in part $j$ of all clients' parts. $J_c$ parts hold the class; $Q_c$ is the sum over all its
-    $N_c$ images.
+    in part $j$; $j$ numbers the parts of all clients. $J_c$ parts hold the class; $Q_c$ is the sum
+    over all its $N_c$ images.
     """
 
     parts: int = option(

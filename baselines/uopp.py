@@ -54,8 +54,8 @@ class UOPP(PIP):
     - \lambda \cos(q, k_t) + \gamma \, L_{ode}$$
 
     A test image takes the prompt with the nearest key and the class of the largest cosine. With
-    ``rectify=ode`` a client's class means $p$ move along its images before they are sent, and
-    $L_{ode}$ is the cross-entropy of the global prototypes against the rectified ones:
+    ``rectify=ode`` a client changes its class means $p$ by an ODE of its images and then sends
+    them; $L_{ode}$ is the cross-entropy of the global prototypes against these rectified ones:
 
     $$\frac{dp}{dt} = 0.1^{1 + t/40} \, D(p, S, Q), \quad 0 \le t \le 39$$
     """
@@ -96,14 +96,15 @@ class UOPP(PIP):
     )
     squared_variance: bool = option(
         False,
-        "shift copies of prototypes by u * variance^2, not u * standard deviation; to follow the "
-        "released code, give only code_variance, which includes the square",
+        "shift copies of prototypes by u * variance^2, not u * standard deviation; leave it off "
+        "with code_variance, which already squares the variance",
         quirk="anwarmaxsum/FFSCIL",
     )
     batch_vote: bool = option(
         False,
-        "choose one prompt per test batch, by vote: for the first prompt the base head predicts, "
-        "for others prototypes of classes up to the batch's own task predict (that task is given)",
+        "choose one prompt per test batch, by vote. With the first prompt, the head of the first "
+        "task predicts; with others, prototypes of the classes up to the true task of the batch, "
+        "which is given, do",
         quirk="anwarmaxsum/FFSCIL",
     )
     reset_prompt: bool = option(

@@ -20,8 +20,8 @@ class CORe50(Dataset):
     """119,894 training and 44,972 test images of 128x128 pixels, classified by object.
 
     Sessions 3, 7 and 10 are the test part, as in the paper. The group of an image, for
-    ``--partition natural`` and ``domains``, is its session. The paper's scenario of new classes is
-    ``--tasks 10,5,5,5,5,5,5,5,5``. The MD5 is that of Avalanche.
+    ``--partition natural`` and ``domains``, is its session. The scenario NC (new classes) of the
+    paper is ``--tasks 10,5,5,5,5,5,5,5,5``. The MD5 of the archive is the one that Avalanche uses.
     """
 
     classes = 50

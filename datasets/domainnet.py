@@ -62,8 +62,8 @@ class DomainNet(Dataset):
     domains seen so far.
 
     Training and test images are those of the official lists, whose numbers give the order of the
-    classes; a class may lack either in a domain. The authors publish no checksums; the MD5s here
-    are those on which two independent loaders agree.
+    classes; in some domains a class has no training or no test images. The authors publish no
+    checksums; the MD5s here are those on which two independent loaders agree.
     """
 
     classes = 345

@@ -20,7 +20,7 @@ URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"  # address and MD5 
 
 @register_dataset("emnist")
 class EMNIST(Dataset):
-    """47 classes (``balanced``), or 26 letters of either case (``emnist:letters``); upright."""
+    """47 classes (``balanced``), or 26 letters in upper and lower case (``emnist:letters``)."""
 
     classes = 47
     folder = "EMNIST"

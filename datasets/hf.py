@@ -13,16 +13,17 @@ from fczoo.data.dataset import Dataset, Defaults, ImageData
 class HuggingFace(Dataset):
     """``hf:FOLDER`` with a data set of ``save_to_disk`` or parquet files, or ``hf:ORG/NAME``.
 
-    A name on the hub (``ORG/NAME/CONFIGURATION`` where it has several) is downloaded by
-    ``fczoo data fetch`` and then read from disk. The image column and the label column are found by
-    the types of the columns: ``Image``; ``ClassLabel``, or the only column of whole numbers.
-    Others are named, as in ``--hf-columns image=img,label=fine_label`` or
-    ``hf:FOLDER,label=fine_label``; the column ``group`` gives the hospital, writer or user of each
-    image.
+    A name on the hub (``ORG/NAME/CONFIGURATION`` where it has several) is downloaded by ``fczoo
+    data fetch`` and then read from disk. The image column is the one of type ``Image``, the label
+    column the one of type ``ClassLabel`` or else the only column of whole numbers. If they are not
+    found, name them, as in ``--hf-columns image=img,label=fine_label`` or
+    ``hf:FOLDER,label=fine_label``; ``group=NAME`` names a column with the hospital, writer or user
+    of each image.
 
-    The splits are ``train``, and ``test``, ``val``, ``valid``, ``validation`` or ``dev``. A test
-    split without labels is skipped. Without a test split a fifth of every class is held out.
-    Images are turned by their orientation tags, and stored at 256x256, or ``--stored-size``.
+    The training split is ``train``; the test split is called ``test``, ``val``, ``valid``,
+    ``validation`` or ``dev``. A test split without labels is skipped. Without a test split a fifth
+    of every class is held out. Images are turned by their orientation tags, and stored at 256x256,
+    or ``--stored-size``.
     """
 
     classes = 0

@@ -14,14 +14,14 @@ class ImageFolder(Dataset):
     """``--data-root DIR`` with ``train/CLASS/*`` and ``test/CLASS/*``, or just ``CLASS/*``.
 
     ``test`` may be called ``val``, ``valid``, ``validation`` or ``dev``, in any capitals. Without
-    that division the test part is what a list ``test.txt`` in the folder names, one ``CLASS/FILE``
-    per line, or a fifth of every class by the rule of ``imagenet_r``. Images in subfolders of a
-    class folder belong to the class. Images are turned by their orientation tags, and stored at
-    256x256, or ``--stored-size``.
+    that division, a file ``DIR/test.txt`` lists the test images, one ``CLASS/FILE`` per line;
+    without the file they are a fifth of every class, by the rule of ``imagenet_r``. Images in
+    subfolders of a class folder belong to the class. Images are turned by their orientation tags,
+    and stored at 256x256, or ``--stored-size``.
 
     The hospital, writer or user of each image, for ``--partition natural`` and ``domains``, is the
-    column ``group`` of ``DIR/groups.csv`` (``file,group``, file below DIR), or the folder GROUP
-    where all training images are in ``CLASS/GROUP/*``.
+    column ``group`` of ``DIR/groups.csv`` (``file,group``, file below DIR), or, if all training
+    images are in ``CLASS/GROUP/*``, the name of the subfolder GROUP.
     """
 
     classes = 0

@@ -24,7 +24,7 @@ class ImageNetA(Dataset):
     folder = "imagenet-a"
     source = "imagenet-a.tar (github.com/hendrycks/natural-adv-examples)"
     layout = "imagenet-a/CLASS/*.jpg"
-    licence = "MIT for the collection; the images belong to their makers: for research"
+    licence = "MIT for the collection; the images belong to their makers and are for research only"
     official = Official(6_000, 1_500)
     archives = (
         Archive(

@@ -22,7 +22,7 @@ class ImageNetR(Dataset):
     folder = "imagenet-r"
     source = "imagenet-r.tar (github.com/hendrycks/imagenet-r)"
     layout = "imagenet-r/CLASS/*.jpg"
-    licence = "MIT for the collection; the images belong to their makers: for research"
+    licence = "MIT for the collection; the images belong to their makers and are for research only"
     official = Official(24_000, 6_000)
     archives = (
         Archive(

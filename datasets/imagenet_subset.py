@@ -19,10 +19,10 @@ class ImageNetSubset(Dataset):
 
     The test images are ImageNet's validation images.
 
-    PILoRA does not say which classes it used, so its numbers are not comparable class by class.
-    ``val`` must be sorted into class folders. Class names come from ``LOC_synset_mapping.txt``
-    where it is in the folder. All of it takes about 50 GB of cache; ``--stored-size`` and
-    ``--train-per-class`` take less.
+    This imitates the ImageNet-Subset of PILoRA, whose paper does not name its classes, so results
+    are not exactly comparable with its numbers. ``val`` must be sorted into class folders. Class
+    names come from ``LOC_synset_mapping.txt`` where it is in the folder. The cache of all images
+    needs about 50 GB; ``--stored-size`` and ``--train-per-class`` reduce this.
     """
 
     classes = 200

@@ -21,14 +21,16 @@ Part = dict[str, list[str]]
 
 @register_dataset("miniimagenet")
 class MiniImageNet(Dataset):
-    """100 classes of 600 images, kept at 84x84; FCILPT trains on 500 and tests on 100 of each.
+    """100 classes of 600 images, kept at 84x84:
+
+    500 training and 100 test images each, as in FCILPT.
 
     A part ``val`` or ``test`` next to ``train`` is the test part if it has the same classes. The
-    parts of the few-shot split (64, 16 and 20 other classes) are joined. A copy whose
-    classes are not divided is divided by the seeded rule of ``imagenet_r``, a sixth of each class
-    for testing, or by a list ``test.txt``. Parts may be folders of class folders, or ``train.csv``,
-    ``val.csv`` and ``test.csv`` with columns ``filename,label`` next to ``images/``. For a copy at
-    full resolution use ``--stored-size 224``.
+    three parts of the few-shot split, with 64, 16 and 20 different classes, are joined. If the
+    classes of a copy are not divided into training and test images, a list ``test.txt`` names the
+    test images; without it the seeded rule of ``imagenet_r`` selects a sixth of each class. Parts
+    may be folders of class folders, or ``train.csv``, ``val.csv`` and ``test.csv`` with columns
+    ``filename,label`` next to ``images/``. For a copy at full resolution use ``--stored-size 224``.
     """
 
     classes = 100

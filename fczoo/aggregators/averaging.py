@@ -33,7 +33,7 @@ class CappedMean:
     A client with a huge number of images, real or claimed, cannot dominate the mean.
     """
 
-    times: float = option(3.0, "N, maximum weight relative to the median sample count", low=1)
+    times: float = option(3.0, "maximum weight, relative to the median sample count", low=1)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -41,7 +41,11 @@ class TrimmedMean:
     Raises FczooError with fewer than 2 ``trim`` + 1 uploads. Source: Yin et al., ICML 2018.
     """
 
-    trim: int = option(1, "K, values dropped at each end; tolerates K hostile clients", low=0)
+    trim: int = option(
+        1,
+        "values dropped at each end, which is also the number of hostile clients that it tolerates",
+        low=0,
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

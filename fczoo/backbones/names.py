@@ -19,8 +19,8 @@ BACKBONES: Registry[Any] = Registry("backbone", "register_backbone")
 SUFFIXES = (".safetensors", ".npz", ".pth", ".bin", ".pt", ".ckpt", ".tar")
 UNSUPPORTED = (
     "fczoo takes plain vision transformers: no convolutional networks (ResNet, ConvNeXt), no "
-    "hierarchical transformers (Swin, Hiera, MViT), and no ViTs with other blocks or positions "
-    "(BEiT 1 and 2, AIMv2, Perception Encoder, parallel blocks, distilled DeiT)"
+    "hierarchical transformers (Swin, Hiera, MViT), and no ViTs with other kinds of blocks or "
+    "position embeddings (BEiT 1 and 2, AIMv2, Perception Encoder, parallel blocks, distilled DeiT)"
 )
 """What is not supported, in one sentence for lists and errors."""
 

@@ -256,6 +256,6 @@ def _values(experiments: Sequence[Experiment]) -> str:
             cells = [effort if search else "no search", score, changed_options(line)]
             code = [versions.get(name, "unknown")[:8] for name in ("code", "commit")]
             rows.append([line.label, heading(experiment), *cells, *code])
-    head = ["row", "setting", "search", "search score", "options set or searched"]
+    head = ["row", "setting", "search", "score, first → best", "options set or searched"]
     head += ["code", "commit"]
     return tabulate(rows, head, tablefmt="github", disable_numparse=True)

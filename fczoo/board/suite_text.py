@@ -137,15 +137,15 @@ def rank_sentence(ranks: CriticalDifference) -> str:
     worse_count = sum(rank - ranks.ranks[best] > ranks.distance for rank in ranks.ranks.values())
     verb = "is" if worse_count == 1 else "are"
     note = (
-        "Two rows whose bars overlap do not differ significantly. The shaded area marks the bar of "
-        "the best row."
+        "In the diagram, two rows whose bars overlap do not differ significantly; the shaded area "
+        "marks the bar of the best row."
         if ranks.is_informative
-        else "Only rows at opposite ends can differ significantly, so the page has no diagram."
+        else "The two are so close that the page has no diagram."
     )
     return (
         f"{text}: Friedman's test finds a significant difference (p = {ranks.p:.2g}). The critical "
-        f"difference is {ranks.distance:.1f} ranks (Nemenyi, 5 %); ranks differ by at most "
-        f"{len(ranks.ranks) - 1}. {note} {best} has the best rank, {ranks.ranks[best]:.1f}; "
+        f"difference is {ranks.distance:.1f} ranks (Nemenyi, 5 %); the largest possible "
+        f"difference is {len(ranks.ranks) - 1}. {note} {best} has the best rank, {ranks.ranks[best]:.1f}; "
         f"{worse_count} of {len(ranks.ranks) - 1} others {verb} significantly worse. Upper bounds "
         "and ablations have no rank."
     )
@@ -213,7 +213,7 @@ def replication_note(replications: Iterable[RunRecord]) -> str:
     places = " and ".join(dict.fromkeys(origins))
     return (
         f"Replication: A_N of {plural(len(origins), 'repeated run')} ({places}) minus A_N of the "
-        "runs above, as mean over runs with the same code and options."
+        "runs above: the mean difference over pairs of runs with equal code and options."
     )
 
 

@@ -101,7 +101,7 @@ def _split_list(value: str | Sequence[Any] | None, option: str) -> list[str]:
     stripped_entries = [entry.strip() for entry in entries]
     if not any(stripped_entries):
         if len(stripped_entries) > 1:
-            raise FczooError(f"{option} has no entries; separate them by commas")
+            raise FczooError(f"{option} is empty; give one or more entries, separated by commas")
         return []
     if "" in stripped_entries:
         raise FczooError(f"{option} has an empty entry in {quote(value)}; remove it and its comma")

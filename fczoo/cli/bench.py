@@ -169,9 +169,9 @@ REPEATABLE_OPTIONS = ("set", "sweep", "cluster")  # options that may be repeated
     "--cluster",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Resource of a run. KEY is threads; on Slurm also a parameter of submitit, such as "
-    "timeout_min; on Ray also address, gpus, or spread=clients, which distributes clients over "
-    "--jobs workers. Repeat the option for more",
+    help="Set threads=NUMBER per run; on Slurm also parameters of submitit, such as timeout_min; "
+    "on Ray also address, gpus or spread=clients, by which each run has its clients on --jobs "
+    "workers. Repeat the option for more",
 )
 @message_options()
 @download_options()

@@ -116,7 +116,7 @@ def _cached_models() -> list[str]:
 def _describe_data(name: str, root: Path) -> str:
     dataset = DATASETS.get(name)()
     if not dataset.folder:
-        return dataset.source or "comes with its package"
+        return dataset.source or "part of an installed package"
     try:
         return f"found: {dataset.locate(root)}"
     except FczooError:

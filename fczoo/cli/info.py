@@ -75,7 +75,8 @@ def list_command(kind: str | None) -> None:
 @click.option(
     "--dataset",
     metavar="NAME",
-    help="Data set whose values are shown  [default: digits; for a protocol or release, all]",
+    help="Show the values of settings and options on this data set  [default: digits; for a "
+    "protocol or release, all data sets]",
 )
 def show(names: tuple[str, ...], dataset: str | None) -> None:
     """Show a method, data set, partitioner, aggregator, attack, local training, protocol, release,
@@ -268,8 +269,8 @@ DEFAULTS = {f.name: f.default for f in fields(Settings)}
 WIDTH = 120  # columns of running text
 
 PRINT_NOTE = (
-    "In print: the paper's value if another source is followed; open: the paper does not state the "
-    "value."
+    "Column 'in print': the paper's value, if the value used is from another source; 'open' if the "
+    "paper does not state one."
 )
 
 

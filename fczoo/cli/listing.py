@@ -41,7 +41,7 @@ KINDS = {
     "datasets": "images, and the schedule that bench uses on them",
     "partitioners": "how images are divided among clients",
     "aggregators": "how a server averages (--aggregator)",
-    "merges": "how the server of one method merges tensors that it does not average",
+    "merges": "merges of tensors that are not averaged, each for one method",
     "attacks": "what hostile clients do",
     "local": "rules of local training, for most methods (--local)",
     "server_optimizers": "how the server applies the average of a round (--server-optimizer)",

@@ -35,7 +35,8 @@ FORMAT = click.option(
 BACKBONE = click.option(
     "--backbone",
     metavar="NAME|FILE",
-    help="Weights of the backbone: NAME, FILE or NAME:FILE.  [default: those of the run]",
+    help="Backbone: NAME, a weight file, or NAME:FILE (NAME with weights of FILE).  "
+    "[default: the run's]",
 )
 DEVICE = click.option(
     "--device",
@@ -151,7 +152,8 @@ def _rows(rows: Sequence[Sequence[Any]], head: Sequence[str], style: str, number
     "--data-root",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Folder of labelled images with one folder per class, or with --dataset the data root.  "
+    help="Folder of labelled images with one folder per class; with --dataset, the folder that "
+    "contains the data set.  "
     "[default: the data of the run]",
 )
 @click.option(

@@ -23,8 +23,10 @@ def _names_option(name: str, target: str, text: str) -> Callable[[Command], Comm
     return click.option(name, target, multiple=True, metavar="NAME", help=f"{text}; {repeat}")
 
 
-TABLE = _names_option("--table", "tables", "Show only this printed table, such as T1")
-ROW = _names_option("--row", "rows", "Show only printed rows whose name contains NAME")
+TABLE = _names_option("--table", "tables", "Show only this table of the paper, such as T1")
+ROW = _names_option(
+    "--row", "rows", "Show only rows of the paper's tables whose name contains NAME"
+)
 
 
 @click.command(cls=GroupedCommand)
@@ -79,10 +81,11 @@ def compare(
 @click.option(
     "--results",
     type=click.Path(path_type=Path, exists=True),
-    help="Without CARD: folder or archive of the runs for the status.  [default: results]",
+    help="Without CARD: folder or archive of runs; the list states which cards they reproduce.  "
+    "[default: results]",
 )
 @click.option("--paper", help="Without CARD: list only rows of this paper; see `fczoo papers`.")
-@_names_option("--table", "tables", "Without CARD: list only this printed table, such as T1")
+@_names_option("--table", "tables", "Without CARD: list only this table of the paper, such as T1")
 @_names_option(
     "--row",
     "rows",
@@ -182,7 +185,7 @@ def reproduce(
 def _refuse_options(name: str, kind: str, options: Mapping[str, object]) -> None:
     """Raise FczooError if an option is given that does not apply to ``kind``."""
     if chosen_options := [option for option, value in options.items() if value]:
-        raise FczooError(f"{chosen_options[0]} does not apply to {kind}; leave it or {name} out")
+        raise FczooError(f"{chosen_options[0]} does not apply to {kind}; leave out one of the two")
 
 
 def _reproduce_table(
@@ -346,14 +349,15 @@ def claims(
 ) -> None:
     """Show claims of papers and whether runs support them: all claims, or NAME with its numbers.
 
-    A claim compares two sides, such as two methods. For its verdict, two rows of one table are
-    tested, one for each side. "holds 2x" means that two such pairs have the verdict "holds".
+    A claim compares two sides, such as two methods. In each table of your runs, a row for one side
+    is tested against a row for the other. "holds 2x" means that two such pairs have the verdict
+    "holds".
     """
     from fczoo.papers.claims import get_claim, listing, page
 
     folder = results or Path("results")
     if name and paper:
-        raise FczooError(f"--paper filters the list of claims; leave it or {name} out")
+        raise FczooError(f"--paper filters the list of claims; leave out --paper or {name}")
     if running is None:
         if seeds or jobs:
             raise FczooError("--seeds and --jobs need --run CLAIM; add it, or leave them out")

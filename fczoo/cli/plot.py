@@ -40,7 +40,9 @@ KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients",
 @click.option(
     "--method",
     metavar="NAME",
-    help="Method, or row, of a heatmap, confusion, tsne or sweep.  [default: the only one]",
+    help="For heatmap, confusion, tsne and sweep: the method, or the name of its row in tables.  "
+    "[default: "
+    "the only one]",
 )
 @click.option(
     "--width",

@@ -205,7 +205,7 @@ def _paper_table(
 
     for option, text in (("--columns", columns), ("--metrics", metrics), ("--rows", rows)):
         if text is not None and not _names(text):
-            raise FczooError(f"{option} has no entries; separate them by commas")
+            raise FczooError(f"{option} is empty; give one or more entries, separated by commas")
     table = make_paper_table(
         read_experiments(folders),
         _names(columns),
@@ -237,9 +237,9 @@ def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Po
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     """Build static web pages: a ranking of methods over all suites, and a page per suite.
 
-    PLACES are archives, run folders, or folders that contain them; with PLACES the site has a page
-    per benchmark (data set, protocol, backbone, rounds, epochs, number of images). [default: the
-    suites of results/; if there are none, results/results.csv]
+    PLACES are archives, run folders, or folders that contain them. With PLACES there are no suites:
+    the site has a page per benchmark (data set, protocol, backbone, rounds, epochs, number of
+    images). [default: the suites of results/; if there are none, results/results.csv]
     """
     from fczoo.board.pages import INDEX, write_site
     from fczoo.board.suite_leaderboard import has_suites, write_suite_site

@@ -232,7 +232,7 @@ def _dataset_page(cls: Any, _: str) -> str:
     defaults = dataclasses.asdict(cls.defaults)
     table = tabulate([(k, v, meanings[k]) for k, v in defaults.items()], tablefmt="plain")
     facts = [
-        ("Source", cls.source or "comes with its package"),
+        ("Source", cls.source or "part of an installed package"),
         ("Layout", cls.layout),
         ("Licence", cls.licence),
     ]

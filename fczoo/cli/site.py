@@ -12,7 +12,8 @@ AGREEMENT_OPTION = click.option(
     "--agreed",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of the agreement: classes.txt, schedule.json and run.toml.",
+    help="Folder with the three files on which all sites agreed: classes.txt, schedule.json and "
+    "run.toml.",
 )
 PATIENCE_OPTION = click.option(
     "--patience",

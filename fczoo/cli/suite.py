@@ -33,7 +33,8 @@ PATHS = (
     click.option(
         "--backbone",
         metavar="FILE",
-        help="Weight file of the suite's backbone, or NAME:FILE.  [default: the suite's]",
+        help="Weight file of the suite's backbone, or NAME:FILE (NAME with weights of "
+        "FILE).  [default: the suite's]",
     ),
 )
 
@@ -80,8 +81,9 @@ def _add_paths(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--replicate",
     is_flag=True,
-    help="Run current rows again with the same hyper-parameters, and write them to "
-    "NAME.replication.csv; the page shows the differences.",
+    help="Repeat the runs of rows that are current (neither missing nor outdated), without a new "
+    "search; the results go to NAME.replication.csv, and `fczoo suite report` shows the "
+    "differences.",
 )
 @download_options()
 def run(
@@ -97,6 +99,8 @@ def run(
     download: bool | None,
 ) -> None:
     """Tune and run the missing and outdated rows of suite NAME; the same command resumes.
+
+    A row is outdated if its settings, options, search or code have changed since its runs.
 
     Each run is entered in results/NAME.csv as it ends. This file is enough to continue on another
     machine. Runs that another suite already has are copied from it.
@@ -144,7 +148,7 @@ def run(
     "--estimate/--no-estimate",
     default=True,
     show_default=True,
-    help="For rows that have no run yet, estimate the time from that of a step on this machine.",
+    help="For rows without runs, estimate the time by measuring a training step on this machine.",
 )
 def status(
     name: str, results: Path, data_root: str | None, backbone: str | None, estimate: bool
@@ -185,7 +189,7 @@ def status(
                 seconds += features * (len(pending) + bool(searches))
             unknown += not run_seconds + features
             remaining_seconds += seconds
-            time = "counted in another row" if features and is_counted else "unknown"
+            time = "included in another row's time" if features and is_counted else "unknown"
             time = duration_text(seconds) if seconds else time
         rows.append((cell.row.label, cell.row.role, cell.setting or "-", counts, time))
     click.echo(f"{name}: {chosen_suite.question}\n")

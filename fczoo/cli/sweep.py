@@ -77,7 +77,9 @@ def _read_axes(shared: Request, command: Request) -> tuple[list[Axis], list[Row]
     options = {**shared, **command}
     axes, zipped = parse_axes(options.get("sweep", ())), options.get("zip", False)
     if zipped and not axes:
-        raise FczooError("--zip is given without --sweep; give two or more, or leave it out")
+        raise FczooError(
+            "--zip is given without --sweep; give two or more --sweep options, or leave --zip out"
+        )
     return axes, combine_axes(axes, zipped) if axes else []
 
 
@@ -142,8 +144,8 @@ def sweep_of_request(request: Request) -> Sweep:
         folder = setting_folder(settings, grid)
         if folder in sweep:
             raise FczooError(
-                "two settings of the grid would share a folder; give partition files different "
-                "names"
+                "two settings of the grid would share a run folder, which has the name of the "
+                "partition file; give the files different names"
             )
         search = tuned_values.record(methods, request["set"], settings) if tuned_values else {}
         _check_varied_seeds(settings, seeds, setting_values)
@@ -182,8 +184,8 @@ def resume_sweep(out: Path, command: Request) -> Sweep:
     """
     if "sweep" in command:
         raise FczooError(
-            "--resume continues the runs of a folder as they are; leave --sweep out, or add "
-            "--methods to run others as well"
+            "--resume without --methods only continues the runs of the folder; leave --sweep out, "
+            "or add --methods, which also runs the sweep"
         )
     sweep: dict[Path, Sequence[RunConfig]] = {}
     paths = read_json(path_note(out), "note") if path_note(out).is_file() else {}

@@ -80,7 +80,7 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
         raise FczooError(f"{name} has several data sets; name one, see `fczoo show {name}`")
     if not dataset.folder:
         raise FczooError(
-            f"{name} needs no download: {dataset.source or 'it comes with its package'}"
+            f"{name} needs no download: {dataset.source or 'it is part of an installed package'}"
         )
     folder = root / dataset.folder
     if folder.exists():

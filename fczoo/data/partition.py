@@ -299,7 +299,9 @@ def load_partition(path: Path) -> Partition:
     """
     file = read_partition_file(path)
     if isinstance(file, list):
-        problem = "it has indices but no tasks; use it in a run and load the file of that run"
+        problem = "it lists the images of each client without dividing them by task; give it to "
+        "fczoo bench as "
+        "--partition file:PATH, and load the partition.json that the run writes"
         raise FczooError(f"{path} is not a valid partition file: {problem}")
     return _partition(file, path)
 
@@ -332,8 +334,8 @@ def _partition_of_indices(indices: list[np.ndarray], path: Path, stream: Stream)
                 f"image of this run of {stream.name}"
             )
             raise FczooError(
-                f"{problem} (indices 0 to {stream.train_index[-1]}); leave out test images, and "
-                "--train-per-class"
+                f"{problem} (indices 0 to {stream.train_index[-1]}); remove test images from the "
+                f"file, and do not give --train-per-class"
             )
     parts = [np.searchsorted(stream.train_index, positions) for positions in indices]
     parts_by_task, order = _divide_into_tasks(stream, parts), stream.class_order

@@ -116,7 +116,8 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
         disable_numparse=True,
         colalign=("left", "right", "right"),
     )
-    lines = [f"{name}: {folder or 'comes with its package'}", table, *broken[:MAX_LISTED_FILES]]
+    place = folder or "part of an installed package"
+    lines = [f"{name}: {place}", table, *broken[:MAX_LISTED_FILES]]
     if len(broken) > MAX_LISTED_FILES:
         lines.append(f"... and {len(broken) - MAX_LISTED_FILES} more")
     train_digests = set(parts[0])

@@ -62,7 +62,7 @@ class Augment:
 
 @register_augmentation("none")
 class Unchanged(Augment):
-    """The test view."""
+    """No random change: training images look like test images."""
 
 
 @register_augmentation("flip")
@@ -82,7 +82,7 @@ class Crop(Augment):
 
 @register_augmentation("pilora")
 class FlipAndBrightness(Augment):
-    """Flip, and brightness of +-25 %: Resize, HFlip, ColorJitter of PILoRA's released code."""
+    """Flip, and brightness of +-25 %, as in PILoRA's released code (HFlip, ColorJitter)."""
 
     flip = 0.5
     brightness = 63 / 255
@@ -90,7 +90,7 @@ class FlipAndBrightness(Augment):
 
 @register_augmentation("fppl")
 class SmallCrop(Augment):
-    """Crop of 5 to 100 % of the area, and flip: RandomResizedCrop of FPPL's released code."""
+    """Crop of 5 to 100 % of the area, and flip, as in FPPL's released code (RandomResizedCrop)."""
 
     scale = (0.05, 1.0)
     flip = 0.5
@@ -98,7 +98,7 @@ class SmallCrop(Augment):
 
 @register_augmentation("hgp")
 class DefaultCrop(Augment):
-    """Crop of 8 to 100 % of the area, and flip: RandomResizedCrop of fed-mammoth."""
+    """Crop of 8 to 100 % of the area, and flip, as in fed-mammoth (RandomResizedCrop)."""
 
     scale = (0.08, 1.0)
     flip = 0.5
@@ -106,7 +106,7 @@ class DefaultCrop(Augment):
 
 @register_augmentation("randomcrop")
 class FixedSizeCrop(Augment):
-    """Crop of 224 of 256 pixels, and flip, as fed-mammoth has them on CUB-200."""
+    """Resize to 256 pixels, random crop of 224, and flip, as in fed-mammoth on CUB-200."""
 
     scale = ((224 / 256) ** 2,) * 2
     ratio = (1, 1)

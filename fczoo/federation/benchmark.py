@@ -316,7 +316,8 @@ def run(
     if differences and not chosen.start_from:
         listing = ", ".join(f"{k}={v}" for k, v in differences.items())
         log.warning(
-            "%s has default options, but its values for %s are %s; create it with %s to use them",
+            "%s has its general default options; for %s its defaults are %s; create it with %s to "
+            "use them",
             method.name,
             chosen.dataset,
             listing,

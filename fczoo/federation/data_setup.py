@@ -200,8 +200,9 @@ def _join_streams(old: Stream, new: Stream, path: Path) -> Stream:
     """Return a stream of the classes of two data sets; positions and labels follow one another."""
     if names := [name for name in new.classes if name in old.classes]:
         raise FczooError(
-            f"the model in {path} has already learned {join_first_names(names, 4)}; leave out "
-            "these classes, or rename those with other content: further tasks need new classes"
+            f"the model in {path} has already learned {join_first_names(names, 4)}; further tasks "
+            f"need new classes: leave these out; if a class is a different one with the same name, "
+            f"rename it"
         )
 
     def join(first: Images, second: Images) -> Images:

@@ -31,9 +31,9 @@ KINDS = {
     "histogram of its predictions over all classes so far",
     "confusion": "matrix[i][j]: share of the test images of task i that are predicted as a class "
     "of task j",
-    "first round": "the values of `clients` before the first merge of a task; distance between two "
-    "clients' prototypes of a class on the test images, as mean over pairs of clients and classes, "
-    "divided by the mean norm of a prototype",
+    "first round": "the values of `clients` before the first merge of a task, and the distance "
+    "between the class means that the models of two clients compute on the test images, as mean "
+    "over pairs of clients and classes, divided by the mean norm of a class mean",
     "client drift": "by group of trained tensors: |client - server| / |server| after local "
     "training, as mean over clients",
     "task drift": "by group of trained tensors and prototypes: |end - start| / |start| of a task",

@@ -115,8 +115,8 @@ class LocalRule:
 class FedProx(LocalRule):
     """FedProx (Li et al., MLSys 2020).
 
-    mu/2 |y - x|^2 is added to the loss; y are all tensors that a client trains, x the same
-    tensors as the server sent them. The reported loss is without this term.
+    mu/2 |y - x|^2 is added to the loss; y are all tensors that a client trains, x their values when
+    the server sent them. The reported loss is without this term.
     """
 
     mu: float = option(0.01, "mu, weight of the squared distance; 0 changes nothing", low=0)
@@ -134,8 +134,8 @@ class Scaffold(LocalRule):
     gradients without this term. For K steps of plain gradient descent at rate lr from x to y it is
     the paper's c_i - c + (x - y) / (K lr). The mean of gradients is also defined for momentum,
     weight decay, clipping and Adam, which the paper does not cover. The method merges the trained
-    tensors; c grows by |S|/N times the mean change of c_i over the responding clients S out of N.
-    Uploads and broadcasts have twice the bytes.
+    tensors; c grows by |S|/N times the mean change of c_i, where S are those of the N clients that
+    respond. Uploads and broadcasts have twice the bytes.
     """
 
     has_client_tree = True
@@ -162,9 +162,9 @@ class FedNova(LocalRule):
     """FedNova (Wang et al., NeurIPS 2020): the change of each client counts per local step.
 
     The change d_k of a client with tau_k steps is merged as tau_eff / tau_k d_k. tau_eff is the
-    mean of tau_k, weighted as the method's averages. So clients with more steps no longer pull the
-    model to their own optimum; with equal numbers of steps nothing changes. A client uploads its
-    number of steps.
+    mean of tau_k, with the weights that the method's average gives the clients. So clients with
+    more steps no longer pull the model to their own optimum; with equal numbers of steps nothing
+    changes. A client uploads its number of steps.
     """
 
     def adapt_uploads(
@@ -196,8 +196,8 @@ class FedDyn(LocalRule):
     """FedDyn (Acar et al., ICLR 2021): local losses that have the global optimum in common.
 
     alpha/2 |y - x|^2 - <h_k, y> is added to the loss of client k; y are the tensors that it trains,
-    x the same tensors as the server sent them. After a round h_k falls by alpha (y - x). The
-    server's h falls by alpha/N times the sum of y - x over the responding clients of N, and its
+    x their values when the server sent them. After a round h_k falls by alpha (y - x). The server's
+    h falls by alpha/N times the sum of y - x over those of the N clients that respond, and its
     model is the method's average minus h / alpha. All h start at zero in each task. No additional
     bytes are sent.
     """

@@ -267,8 +267,8 @@ def settings_with_local_paths(place: Path, record: ModelRecord) -> dict[str, Any
     if values.get("start_from"):
         if "start_from" not in paths:
             raise FczooError(
-                f"the run of {place} started from the model {values['start_from']}, whose path is "
-                "not stored on this machine; repeat the command on the machine of that run"
+                f"the run of {place} started from the model {values['start_from']}; only the "
+                "machine of that run knows where this model is, so repeat the command there"
             )
         values["start_from"] = paths["start_from"]
     return values

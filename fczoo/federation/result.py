@@ -386,7 +386,7 @@ def _check_evaluations(result: Result) -> None:
         raise ValueError("client_task_accuracy lacks a stage or a task of a client")
     classes = len(result.class_accuracy[-1])
     if any(len(entry) != 3 or max(entry[:2]) >= classes for entry in result.confusion):
-        raise ValueError(f"confusion: an entry is not two classes below {classes} and a count")
+        raise ValueError(f"confusion: an entry must be two classes below {classes} and a count")
     m = confusion_matrix(result.confusion, classes)
     right, images = int(m.diagonal().sum()), int(m.sum())
     tested = sum(result.test_counts[: len(rows)])  # by the global model, or by each client's own

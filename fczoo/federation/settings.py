@@ -48,9 +48,8 @@ class Settings:
     )
     hf_columns: str | None = data_option(
         None,
-        "Columns of images, labels and groups in a data set hf:PLACE, such as "
-        "image=img,label=fine_label,group=hospital; none: images and labels found by "
-        "their types, no groups",
+        "Columns of a data set hf:PLACE (Hugging Face), such as image=img,label=fine,group=writer; "
+        "none: images and labels found by their types, no groups",
     )
     data_root: str | None = data_option(None, "Folder of the data sets; none: FCZOO_HOME/data")
     start_from: str | None = data_option(
@@ -59,7 +58,7 @@ class Settings:
     )
     backbone: str = training_option(
         "vit_nano_32",
-        "A name of `fczoo list backbones`, a weight file, or NAME:FILE",
+        "A name of `fczoo list backbones`, a weight file, or NAME:FILE (NAME with weights of FILE)",
     )
     image_size: int | None = training_option(
         None, "Side of the input images, in pixels; none: that of the weights", low=1
@@ -84,8 +83,8 @@ class Settings:
     )
     partition: str = population_option(
         "dirichlet:0.5",
-        "Partition of images over clients: iid, dirichlet:BETA, quantity:ALPHA, overlap:PART, "
-        "shards:ALPHA, size:POWER, dirichlet-size:ALPHA, domains, natural, or file:PATH",
+        "Partition of images over clients: iid, dirichlet:0.5, ... (see `fczoo list "
+        "partitioners`), or file:PATH",
     )
     tasks: int | tuple[int, ...] | Literal["domains"] = data_option(
         5,
@@ -128,8 +127,8 @@ class Settings:
     )
     moving: int | None = population_option(
         None,
-        "Number of clients that continue to their next task at each stage, in rotation, while the "
-        "others stay in their task; none: all clients change tasks together",
+        "Number of clients, in rotation, that move to their next task after --rounds rounds, while "
+        "the others stay in their task; none: all clients change tasks together",
         low=1,
     )
     task_order: Literal["same", "own"] = population_option(
@@ -193,7 +192,8 @@ class Settings:
         "one forward per step",
     )
     local: str | None = training_option(
-        None, "Rule of local training, for most methods; see `fczoo list local`"
+        None,
+        "Rule that changes local training, for most methods: fedprox, ... (`fczoo list local`)",
     )
     server_optimizer: str | None = training_option(
         None,
@@ -232,8 +232,8 @@ class Settings:
     partition_seed: int = population_option(0, "Seed of the partition", low=0)
     vary: tuple[Literal["training", "partition", "class-order"], ...] = population_option(
         ("training",),
-        "Random draws that change with each seed of --seeds: training (always), partition, "
-        "class-order; standard deviations in tables cover all of them",
+        "Random draws that change with each seed of --seeds: training, or training with partition, "
+        "class-order or both; standard deviations in tables cover these draws",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = machine_option(
         "auto", "Device of the run; auto: cuda, else mps, else cpu"
@@ -293,9 +293,7 @@ class Settings:
         high=1,
     )
     min_class_count: int = robustness_option(
-        1,
-        "Smallest number of images of a class whose statistics a client sends",
-        low=1,
+        1, "Clients send statistics only of classes with at least NUMBER of their images", low=1
     )
     dp_clip: float | None = robustness_option(
         None,

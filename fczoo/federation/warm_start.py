@@ -256,8 +256,9 @@ def grow(method: str, state: Tree, small: Tree, large: Tree) -> Tree:
             continue
         if len(dims) > 1 or min(growth) < 0:
             raise FczooError(
-                f"{method} fixes the numbers of tasks and classes in {name} at the start of a run; "
-                "continue with the tasks of that run, or learn all tasks in one run"
+                f"{method} sizes the tensor {name} at the start of a run, for the tasks and "
+                f"classes planned then; a run that continues can only learn those, so learn all "
+                f"tasks in one run"
             )
         (dim,) = dims
         # copies of a tensor, such as a teacher's, have its name behind a prefix

@@ -35,7 +35,7 @@ class AdaptableAnalytic(Analytic):
 
     adapt: Literal["none", "adapter"] = option(
         "none",
-        "network: none, pre-trained; adapter, with adapters that clients train only in the first "
+        "adaptation of the network: none; adapter, adapters that clients train only in the first "
         "task",
     )
     bottleneck: int = option(64, "width of the adapters, with adapt=adapter", low=1)

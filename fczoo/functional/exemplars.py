@@ -163,7 +163,7 @@ class Rehearsal(Method):
         if 0 < self.memory < len(classes):
             warn_once(
                 f"{self.name}.memory={self.memory} is too small for one image of each of the "
-                f"{len(classes)} classes of a client, which keeps none; raise it"
+                f"{len(classes)} classes of a client, so this client keeps no images; raise it"
             )
 
         def choose(index: Tensor, number: int) -> Tensor:

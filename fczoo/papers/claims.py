@@ -180,7 +180,7 @@ class PrintedClaim(Claim):
             )
             commands.append(f"  fczoo {command}")
             if row.why:
-                note = f" (one of the rows is for {row.why})"
+                note = f" (one row cannot be run: {row.why})"
         return [f"At the paper's scale{note}:", *commands]
 
     def _number(self, row: str) -> PrintedNumber:
@@ -188,7 +188,7 @@ class PrintedClaim(Claim):
         for n in self.source.numbers:
             if (n.table, n.dataset, n.partition, n.metric, n.method) == key:
                 return n
-        raise FczooError(f"claim {self.name} names a number that is not printed: {', '.join(key)}")
+        raise FczooError(f"claim {self.name}: no table of the paper has {', '.join(key)}")
 
     def _side(
         self,

@@ -191,7 +191,7 @@ def verdict_of_gain(
     bounds = interval([*gain.by_seed.values()])
     if bounds is None:
         reason = (
-            f"{gain.mean:+.1f} with {_seed_words(seeds)}, so it cannot be tested"
+            f"{gain.mean:+.1f} {_seed_words(seeds)}, so it cannot be tested"
             if seeds
             else "no shared seed"
         )
@@ -204,7 +204,9 @@ def verdict_of_gain(
 
 
 def _seed_words(seeds: Sequence[int]) -> str:
-    return "one seed" if len(seeds) == 1 else f"each of {len(seeds)} seeds, the same difference"
+    if len(seeds) == 1:
+        return "with one seed"
+    return f"is the difference with each of {len(seeds)} seeds"
 
 
 def _cost_verdict(gain: SeedValues) -> Verdict:

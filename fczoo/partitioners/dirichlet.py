@@ -22,7 +22,7 @@ class Dirichlet:
     to those with too few, with a warning. ``min_size`` is capped at an equal share.
 
     Settings of released code: ``dirichlet:BETA,draw=sample`` (fed-mammoth, HGP), and
-    ``dirichlet:BETA,draw=sample,reserve=7`` in its mode "extended" for many clients;
+    ``dirichlet:BETA,draw=sample,reserve=7`` (fed-mammoth's mode "extended" for many clients);
     ``dirichlet:BETA,cap=on,min_size=10`` (PILoRA);
     ``dirichlet:BETA,scope=dataset,cap=on,min_size=10`` (FPPL), where a client may have no images in
     a task.
@@ -53,8 +53,9 @@ class Dirichlet:
     )
     reserve: int = option(
         0,
-        "number of images that each client draws, by its own class shares, before the other images "
-        "are assigned; an image drawn twice belongs to the later client (fed-mammoth's partition "
+        "number of images that each client draws, with class probabilities proportional to its "
+        "shares, before the other images are assigned; an image drawn twice belongs to the later "
+        "client (fed-mammoth's partition "
         "for many clients: 7)",
         low=0,
     )

@@ -15,12 +15,12 @@ from fczoo.core.registry import register_partitioner
 class Quantity:
     """Every client owns ``alpha`` classes of each task; owners of a class share its images.
 
-    By default the shares are equal. Owners are drawn until every class has one, at most
-    ``max_tries`` times. Then each class without an owner replaces, at a random client, a class that
-    also has another owner. This is PILoRA's quantity-based imbalance, as fed-mammoth interprets it.
+    By default the shares are equal. Owners are drawn until every class has one. If some class still
+    has none after ``max_tries`` draws, it replaces, at a random client, a class that also has
+    another owner. This is PILoRA's quantity-based imbalance, as fed-mammoth interprets it.
 
-    Setting of FPPL's released code: ``quantity:ALPHA,scope=dataset,anchored=on``. Here alpha is a
-    number of classes, there a share of them.
+    Setting of FPPL's released code: ``quantity:ALPHA,scope=dataset,anchored=on``. In fczoo alpha is
+    a number of classes, in FPPL's code a share of the classes.
     """
 
     alpha: int = option(2, "classes per client, in a task or, with scope=dataset, in total", low=1)

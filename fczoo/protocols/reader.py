@@ -194,7 +194,7 @@ class _Reader:
 
     def _setting_targets(self, group: _Group, key: str) -> Iterator[dict[str, Statement]]:
         if group.methods or group.every_method:
-            _refuse(key, "settings have no methods; write [[options]]")
+            _refuse(key, "settings cannot depend on methods; remove the key, or write [[options]]")
         if group.shares_classes_with:
             yield self.overlap_settings.setdefault(group.shares_classes_with, {})
         elif group.datasets:

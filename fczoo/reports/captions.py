@@ -104,7 +104,8 @@ def _training(experiment: Experiment) -> str:
         f"{s['augment']}"
     )
     return (
-        f"{backbone['name']}{pixels}{pool} ({backbone['sha256'][:8]}, {s['precision']}, {devices}); "
+        f"{backbone['name']}{pixels}{pool} (weights {backbone['sha256'][:8]}, {s['precision']}, "
+        f"{devices}); "
         f"{source}{'no training' if _has_no_training(experiment) else schedule}; "
         f"seeds {', '.join(map(str, experiment.seeds))}{_seed_sources(experiment)}"
     )
@@ -127,7 +128,11 @@ def _seed_sources(experiment: Experiment) -> str:
     """Describe what the seeds vary."""
     if len(experiment.seeds) == 1:
         return ""
-    words = [name.replace("-", " ") for name in experiment.settings["vary"]]
+    draws = "the methods' draws" if _has_no_training(experiment) else "training"
+    words = [
+        draws if name == "training" else name.replace("-", " ")
+        for name in experiment.settings["vary"]
+    ]
     word_list = f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else f"{words[0]} only"
     return f" of {word_list}"
 

@@ -142,8 +142,8 @@ def confusion_map(line: Line) -> HeatMap | None:
     return HeatMap(
         name=f"confusion {line.label}",
         caption=(
-            f"{line.label}: test images of each task that are predicted as a class of each task, "
-            "after the last task, %; mean over seeds"
+            f"{line.label}: confusion of tasks after the last task, % of the test images of a task; "
+            "mean over seeds"
         ),
         x="task of the predicted class",
         y="task of the image",
@@ -176,8 +176,8 @@ def class_confusion_map(line: Line) -> HeatMap | None:
     return HeatMap(
         name=f"confusion of classes {line.label}",
         caption=(
-            f"{line.label}: test images of each class that are predicted as each class, in order "
-            "of arrival, after the last task, %; mean over seeds"
+            f"{line.label}: confusion of classes after the last task, % of the test images of a "
+            "class; classes in order of arrival; mean over seeds"
         ),
         x="predicted class",
         y="true class",

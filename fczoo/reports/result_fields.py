@@ -42,7 +42,11 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     ),
     "metrics": ("% or points", "metric -> its value after the latest task"),
     "task_aware": ("%", "as accuracy, but predicted among the classes of the image's task"),
-    "next_accuracy": ("%", "[t]: accuracy on task t + 1 after task t; None if it has new classes"),
+    "next_accuracy": (
+        "%",
+        "[t]: accuracy on task t + 1 after task t; None if task t + 1 has new "
+        "classes, as in most runs",
+    ),
     "top5": ("%", "[t]: images whose class is among the five highest logits of all classes seen"),
     "calibration": (
         "points",
@@ -88,7 +92,8 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "client_rounds": ("uploads", "number of uploads of all clients"),
     "uploaded": (
         "bytes",
-        "bytes_up by content, which determines what they disclose about a client",
+        "bytes_up by kind of content (parameters, class means, ...); the kind determines what an "
+        "upload discloses about a client",
     ),
     "rejected": (
         "",
@@ -124,7 +129,8 @@ METRIC_MEANINGS = {
     "Abar": "mean over the tasks of the mean accuracy of the tasks seen so far",
     "forgetting": "mean drop of earlier tasks from their best accuracy before the last task",
     "forgetting_first": "mean drop of all tasks since they were learned; the last task counts as 0",
-    "forgetting_best": "mean drop of all tasks from their best accuracy, including the final one",
+    "forgetting_best": "mean drop of all tasks from their best accuracy so far, which may be the "
+    "one after the last task",
     "BWT": "mean change of the accuracy of earlier tasks since they were learned",
     "plasticity": "mean of the tasks' accuracies right after they were learned",
     "AUC": "area under the curve of the accuracy over all seen classes, after each task",

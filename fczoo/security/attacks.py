@@ -64,7 +64,7 @@ class Scale(Attack):
 class Gaussian(Attack):
     """Upload of noise in place of the learned change.
 
-    On average over the tensor the noise is as long as the change, times a factor.
+    Its standard deviation is ``factor`` times the root mean square of the honest change.
     """
 
     factor: float = option(

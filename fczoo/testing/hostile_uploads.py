@@ -99,7 +99,7 @@ def check_hostile_uploads(subject: MethodUnderTest, times: int, seed: int) -> No
             need_one_line(FczooError(rejection["reason"]), label)
             need(
                 rejection["client"] == place_of(call, place),
-                f"{label}: the server rejects another upload: {rejection}",
+                f"{label}: the server rejects an upload of an honest client: {rejection}",
             )
 
     if calls:

@@ -355,8 +355,8 @@ def check_recurring_classes(subject: MethodUnderTest) -> None:
     first, second = states
     need(
         any(not torch.equal(value, second[key]) for key, value in first.items()),
-        f"{name} ends in the same state for different images of the first domain; update the "
-        "state for recurring labels",
+        f"{name} ends in the same state whatever the images of the first domain are; if labels "
+        f"recur, combine new statistics with old ones",
     )
 
 

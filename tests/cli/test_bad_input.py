@@ -79,7 +79,7 @@ from helpers_cli import TINY
         (["--methods", "hgp", "--log", "wandb,"], "--log has an empty entry in 'wandb,'"),
         (["--methods", "hgp", "--tasks", "5,,5"], "--tasks is '5,,5'; it must be"),
         (["--methods", "hgp", "--vary", "training,,partition"], "--vary is 'training,,partition'"),
-        (["--methods", ","], "--methods has no entries"),
+        (["--methods", ","], "--methods is empty; give one or more entries"),
         (
             ["--methods", "hgp", "--clients", "5", "--min-clients", "10"],
             "--min-clients 10 is more than the 5 clients at the start, so every run would stop; "

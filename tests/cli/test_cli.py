@@ -336,5 +336,5 @@ def test_settings_with_same_folder_name_are_rejected(tmp_path):
         ],
     )
     assert outcome.exit_code == 1
-    assert "would share a folder" in outcome.stderr
+    assert "would share a run folder" in outcome.stderr
     assert not (tmp_path / "grid").exists()

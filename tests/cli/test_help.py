@@ -65,7 +65,7 @@ def test_bench_help_shows_plain_value_types() -> None:
 def test_help_calls_clients_shares_partition(name: str) -> None:
     """Use the glossary's words: a split divides a data set into training and test images."""
     text = page(name, flag="--help" if name == "partition" else "--help-all", width=400)
-    assert "--partition NAME  Partition of images over clients: iid, dirichlet:BETA," in re.sub(
+    assert "--partition NAME  Partition of images over clients: iid, dirichlet:0.5," in re.sub(
         " {2,}", "  ", text
     )
     assert not re.search(r"\bsplit\b", text.partition("Options:")[0], re.IGNORECASE)

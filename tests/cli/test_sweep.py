@@ -199,4 +199,4 @@ def test_sweep_runs_and_resumes(tmp_path: Path) -> None:
     run("bench", "--resume", "--out", str(out))
     assert results == {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
     message = output_of("bench", "--resume", "--out", str(out), *words[-2:], code=1)
-    assert "leave --sweep out, or add --methods to run others as well" in message
+    assert "leave --sweep out, or add --methods to run a sweep as well" in message

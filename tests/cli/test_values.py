@@ -157,7 +157,7 @@ def test_list_of_only_commas_is_rejected(
     """Reject ``--rows ,``: without any row, all rows would look current."""
     monkeypatch.chdir(Path(__file__).parents[2])
     line = error_of(*words, ",")
-    assert line == f"{words[-1]} has no entries; separate them by commas"
+    assert line == f"{words[-1]} is empty; give one or more entries, separated by commas"
 
 
 def test_seed_of_non_ascii_digits_is_rejected() -> None:

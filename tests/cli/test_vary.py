@@ -25,7 +25,7 @@ def run_record(out: Path, seed: int) -> dict:
 
 def test_every_seed_has_different_partition_and_class_order(tmp_path):
     text = bench(tmp_path / "runs", "--vary", "class-order,partition")
-    assert "seeds 0, 1 of training, partition and class order" in text
+    assert "seeds 0, 1 of the methods' draws, partition and class order" in text
     assert "class order drawn per seed" in text
     assert "(drawn per seed)" in text
     assert text.count("\nfedncm ") == 1  # both seeds in one row
@@ -47,7 +47,7 @@ def test_varied_run_matches_run_with_same_seeds(tmp_path):
 
 
 def test_vary_defaults_to_training(tmp_path):
-    assert "seeds 0, 1 of training only" in bench(tmp_path / "runs")
+    assert "seeds 0, 1 of the methods' draws only" in bench(tmp_path / "runs")
     assert (tmp_path / "runs" / "bench.json").is_file()
 
 

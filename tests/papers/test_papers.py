@@ -187,7 +187,7 @@ def test_compare_marks_resnet_rows_not_implemented(tmp_path):
     (row, *others) = [line for line in page.splitlines() if "BiC+FL[ResNet-18], T1" in line]
     assert row.startswith("–") and row.endswith("–  not implemented")
     assert len(others) == 10 and all(line.endswith("not implemented") for line in others)
-    assert page.count("Not implemented: BiC+FL[ResNet-18] (T1): a ResNet-18") == 1
+    assert page.count("Not implemented: BiC+FL[ResNet-18] (T1): it is for a ResNet-18") == 1
 
 
 def test_pilora_without_lora_is_separate_row(tmp_path):

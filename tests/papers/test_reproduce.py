@@ -331,7 +331,7 @@ def test_list_filters_tables_and_rows(tmp_path):
     page = output_of(*words, "--row", "w/o lora")
     assert page.count("never run") == 4  # frozen and fine-tuned, on two splits
     page = output_of(*words[:3], "--paper", "fcilpt", "--table", "t1", "--row", "glfc")
-    assert "FCILPT: Not implemented: GLFC[ResNet-18] (T1): a ResNet-18, copied" in page
+    assert "FCILPT: Not implemented: GLFC[ResNet-18] (T1): it is for a ResNet-18, and" in page
     fppl_page = output_of(*words[:3], "--paper", "fppl", "--row", "ablation: u+f+d (full)")
     assert "fppl/imagenet_r/dirichlet:0.5 " in fppl_page  # the card of T1
     wrong = output_of(*words[:3], "--paper", "hgp", "--table", "T9", code=1)

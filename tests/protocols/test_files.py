@@ -102,7 +102,7 @@ rows = [{ methods = ["fedavg"], options = ["lr", "lr_backbone"], values = [1e-2,
         ),
         (
             "[[settings]]\nsource = ''\nmethods = ['ewc']\nvalues = {}\n",
-            "settings[0]: settings have no methods",
+            "settings[0]: settings cannot depend on methods",
         ),
         (
             "[[options]]\nsource = ''\nshares_classes_with = 'a'\nmethods = ['ewc']\nvalues = {}\n",

@@ -101,7 +101,7 @@ def test_text_and_markdown_have_same_numbers(runs: Path) -> None:
             "no run has method 'hpg'; did you mean hgp",
         ),
         (["--columns", "data,rounds", "--metrics", "A_M"], "no metric is called 'A_M'"),
-        (["--columns", ","], "--columns has no entries"),
+        (["--columns", ","], "--columns is empty; give one or more entries"),
         (["--rows", "hgp"], "--rows and --group need --columns"),
         (["--columns", "data", "--format", "csv"], "--columns prints text, markdown or latex"),
     ],

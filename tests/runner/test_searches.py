@@ -133,7 +133,7 @@ def test_tuned_file_keeps_earlier_methods(tmp_path, replace_runs):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--methods", ","], "--methods has no entries"),
+        (["--methods", ","], "--methods is empty; give one or more entries"),
         (
             ["--methods", "fedncm", "--first-tasks", "9"],
             "--first-tasks is 9, but digits is divided into 3 tasks",

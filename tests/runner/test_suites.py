@@ -199,7 +199,7 @@ def test_time_of_missing_rows_is_estimated(folder: Path) -> None:
     lines = run("suite", "status", "means").splitlines()
     times = {line.split()[0]: re.split(r"  +", line)[-1] for line in lines[3:] if "missing" in line}
     assert re.fullmatch(r"\d+ (s|min)", times["fedncm"])
-    assert times["fedlda"] == times["cosine"] == "counted in another row"
+    assert times["fedlda"] == times["cosine"] == "included in another row's time"
 
 
 def test_page_is_rebuilt_from_archive(folder: Path) -> None:
