@@ -57,7 +57,9 @@ class LGA(GLFC):
         "rounds at the start of a task in which the latest model counts as the best",
         low=0,
     )
-    augmentations: int = option(5, "noisy copies per feature of a reconstructed image", low=1)
+    augmentations: int = option(
+        5, "noisy copies of the feature of each reconstructed image, to evaluate models", low=1
+    )
     cumulative_groups: bool = option(
         False,
         "use overlapping groups to average gradients: group i has the learned classes of tasks 1 "

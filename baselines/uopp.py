@@ -54,8 +54,8 @@ class UOPP(PIP):
     - \lambda \cos(q, k_t) + \gamma \, L_{ode}$$
 
     A test image takes the prompt with the nearest key and the class of the largest cosine. With
-    ``rectify=ode`` a client changes its class means $p$ by an ODE of its images and then sends
-    them; $L_{ode}$ is the cross-entropy of the global prototypes against these rectified ones:
+    ``rectify=ode`` a client moves its class means $p$ by an ODE that depends on its images and
+    sends the result. $L_{ode}$ is the cross-entropy of global prototypes against these:
 
     $$\frac{dp}{dt} = 0.1^{1 + t/40} \, D(p, S, Q), \quad 0 \le t \le 39$$
     """
@@ -102,9 +102,9 @@ class UOPP(PIP):
     )
     batch_vote: bool = option(
         False,
-        "choose one prompt per test batch, by vote. With the first prompt, the head of the first "
-        "task predicts; with others, prototypes of the classes up to the true task of the batch, "
-        "which is given, do",
+        "choose one prompt per test batch, by vote. If it is the first prompt, the head of the "
+        "first task predicts; else prototypes predict, of the classes up to the batch's task (the "
+        "true task is given)",
         quirk="anwarmaxsum/FFSCIL",
     )
     reset_prompt: bool = option(

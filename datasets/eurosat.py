@@ -12,7 +12,8 @@ class EuroSAT(Dataset):
     """27,000 images of 64x64 pixels in 10 classes, published without a split.
 
     Here: the rule of ``imagenet_r``, a fifth of every class for testing (21,600 and 5,400 images),
-    or the list ``test.txt``. Address and MD5 of the archive are torchvision's.
+    or the images in a list ``test.txt`` in the folder. Address and MD5 of the archive are
+    torchvision's.
     """
 
     classes = 10

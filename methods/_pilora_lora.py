@@ -49,7 +49,7 @@ class IncrementalLoRA(Method):
     merge: Literal["sum", "factor_sum", "first"] = option(
         "sum",
         "merge of LoRA pairs: sum, sum of B_i A_i; factor_sum, (sum B)(sum A) as in eq. 6; "
-        "first, only the first task's pair (in training always the current one)",
+        "first, only the first task's pair, in evaluation (training uses the current pair)",
         quirk={"first": "Ghy0501/PILoRA"},
     )
     local: Literal["merged", "current"] = option(

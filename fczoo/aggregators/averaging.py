@@ -28,7 +28,7 @@ def fedavg(payloads: Sequence[Payload]) -> Tree:
 @register_aggregator("capped")
 @dataclass(frozen=True)
 class CappedMean:
-    """Mean weighted by sample counts, each capped at ``times`` the median count.
+    """Mean weighted by sample counts, none above ``times`` * median sample count.
 
     A client with a huge number of images, real or claimed, cannot dominate the mean.
     """

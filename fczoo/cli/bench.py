@@ -170,7 +170,7 @@ REPEATABLE_OPTIONS = ("set", "sweep", "cluster")  # options that may be repeated
     multiple=True,
     metavar="KEY=VALUE",
     help="Set threads=NUMBER per run; on Slurm also parameters of submitit, such as timeout_min; "
-    "on Ray also address, gpus or spread=clients, by which each run has its clients on --jobs "
+    "on Ray also address, gpus and spread=clients: one run at a time, its clients on --jobs "
     "workers. Repeat the option for more",
 )
 @message_options()

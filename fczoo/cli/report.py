@@ -237,9 +237,9 @@ def _feature_figures(folders: Sequence[Path], tsne: "ColourBy") -> list[list["Po
 def leaderboard(places: tuple[Path, ...], out: Path) -> None:
     """Build static web pages: a ranking of methods over all suites, and a page per suite.
 
-    PLACES are archives, run folders, or folders that contain them. With PLACES there are no suites:
-    the site has a page per benchmark (data set, protocol, backbone, rounds, epochs, number of
-    images). [default: the suites of results/; if there are none, results/results.csv]
+    PLACES are archives, run folders, or folders that contain them. If they are given, runs are
+    grouped by benchmark (data set, protocol, backbone, rounds, epochs, number of images) instead of
+    by suite. [default: the suites of results/; if there are none, results/results.csv]
     """
     from fczoo.board.pages import INDEX, write_site
     from fczoo.board.suite_leaderboard import has_suites, write_suite_site

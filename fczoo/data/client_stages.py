@@ -96,8 +96,9 @@ def to_tasks(partition: Partition, stage_tasks: np.ndarray) -> Partition:
     )
     task_partition = replace(partition, tasks=tuple(tasks))
     if to_stages(task_partition, stage_tasks).sha256 != partition.sha256:
-        problem = "clients of the saved partition move to their next tasks at other times than in "
-        "this run"
+        problem = (
+            "in the saved partition, clients move to their next tasks at other times than here"
+        )
         raise FczooError(f"{problem}; save one with the same --moving and --task-order")
     return task_partition
 

@@ -299,9 +299,8 @@ def load_partition(path: Path) -> Partition:
     """
     file = read_partition_file(path)
     if isinstance(file, list):
-        problem = "it lists the images of each client without dividing them by task; give it to "
-        "fczoo bench as "
-        "--partition file:PATH, and load the partition.json that the run writes"
+        problem = "it does not divide the images of clients by task; run fczoo bench --partition "
+        problem += f"file:{path}, and load the partition.json that the run writes"
         raise FczooError(f"{path} is not a valid partition file: {problem}")
     return _partition(file, path)
 

@@ -46,7 +46,7 @@ def check_diagnostics(method: Method) -> None:
     if method.training().own_models:
         raise FczooError(
             "--diagnostics needs uploads and a global model, but "
-            f"{method.name} has neither; leave out one of the two"
+            f"{method.name} has neither; leave out --diagnostics or this method"
         )
 
 

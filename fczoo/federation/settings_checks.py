@@ -180,7 +180,7 @@ def check_start_settings(settings: Any) -> None:
         if value != run_value:
             raise FczooError(
                 f"--start-from needs {flag(name)} {run_value or 'none'}, as in the run of the "
-                f"model, not {value or 'none'}; leave out {flag(name)}"
+                f"model, not {value or 'none'}; leave out {flag(name)}, and it has that value"
             )
     for name, is_given in (
         *((flag(n)[2:], getattr(settings, n) or run_settings.get(n)) for n in VARIANTS),

@@ -31,8 +31,8 @@ class Dirichlet:
     beta: float = option(0.5, "concentration parameter; small: skewed, large: IID", low=1e-6)
     scope: Literal["task", "dataset"] = option(
         "task",
-        "what is partitioned at once: task, each task; dataset, the whole data set before it is "
-        "divided into tasks",
+        "task: partition each task separately; dataset: partition the whole data set once, before "
+        "it is divided into tasks",
         kw_only=True,
     )
     draw: Literal["split", "sample"] = option(
@@ -55,8 +55,7 @@ class Dirichlet:
         0,
         "number of images that each client draws, with class probabilities proportional to its "
         "shares, before the other images are assigned; an image drawn twice belongs to the later "
-        "client (fed-mammoth's partition "
-        "for many clients: 7)",
+        "client; fed-mammoth uses 7 in its partition for many clients",
         low=0,
     )
 

@@ -23,8 +23,8 @@ class DirichletSize:
     alpha: float = option(0.5, "concentration parameter; small: unequal, large: equal", low=1e-6)
     scope: Literal["task", "dataset"] = option(
         "dataset",
-        "what is partitioned at once: task, each task; dataset, the whole data set before it is "
-        "divided into tasks",
+        "task: partition each task separately; dataset: partition the whole data set once, before "
+        "it is divided into tasks",
         kw_only=True,
     )
     min_size: int = option(1, "minimum number of images per client", low=1)

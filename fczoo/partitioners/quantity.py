@@ -26,8 +26,8 @@ class Quantity:
     alpha: int = option(2, "classes per client, in a task or, with scope=dataset, in total", low=1)
     scope: Literal["task", "dataset"] = option(
         "task",
-        "what is partitioned at once: task, each task; dataset, the whole data set before it is "
-        "divided into tasks",
+        "task: partition each task separately; dataset: partition the whole data set once, before "
+        "it is divided into tasks",
         kw_only=True,
     )
     max_tries: int = option(

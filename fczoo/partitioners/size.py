@@ -22,8 +22,8 @@ class Size:
     power: float = option(1.2, "exponent of the power law; 0: equal sizes", low=0)
     scope: Literal["task", "dataset"] = option(
         "task",
-        "what is partitioned at once: task, each task; dataset, the whole data set before it is "
-        "divided into tasks",
+        "task: partition each task separately; dataset: partition the whole data set once, before "
+        "it is divided into tasks",
         kw_only=True,
     )
     min_size: int = option(1, "minimum number of images per client", low=1)

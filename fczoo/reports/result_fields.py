@@ -154,7 +154,8 @@ METRIC_MEANINGS = {
     "client_task_accuracy": "mean over stages of the accuracy of the client-tasks that have begun",
     "client_task_forgetting": "mean over stages of the drop of client-tasks from their earlier best",
     "client_task_backward": "mean over stages of the change of ended client-tasks since their end",
-    "client_task_forward": "mean over stages of the gain over `local` of client-tasks that end",
+    "client_task_forward": "mean over stages of the gain of client-tasks in their last stage, "
+    "compared with `local`",
     "client_task_total": "sum of forward and backward transfer, divided by the number of stages",
 }
 """Meaning by metric."""

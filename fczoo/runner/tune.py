@@ -228,7 +228,9 @@ def _results_of_other_methods(
         name for name, method in other_methods.items() if len(method.trials) != effort.trials
     ]:
         problem = f"{out / TUNED_FILE} does not have {effort.trials} trials of {', '.join(uneven)}"
-        raise FczooError(f"{problem}; add these to --methods, or give another --out")
+        raise FczooError(
+            f"{problem}; add these methods to --methods to search them again, or give another --out"
+        )
     return other_methods
 
 

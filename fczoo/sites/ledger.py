@@ -132,4 +132,4 @@ class PrivacyLedger:
                 yield
         except OSError as error:
             problem = f"cannot write the privacy ledger {self.path}: {error.strerror or error}"
-            raise FczooError(f"{problem}; give a file that you can write with --ledger") from error
+            raise FczooError(f"{problem}; with --ledger name a file that you can write") from error

@@ -167,7 +167,10 @@ def test_invalid_sweep_is_rejected(words: tuple[str, ...], tmp_path: Path):
 
 def test_zip_without_sweep_and_list_in_set_are_rejected(tmp_path: Path) -> None:
     message = output_of("bench", "--methods", "hgp", "--zip", code=1)
-    assert "--zip is given without --sweep; give two or more, or leave it out" in message
+    assert (
+        "--zip is given without --sweep; give two or more --sweep options, or leave --zip out"
+        in message
+    )
     message = output_of("bench", "--methods", "hgp", "--set", "hgp.lr=0.01,0.1", code=1)
     assert message == (
         "Error: --set hgp.lr is '0.01,0.1'; it must be a finite number; for several values give "
@@ -199,4 +202,4 @@ def test_sweep_runs_and_resumes(tmp_path: Path) -> None:
     run("bench", "--resume", "--out", str(out))
     assert results == {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
     message = output_of("bench", "--resume", "--out", str(out), *words[-2:], code=1)
-    assert "leave --sweep out, or add --methods to run a sweep as well" in message
+    assert "leave --sweep out, or add --methods, which also runs the sweep" in message

@@ -175,9 +175,7 @@ def test_saved_partition_of_other_stages_is_rejected() -> None:
     Five clients and two tasks: 3 continue and then 2, or 4 and then 1.
     """
     split = to_stages(make_partition(toy_stream(), "iid", 5), tasks_by_stage(5, 2, 3))
-    with pytest.raises(
-        FczooError, match="move to their next tasks at other times than in this run"
-    ):
+    with pytest.raises(FczooError, match="move to their next tasks at other times than here"):
         to_tasks(split, tasks_by_stage(5, 2, 4))
 
 

@@ -166,7 +166,7 @@ def test_claims_command_filters_papers_and_rejects_unused_options(tmp_path):
     assert "pilora-joint" in lists[0]
     assert "hgp-l2p" not in lists[0]
     for wrong, says in [
-        (["hgp-l2p", "--paper", "hgp"], "leave it or hgp-l2p out"),
+        (["hgp-l2p", "--paper", "hgp"], "leave out --paper or hgp-l2p"),
         (
             ["--results", str(tmp_path / "nowhere")],
             f"--results {tmp_path / 'nowhere'} does not exist",

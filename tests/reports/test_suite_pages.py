@@ -112,7 +112,7 @@ def test_few_curves_are_all_named():
 def test_wide_critical_difference_has_no_picture():
     """Three rows: 1.3 of at most 2 ranks still separates them, 1.4 does not."""
     ranks = CriticalDifference({"hgp": 1.0, "fedavg": 2.2, "ewc": 2.8}, 1.3, p=0.01, blocks=9)
-    assert "1.3 ranks (Nemenyi, 5 %); ranks differ by at most 2." in rank_sentence(ranks)
+    assert "1.3 ranks (Nemenyi, 5 %); the largest possible difference is 2." in rank_sentence(ranks)
     assert "bars overlap" in rank_sentence(ranks)
     wide = replace(ranks, distance=1.4)
     assert not wide.is_informative

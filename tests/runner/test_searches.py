@@ -118,7 +118,7 @@ def test_tuned_file_keeps_earlier_methods(tmp_path, replace_runs):
     assert new_searches["fedncm"] == old_searches["fedncm"]
     content, out = (tmp_path / TUNED_FILE).read_bytes(), ["--out", str(tmp_path)]
     message = error_line("tune", *TINY, "--methods", "fedridge", "--trials", "2", *out)
-    assert "does not have 2 trials of fedncm; add these to --methods, or give" in message
+    assert "does not have 2 trials of fedncm; add these methods to --methods to search" in message
     assert stored_trials(tmp_path, "fedridge") == 1
     assert "is from a search with other settings" in error_line(
         *ONE, "--methods", "fedcof", "--rounds", "2", *out
