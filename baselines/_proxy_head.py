@@ -105,8 +105,8 @@ class ProxyHead(TunedBackbone, Rehearsal):
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "residual",
         "choice of exemplars: herding, on features of length 1; raw, on raw features; residual, "
-        "the largest inner product with w, which starts as the class mean; after each choice, mean "
-        "minus chosen feature is added to w (released code); first, first images per class",
+        "the largest inner product with w, where w starts as the class mean and grows by mean "
+        "minus chosen feature after each choice (released code); first, first images per class",
     )
     proxies: int = option(10, "number K of proxies per class", low=1)
     eta: float = option(1.0, "initial value of eta, the learned scale of the logits", low=0)

@@ -55,7 +55,7 @@ class AFCL(Analytic):
     per_client: bool = option(
         False,
         "add gamma once per client of the run, not once in all",
-        quirk="AFL's code before its final step (clean), which removes gamma",
+        quirk="AFL's code, without the step at its end that removes gamma (function clean)",
     )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:

@@ -63,8 +63,8 @@ class AFFCL(TunedBackbone):
     $$L = L_{ce}(x, y) + k_{kd} \bigl( k_{feat} \overline{(x_{last} - x)^2}
     + k_{out} L_{kd}(x) \bigr)$$
 
-    $q$ is the mean density of the client's features per dimension; $w$ is the density of the code
-    of $\tilde x$ under the client's codes of that class.
+    $q$ is the mean density of the client's features per dimension; $w$ is the density of the flow's
+    code of $\tilde x$ under the codes of the client's features of class $\tilde y$.
     """
 
     tune: Literal["full", "lora", "head"] = option(

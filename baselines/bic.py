@@ -119,8 +119,8 @@ class BiC(TunedLinearHead, Rehearsal):
     )
     validation: float = option(
         0.1,
-        "images that are held out per class, old or new: this share of the shortest exemplar list, "
-        "at least one image",
+        "share of the shortest exemplar list; so many images, but at least one, are held out of "
+        "each class, old or new",
         low=0,
         high=0.5,
     )

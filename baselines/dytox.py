@@ -70,8 +70,8 @@ class DyTox(TunedBackbone, Rehearsal):
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "residual",
         "choice of exemplars: herding, on features of length 1; raw, on raw features; residual, "
-        "the largest inner product with w, which starts as the class mean; after each choice, mean "
-        "minus chosen feature is added to w (released code); first, first images per class",
+        "the largest inner product with w, where w starts as the class mean and grows by mean "
+        "minus chosen feature after each choice (released code); first, first images per class",
     )
     optimizer: OptimizerName = option("adamw", "optimizer of all that clients train")
     weight_decay: float = option(1e-6, "weight decay of all that clients train", low=0)

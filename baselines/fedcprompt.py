@@ -40,8 +40,8 @@ class FedCPrompt(CODAPrompt):
 
     $$\alpha_m = \cos(q \odot \operatorname{softmax}(A_m),\; K_m)$$
 
-    $L_{coda}$ is CODA-Prompt's loss, the sums are over the batch; $f_{global}$ is under the model
-    as the round began, $f_{last}$ under the components of finished tasks. First task:
+    $L_{coda}$ is CODA-Prompt's loss, the sums are over the batch; $f_{global}$ is computed with the
+    model that the server sent, $f_{last}$ with the components of finished tasks only. First task:
     $\lambda_f = m = 0$.
     """
     dataset_options = {"digits": {"lr": 1e-2, "components": 50}}

@@ -46,8 +46,8 @@ class PODNet(ProxyHead):
     $$z_c = \sum_k \operatorname{softmax}(s_c)_k \, s_{c,k}, \quad
     s_{c,k} = 2 \cos(f, w_{c,k}) - 2$$
 
-    $a_l$ and $b_l$ are vectors of the squared maps of block $l$ under the teacher and the model:
-    the sums over height, then the sums over width, divided by the vector's length.
+    $a_l$ and $b_l$ are vectors of the squared maps of block $l$ under the teacher and the model.
+    Each joins the sums over height and the sums over width, and is divided by its norm.
     """
 
     spatial: float = option(

@@ -47,8 +47,8 @@ class SSIL(TunedLinearHead, Rehearsal):
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "first",
         "choice of exemplars: herding, of normalised features; raw, herding of raw features; "
-        "residual, the largest inner product with w, which starts as the class mean; after each "
-        "choice, mean minus chosen feature is added to w; first, first images of each class "
+        "residual, the largest inner product with w, where w starts as the class mean and grows by "
+        "mean minus chosen feature after each choice; first, first images of each class "
         "(released code)",
     )
     temperature: float = option(

@@ -48,7 +48,7 @@ class UOPP(PIP):
 
     paper = 'Ma\'sum et al., "Federated Few-Shot Class-Incremental Learning", ICLR 2025'
     formulas = r"""
-    The first task is PIP's. In later ones, over the classes seen that have a prototype $m_c$:
+    First task: the loss of PIP. Later tasks, over the classes seen that have a prototype $m_c$:
 
     $$L = -\log \operatorname{softmax}_c\bigl( s \cos(f(x), m_c) \bigr)_y
     - \lambda \cos(q, k_t) + \gamma \, L_{ode}$$
@@ -83,7 +83,7 @@ class UOPP(PIP):
     rectify: Literal["none", "ode"] = option(
         "none",
         "prototypes of later tasks: none, class means (released code); ode, means moved by the "
-        "supplement's rectifier",
+        "rectifier of the paper's supplement",
     )
     rectify_weight: float = option(0.5, "gamma, weight of L_ode, with rectify=ode", low=0)
     lr_rectifier: float = option(1e-3, "learning rate of the rectifier, with rectify=ode", low=0)
@@ -92,7 +92,7 @@ class UOPP(PIP):
     )
     ode_steps: int = option(39, "steps of the ODE solver, with rectify=ode", low=1)
     repeats: int = option(
-        5, "queries per global prototype, with rectify=ode (released: number of shots)", low=1
+        5, "samples Q per global prototype, with rectify=ode (released: number of shots)", low=1
     )
     squared_variance: bool = option(
         False,
@@ -103,8 +103,8 @@ class UOPP(PIP):
     batch_vote: bool = option(
         False,
         "choose one prompt per test batch, by vote. If it is the first prompt, the head of the "
-        "first task predicts; else prototypes predict, of the classes up to the batch's task (the "
-        "true task is given)",
+        "first task predicts; else the nearest prototype among the classes up to the batch's true "
+        "task, which is given",
         quirk="anwarmaxsum/FFSCIL",
     )
     reset_prompt: bool = option(

@@ -63,7 +63,7 @@ class DomainNet(Dataset):
 
     Training and test images are those of the official lists, whose numbers give the order of the
     classes; in some domains a class has no training or no test images. The authors publish no
-    checksums; the MD5s here are those on which two independent loaders agree.
+    checksums; fczoo checks the MD5s on which two independent loaders agree.
     """
 
     classes = 345

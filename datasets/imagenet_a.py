@@ -17,7 +17,7 @@ class ImageNetA(Dataset):
 
     Class-incremental papers divide it in different ways. Here: the rule of ``imagenet_r``, a fifth
     of every class for testing (6,000 and 1,500 images), or the list ``test.txt``. The authors
-    publish no checksum; the MD5 here is the one that many independent loaders check.
+    publish no checksum; fczoo checks the MD5 that many independent loaders check.
     """
 
     classes = 200

@@ -15,7 +15,7 @@ class ImageNetR(Dataset):
     Papers use these numbers, but each draws its own split. Here a fifth of every class is the test
     part: the images whose sha256 of ``0:CLASS/FILE`` comes first (0 is the seed). To use another
     paper's split, list its test images in ``imagenet-r/test.txt``, one ``CLASS/FILE`` per line. The
-    authors publish no checksum; the MD5 here is the one that many independent loaders check.
+    authors publish no checksum; fczoo checks the MD5 that many independent loaders check.
     """
 
     classes = 200

@@ -25,7 +25,7 @@ class TinyImageNet(Dataset):
     The part ``test`` has no labels and is not used. Test images that were sorted into class folders
     (``val/CLASS/*``, also ``val/images/CLASS/*`` or ``test/CLASS/*``) are read from there.
 
-    Stanford publishes no checksum of the archive; the MD5 here is the one that many independent
+    Stanford publishes no checksum of the archive; fczoo checks the MD5 that many independent
     loaders check.
     """
 

@@ -103,8 +103,9 @@ class FCILPT(PromptPool):
     )
     support: Literal["task", "local", "seen", "all"] = option(
         "task",
-        "classes in the training softmax: task, the task's as in L2P (for images of earlier tasks "
-        "all seen); local, those that the client holds; seen, all seen; all, all of the run",
+        "classes in the training softmax: task, the task's as in L2P (but all classes seen, for an "
+        "image of an earlier task); local, those that the client holds; seen, all seen; all, all "
+        "of the run",
     )
     old_clients: Literal["idle", "previous_task"] = option(
         "idle",

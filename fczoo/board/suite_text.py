@@ -140,7 +140,7 @@ def rank_sentence(ranks: CriticalDifference) -> str:
         "In the diagram, two rows whose bars overlap do not differ significantly; the shaded area "
         "marks the bar of the best row."
         if ranks.is_informative
-        else "The two are so close that the page has no diagram."
+        else "These two numbers are so close that the page has no diagram."
     )
     return (
         f"{text}: Friedman's test finds a significant difference (p = {ranks.p:.2g}). The critical "

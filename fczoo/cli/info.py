@@ -79,7 +79,7 @@ def list_command(kind: str | None) -> None:
     "protocol or release, all data sets]",
 )
 def show(names: tuple[str, ...], dataset: str | None) -> None:
-    """Show a method, data set, partitioner, aggregator, attack, local training, protocol, release,
+    """Show a method, data set, partitioner, aggregator, attack, local rule, protocol, release,
     backbone, setting or option. `show settings` has all settings of a run, `show result` the fields
     of its result.
 

@@ -337,7 +337,7 @@ def _setting(field: Field[Any]) -> Callable[[Command], Command]:
     if field.name in {f.name for f in fields(Defaults)}:
         default = "set by the data set"
     if field.name == "protocol":
-        default = "quick without a GPU, else none"
+        default = "quick without GPU or cluster, else none"
     if hint is bool:
         name = f"{name}/--no-{name.removeprefix('--')}"
         default = "on" if field.default else "off"

@@ -72,7 +72,10 @@ class ClientDevices:
         if self.by_client:
             if client not in self.keys:
                 problem = f"{self.table} has no row for client {client}"
-                raise FczooError(f"{problem}; add one, or replace the column client by share")
+                raise FczooError(
+                    f"{problem}; add one, or replace the column of client numbers by a "
+                    "column 'share', the share of clients with each device"
+                )
             return self.devices[self.keys.index(client)]
         limits = np.cumsum(self.keys) / sum(self.keys)
         draw = numpy_stream("device", self.seed, client).random()

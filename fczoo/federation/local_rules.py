@@ -197,7 +197,7 @@ class FedDyn(LocalRule):
 
     alpha/2 |y - x|^2 - <h_k, y> is added to the loss of client k; y are the tensors that it trains,
     x their values when the server sent them. After a round h_k falls by alpha (y - x). The server's
-    h falls by alpha/N times the sum of y - x over those of the N clients that respond, and its
+    h falls by alpha/N times the sum of y - x over the clients that respond, of N in all, and its
     model is the method's average minus h / alpha. All h start at zero in each task. No additional
     bytes are sent.
     """
@@ -232,9 +232,9 @@ class Moon(LocalRule):
 
     mu times -log(e^(s_glob/tau) / (e^(s_glob/tau) + e^(s_prev/tau))) is added to the loss of each
     image. s_glob and s_prev are cosines of its feature to those under the server's model and under
-    the client's own model after its last round of the task. In a client's first round both are the
-    server's model, and nothing is added to the gradient. The features are the method's, without
-    the paper's projection head. The reported loss is without this term.
+    the client's own model, as it was after its previous round of the task. In a client's first
+    round both are the server's model, and nothing is added to the gradient. The features are the
+    method's, without the paper's projection head. The reported loss is without this term.
     """
 
     has_client_tree = True

@@ -127,8 +127,8 @@ class Settings:
     )
     moving: int | None = population_option(
         None,
-        "Number of clients, in rotation, that move to their next task after --rounds rounds, while "
-        "the others stay in their task; none: all clients change tasks together",
+        "After every --rounds rounds, NUMBER clients, in turn, move to their next task, and the "
+        "others stay in theirs; none: all clients change tasks together",
         low=1,
     )
     task_order: Literal["same", "own"] = population_option(
@@ -232,8 +232,8 @@ class Settings:
     partition_seed: int = population_option(0, "Seed of the partition", low=0)
     vary: tuple[Literal["training", "partition", "class-order"], ...] = population_option(
         ("training",),
-        "Random draws that change with each seed of --seeds: training, or training with partition, "
-        "class-order or both; standard deviations in tables cover these draws",
+        "Random draws that change with each seed of --seeds: always training; partition and "
+        "class-order can be added; standard deviations in tables cover these draws",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = machine_option(
         "auto", "Device of the run; auto: cuda, else mps, else cpu"

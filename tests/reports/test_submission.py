@@ -225,7 +225,7 @@ FAULTS: list[tuple[str, Callable[[Path], object], str]] = [
         lambda f: change_and_seal(
             f / "fedncm" / "seed0" / "result.json", lambda c: c.update(bytes_up=0, metrics={})
         ),
-        "fedncm/seed0: bytes_up is 0, but the sizes in uploaded sum to ",
+        "fedncm/seed0: bytes_up is 0, but the entries of its field 'uploaded' add up to ",
     ),
     (
         "fraction of an image",
