@@ -55,7 +55,8 @@ class AFCL(Analytic):
     per_client: bool = option(
         False,
         "add gamma once per client of the run, not once in all",
-        quirk="AFL's code, without the step at its end that removes gamma (function clean)",
+        quirk="AFL's code, which at its end removes gamma again (function clean); this option does "
+        "not",
     )
 
     def solve(self, state: Tree, moments: Tree, ctx: ServerContext) -> tuple[Tensor, Tensor]:

@@ -55,7 +55,8 @@ class AFFCL(TunedBackbone):
 
     $$L_g = -\overline{\log p_g(x \mid y)} - k_{last} \overline{\log p_g(\tilde x \mid \tilde y)}$$
 
-    The losses of replay, whose features enter at the second hidden layer, and of the client's data:
+    Loss $L_r$ of replayed features, which enter at the second hidden layer of the head, and loss
+    $L$ of the client's data:
 
     $$L_r = k_{loss} \bigl( ((1 - \theta) q + \theta) \, \overline{w \, L_{ce}(\tilde x, \tilde y)}
     + k_{out} k_{kd} \, L_{kd}(\tilde x) \bigr)$$
@@ -63,13 +64,14 @@ class AFFCL(TunedBackbone):
     $$L = L_{ce}(x, y) + k_{kd} \bigl( k_{feat} \overline{(x_{last} - x)^2}
     + k_{out} L_{kd}(x) \bigr)$$
 
-    $q$ is the mean density of the client's features per dimension; $w$ is the density of the flow's
-    code of $\tilde x$ under the codes of the client's features of class $\tilde y$.
+    $q$ is the mean density of the client's features per dimension; $w$ is the density of $\tilde x$
+    in the flow's space, under a Gaussian of the client's features of class $\tilde y$ there.
     """
 
     tune: Literal["full", "lora", "head"] = option(
         "head",
-        "tensors trained below the hidden layers: full, all weights; lora, LoRA pairs; head, none",
+        "tensors trained in the backbone, below the hidden layers: full, all weights; lora, LoRA "
+        "pairs; head, none",
     )
     lr_flow: float = option(1e-3, "learning rate of the flow", low=0, tune=(1e-5, 1e-2, "log"))
     hidden: int = option(512, "width of both hidden layers", low=1)

@@ -119,8 +119,8 @@ class BiC(TunedLinearHead, Rehearsal):
     )
     validation: float = option(
         0.1,
-        "share of the shortest exemplar list; so many images, but at least one, are held out of "
-        "each class, old or new",
+        "images of each class, old or new, that are held out to fit alpha and beta, as a share of "
+        "the shortest exemplar list; at least one",
         low=0,
         high=0.5,
     )

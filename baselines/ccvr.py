@@ -75,8 +75,8 @@ class CCVR(CalibratedHead, TunedWithStatistics):
     )
     triple_pass: bool = option(
         False,
-        "with covariance=full, count each image three times: covariances are biased, and classes "
-        "with one image are kept",
+        "with covariance=full, count each image three times; so covariances are biased, and a "
+        "class with one image has a covariance of 0 instead of none",
         quirk="fed-mammoth",
     )
 

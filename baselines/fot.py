@@ -47,7 +47,9 @@ class FOT(LinearHead):
         low=0,
         high=1,
     )
-    growth: float = option(0.001, "increase of the threshold per task", low=0, high=1)
+    growth: float = option(
+        0.001, "increase per task of the share of energy (threshold)", low=0, high=1
+    )
     lr: float = option(1e-2, "learning rate of the head", low=0, tune=(1e-4, 1e-1, "log"))
     lr_backbone: float = option(
         1e-4, "learning rate of all weights below the head", low=0, tune=(1e-6, 1e-3, "log")

@@ -78,8 +78,8 @@ class L2P(PromptPool):
     )
     shifted_positions: bool = option(
         False,
-        "add position embeddings after inserting the prompts, shifted by one place: the class "
-        "token gets the first prompt's embedding, the last prompt that of the class token",
+        "add position embeddings after inserting the prompts, in the order prompts, class token, "
+        "although the tokens are in the order class token, prompts",
         quirk="fed-mammoth",
     )
 

@@ -72,8 +72,8 @@ class Powder(PromptedHead):
     \sigma_{\neg y}(z / \tau) \bigr), \quad s = \sigma \bigl( 1 - \max_j V_{y j} \bigr)$$
 
     $z_r$ are the logits of the model that the client received, $\sigma_{\neg y}$ the softmax
-    without the true class. $W$ compares tasks and $V$ classes: the cosine similarity of their mean
-    prompt weights, to the power $\rho$.
+    without the true class. $W$ compares tasks, $V$ compares classes: cosines of mean prompt weights
+    to the power $\rho$.
     """
     server_only = ("profile.",)
     supports_recurring_classes = True

@@ -56,8 +56,8 @@ class SSIL(TunedLinearHead, Rehearsal):
     )
     ratio: float = option(
         4.0,
-        "maximum number of new images per exemplar in training; exemplars are repeated if there "
-        "are more; 0: no repetition",
+        "repeat exemplars until there are at most so many new images per exemplar; 0: no "
+        "repetition",
         low=0,
     )
 

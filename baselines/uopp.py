@@ -54,8 +54,8 @@ class UOPP(PIP):
     - \lambda \cos(q, k_t) + \gamma \, L_{ode}$$
 
     A test image takes the prompt with the nearest key and the class of the largest cosine. With
-    ``rectify=ode`` a client moves its class means $p$ by an ODE that depends on its images and
-    sends the result. $L_{ode}$ is the cross-entropy of global prototypes against these:
+    ``rectify=ode`` a client moves its class means $p$ by an ODE of its images and sends the moved
+    means. $L_{ode}$ is the cross-entropy of global prototypes against them. The ODE:
 
     $$\frac{dp}{dt} = 0.1^{1 + t/40} \, D(p, S, Q), \quad 0 \le t \le 39$$
     """
@@ -96,8 +96,8 @@ class UOPP(PIP):
     )
     squared_variance: bool = option(
         False,
-        "shift copies of prototypes by u * variance^2, not u * standard deviation; leave it off "
-        "with code_variance, which already squares the variance",
+        "shift copies of prototypes by u * variance^2, not u * standard deviation; do not combine "
+        "it with code_variance, which includes this square",
         quirk="anwarmaxsum/FFSCIL",
     )
     batch_vote: bool = option(

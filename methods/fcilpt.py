@@ -109,8 +109,8 @@ class FCILPT(PromptPool):
     )
     old_clients: Literal["idle", "previous_task"] = option(
         "idle",
-        "clients without new images: idle, they skip the task; previous_task, they train again "
-        "on images of their last task, as in the code of GLFC, the source of this setting",
+        "clients without new images: idle, they skip the task; previous_task, they train again on "
+        "images of their last task, as in the code of GLFC, the paper that introduced such clients",
     )
 
     def __post_init__(self) -> None:

@@ -170,8 +170,8 @@ REPEATABLE_OPTIONS = ("set", "sweep", "cluster")  # options that may be repeated
     multiple=True,
     metavar="KEY=VALUE",
     help="Set threads=NUMBER per run; on Slurm also parameters of submitit, such as timeout_min; "
-    "on Ray also address, gpus and spread=clients (with it, one run at a time has its clients on "
-    "--jobs workers). Repeat the option for more",
+    "on Ray also address, gpus and spread=clients, which executes one run at a time and "
+    "distributes its clients over --jobs workers. Repeat the option for more",
 )
 @message_options()
 @download_options()

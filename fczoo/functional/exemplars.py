@@ -116,7 +116,8 @@ class Rehearsal(Method):
     choice: Literal["herding", "raw", "residual", "first"] = option(
         "herding",
         "choice of exemplars: herding, of normalised features; raw, herding of raw features; "
-        "residual, as in the code of PODNet, AFC and DyTox; first, first images of each class",
+        "residual, largest inner product with what the mean lacks after the earlier choices (code "
+        "of PODNet, AFC and DyTox); first, first images of each class",
     )
 
     @abstractmethod

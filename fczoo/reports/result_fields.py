@@ -153,10 +153,12 @@ METRIC_MEANINGS = {
     "client_task_final": "mean final accuracy of the client-tasks (--moving)",
     "client_task_accuracy": "mean over stages of the accuracy of the client-tasks that have begun",
     "client_task_forgetting": "mean over stages of the drop of client-tasks from their earlier best",
-    "client_task_backward": "mean over stages of the change of ended client-tasks since their end",
-    "client_task_forward": "mean over stages of the gain of client-tasks in their last stage, "
-    "compared with `local`",
-    "client_task_total": "sum of forward and backward transfer, divided by the number of stages",
+    "client_task_backward": "backward transfer: change of ended client-tasks since their end, mean "
+    "over stages",
+    "client_task_forward": "forward transfer: accuracy of client-tasks in their last stage, minus "
+    "that of `local`; mean over stages",
+    "client_task_total": "sum over stages of forward and backward transfer, divided by the number "
+    "of stages with a forward transfer",
 }
 """Meaning by metric."""
 LOWER_IS_BETTER = (

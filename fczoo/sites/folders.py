@@ -164,5 +164,5 @@ def _stream(agreement: FederationConfig, train: Images, test: Images) -> Stream:
     names = tuple(name for task in agreement.tasks for name in task)
     sizes = [len(task) for task in agreement.tasks]
     tasks, index = make_tasks(DATASET, len(names), sizes), np.arange(len(train.labels))
-    split = "images of the server's own"
+    split = "the server's own test images"
     return Stream(DATASET, train, test, index, agreement.order, names, tasks, split)
