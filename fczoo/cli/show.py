@@ -261,7 +261,10 @@ def _options_page(entry: Any, _: str) -> str:
         if isinstance(entry, type) and dataclasses.is_dataclass(entry) and dataclasses.fields(entry)
         else ""
     )
-    return f"{entry.name}: {inspect.getdoc(entry)}{table}"
+    about = inspect.getdoc(entry) or ""
+    if not isinstance(entry, type):  # the arguments of a function are not options of users
+        about = about.partition("\n\nArgs:")[0]
+    return f"{entry.name}: {about}{table}"
 
 
 def _options_table(instance: Any, group: str = "") -> str:

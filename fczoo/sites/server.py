@@ -3,10 +3,10 @@
 import logging
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -60,19 +60,13 @@ ENROLMENT_BYTES = 4096  # largest size of an enrolment, per class and task
 REFUSAL_BYTES = 2**14  # largest size of a refusal
 
 
-class SiteConnection(Protocol):
-    """Transport of bytes to sites and back."""
+SiteConnection = Callable[[Mapping[int, bytes], int], Mapping[int, bytes]]
+"""The transport of bytes to sites and back.
 
-    def __call__(self, questions: Mapping[int, bytes], limit: int, /) -> Mapping[int, bytes]:
-        """Send requests and return the responses; omit sites that do not respond.
-
-        Args:
-            questions: Requests by number of the site.
-            limit: Largest size of a response in bytes, see ``upload_limit``.
-
-        Returns:
-            Responses by number of the site.
-        """
+It is a function of the requests by number of the site, and of the largest size of a response in
+bytes (``upload_limit``). It returns the responses by number of the site, without sites that do not
+respond.
+"""
 
 
 @dataclass(frozen=True)

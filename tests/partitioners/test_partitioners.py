@@ -152,7 +152,7 @@ def test_specs_set_fields() -> None:
         ("dirichlet:max_tries=0", "must be at least 1"),
         ("quantity:0", "must be at least 1"),
         ("quantity:true", "it must be a whole number"),
-        ("iid:3", "cannot read '3'"),
+        ("iid:3", "partitioner iid has no options; write iid instead of iid:3"),
     ],
 )
 def test_invalid_specs_are_rejected(spec: str, complaint: str) -> None:

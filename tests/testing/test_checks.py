@@ -14,7 +14,7 @@ import torch
 from fczoo import FczooError
 from fczoo.core.registry import ATTACKS, DATASETS, PARTITIONERS
 from fczoo.data.dataset import Dataset, Defaults, ImageData, Images
-from fczoo.partitioners.iid import IID
+from fczoo.partitioners.iid import iid
 from fczoo.security.attacks import Attack
 from fczoo.testing import check_attack, check_dataset, check_partitioner
 from fczoo.testing.toy_benchmark import random_images
@@ -23,7 +23,7 @@ from fczoo.testing.toy_benchmark import random_images
 
 
 def divide_labels(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    return IID()(labels, clients, rng)
+    return iid(labels, clients, rng)
 
 
 def seed_ignored(labels, clients, rng):
@@ -112,7 +112,7 @@ def test_missing_descriptions_are_rejected(monkeypatch) -> None:
 
         beta: float = 1.0
 
-        __call__ = IID.__call__
+        __call__ = staticmethod(iid)
 
     monkeypatch.setitem(PARTITIONERS._entries, "silent", Callback)
     with pytest.raises(
