@@ -47,12 +47,13 @@ class ClientResponse(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClientRuntime(LocalTrainer):
+class ClientRuntime:
     """A method's client functions in one exchange.
 
     It is stateless: the state of clients is an argument, and part of the response.
     """
 
+    trainer: LocalTrainer
     uplink: Uplink | None = None  # None: uploads are sent as the method computes them
 
     def answer(
@@ -87,34 +88,34 @@ class ClientRuntime(LocalTrainer):
     @torch.no_grad()
     def statistics_form(self, request: ClientRequest, client: Client) -> Payload:
         """Return the shape of a statistics upload, computed from one image of weight 0."""
-        method = self.method
+        trainer, method = self.trainer, self.trainer.method
         assert request.boundary and request.boundary != "after_rounds"
         draws = torch.zeros(1, method.training().draws) if method.training().draws else None
-        client_batch = self.batch([Rows(client.index[:1], None, draws, client.number)])
+        client_batch = trainer.batch([Rows(client.index[:1], None, draws, client.number)])
         batch = Batch(*(v[0] for v in client_batch))._replace(w=torch.zeros_like(client_batch.w[0]))
-        sums = method.collect(request.boundary, self.backbone, request.state, batch, request.ctx)
+        sums = method.collect(request.boundary, trainer.backbone, request.state, batch, request.ctx)
         return Payload(pack_symmetric(sums, method.training().uploads), client.number)
 
     def _statistics(self, request: ClientRequest, client: Client) -> Payload:
         """Return the upload with a client's statistics from one pass over its data."""
-        method, phase = self.method, request.boundary
+        trainer, method, phase = self.trainer, self.trainer.method, request.boundary
         assert phase and phase != "after_rounds"
 
         def sums(_: Tree, batch: Batch) -> Tree:
-            return method.collect(phase, self.backbone, request.state, batch, request.ctx)
+            return method.collect(phase, trainer.backbone, request.state, batch, request.ctx)
 
-        key = f"survey {PHASE_KEYS[phase]}", self.plan.seed, request.ctx.task.index
+        key = f"survey {PHASE_KEYS[phase]}", trainer.plan.seed, request.ctx.task.index
         training, index, views = method.training(), client.index, None
         if phase == "task_end" and training.collect_view == "train":
-            passes, images = training.collect_passes, len(self.store.labels)
+            passes, images = training.collect_passes, len(trainer.store.labels)
             # each image has its own draws, whichever client holds it, like the method's draws
             rng = torch_stream(*key, "view")
-            views = torch.rand(passes, images, self.plan.augment.draws, generator=rng)
+            views = torch.rand(passes, images, trainer.plan.augment.draws, generator=rng)
             views = views[:, index.cpu()].flatten(0, 1)
             index = index.repeat(passes)
-        draws = image_draws(training, len(self.store.labels), index, *key)
-        trainer = self if phase == "task_start" else self.statistics_trainer()
-        totals = trainer.one_pass(sums, [{}], [Rows(index, views, draws, client.number)])[0]
+        draws = image_draws(training, len(trainer.store.labels), index, *key)
+        collector = trainer if phase == "task_start" else trainer.statistics_trainer()
+        totals = collector.one_pass(sums, [{}], [Rows(index, views, draws, client.number)])[0]
         totals = pack_symmetric(totals, method.training().uploads)
         return Payload(_contiguous_tree(totals), client.number, len(client.index))
 
@@ -125,52 +126,56 @@ class ClientRuntime(LocalTrainer):
 
         ``num_samples`` of an upload counts the images of the task and the exemplars.
         """
-        method, memories, payloads = self.method, dict(client_state.memories), []
+        trainer, method = self.trainer, self.trainer.method
+        memories, payloads = dict(client_state.memories), []
         assert isinstance(method, EndsTasks)
         for client in clients:
             client_ctx = replace(request.ctx, memory=memories.get(client.number, {}))
             with torch.no_grad(), log_place(_location(client, client_ctx)):
-                result = method.end_task_client(self.backbone, self.images_of(client), client_ctx)
+                result = method.end_task_client(
+                    trainer.backbone, trainer.images_of(client), client_ctx
+                )
             memory, upload = map(
                 _contiguous_tree, _pair(result, f"{method.name}.end_task_client()")
             )
             memories[client.number] = memory
-            images = len(self.with_exemplars(client, memory).index)
+            images = len(trainer.with_exemplars(client, memory).index)
             payloads.append(Payload(upload, client.number, images))
         return ClientResponse(payloads, client_state._replace(memories=memories), {})
 
     def _train(
         self, request: ClientRequest, clients: Sequence[Client], client_state: ClientState
     ) -> ClientResponse:
+        trainer, method = self.trainer, self.trainer.method
         ctx, memories = request.ctx, dict(client_state.memories)
-        controls = ControlVariates(self.rule, request.control, dict(client_state.controls))
-        data = self.images_of(clients[0])
-        if isinstance(self.method, HasClientMemory):  # one client
+        controls = ControlVariates(trainer.rule, request.control, dict(client_state.controls))
+        data = trainer.images_of(clients[0])
+        if isinstance(method, HasClientMemory):  # one client
             ctx = self._before_training(
-                self.method, clients[0], data, ctx, memories.get(clients[0].number, {})
+                method, clients[0], data, ctx, memories.get(clients[0].number, {})
             )
             memories[clients[0].number] = ctx.memory
         learners = []
         for client in clients:
             memory = memories.get(client.number, {})
-            index = self.training_indices(client, memory, ctx)
+            index = trainer.training_indices(client, memory, ctx)
             teacher_outputs = dict(client_state.teacher_outputs.get(client.number, {}))
-            start = self.start_of(request.state, memory)
-            learners.append(self.learner(start, client, index, teacher_outputs, ctx))
-        self.steps(learners, controls, ctx)
-        losses = {learner.client.number: self.mean_loss(learner) for learner in learners}
+            start = trainer.start_of(request.state, memory)
+            learners.append(trainer.learner(start, client, index, teacher_outputs, ctx))
+        trainer.steps(learners, controls, ctx)
+        losses = {learner.client.number: trainer.mean_loss(learner) for learner in learners}
         finite_learners = [
             o for o in learners if o.finite and math.isfinite(losses[o.client.number][0])
         ]
-        self.collect_after_training(finite_learners, ctx)
+        trainer.collect_after_training(finite_learners, ctx)
         payloads = {
             client.number: Payload({}, client.number, len(client.index)) for client in clients
         }
         for learner in finite_learners:
             number = learner.client.number
-            upload = {**self.method.make_upload(learner.trained_tensors, learner.sums, ctx)}
-            if isinstance(self.method, HasClientMemory):
-                memories[number], extra = self._after_training(self.method, learner, data, ctx)
+            upload = {**method.make_upload(learner.trained_tensors, learner.sums, ctx)}
+            if isinstance(method, HasClientMemory):
+                memories[number], extra = self._after_training(method, learner, data, ctx)
                 upload |= extra
             upload |= controls.update_client_tree(learner)
             payloads[number] = payloads[number].holding(_contiguous_tree(upload))
@@ -195,7 +200,7 @@ class ClientRuntime(LocalTrainer):
             return replace(
                 ctx,
                 memory=_contiguous_tree(
-                    method.before_training(self.backbone, data, replace(ctx, memory=memory))
+                    method.before_training(self.trainer.backbone, data, replace(ctx, memory=memory))
                 ),
             )
 
@@ -205,9 +210,9 @@ class ClientRuntime(LocalTrainer):
         """Return the client's memory after training, and its additional upload."""
         with log_place(_location(learner.client, ctx)):
             result = method.after_training(
-                self.backbone, learner.trained_tensors, learner.sums, data, ctx
+                self.trainer.backbone, learner.trained_tensors, learner.sums, data, ctx
             )
-            memory, upload = _pair(result, f"{self.method.name}.after_training()")
+            memory, upload = _pair(result, f"{self.trainer.method.name}.after_training()")
         return _contiguous_tree(memory), upload
 
 

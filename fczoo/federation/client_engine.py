@@ -16,7 +16,7 @@ from fczoo.federation.checkpoint import ClientState
 from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.device import Plan
 from fczoo.federation.local_rules import ControlVariates
-from fczoo.federation.local_trainer import MakeOptimizers, make_optimizers
+from fczoo.federation.local_trainer import LocalTrainer, MakeOptimizers, make_optimizers
 from fczoo.federation.uplink import Uplink
 from fczoo.federation.waiting_uploads import move_upload
 
@@ -45,10 +45,15 @@ class ClientEngine:
     uplink: Uplink | None = None  # see ClientRuntime
 
     @property
+    def trainer(self) -> LocalTrainer:
+        """Return the trainer of the clients."""
+        parts = self.method, self.backbone, self.store, self.plan
+        return LocalTrainer(*parts, self.controls.rule, self.make_optimizers)
+
+    @property
     def runtime(self) -> ClientRuntime:
         """Return the runtime of the clients."""
-        parts = self.method, self.backbone, self.store, self.plan
-        return ClientRuntime(*parts, self.controls.rule, self.make_optimizers, self.uplink)
+        return ClientRuntime(self.trainer, self.uplink)
 
     @property
     def client_state(self) -> ClientState:
@@ -118,22 +123,22 @@ class ClientEngine:
 
     def exemplars(self, client: Client) -> Tensor:
         """Return positions of a client's exemplars of finished tasks."""
-        return self.runtime.exemplars(self.memories.get(client.number, {}))
+        return self.trainer.exemplars(self.memories.get(client.number, {}))
 
     def with_exemplars(self, client: Client) -> Client:
         """Return the client with its images of the task and its exemplars, each once."""
-        return self.runtime.with_exemplars(client, self.memories.get(client.number, {}))
+        return self.trainer.with_exemplars(client, self.memories.get(client.number, {}))
 
     def _groups(self, clients: Sequence[Client], ctx: Context) -> list[list[int]]:
         """Return groups of clients that share a forward, as positions in ``clients``.
 
         Clients of a group have similar numbers of images; the largest clients come first.
         """
-        runtime = self.runtime
+        trainer = self.trainer
 
         def images(place: int) -> int:
             client = clients[place]
-            return len(runtime.training_indices(client, self.memories.get(client.number, {}), ctx))
+            return len(trainer.training_indices(client, self.memories.get(client.number, {}), ctx))
 
         by_length = sorted(range(len(clients)), key=images, reverse=True)
         together = 1 if isinstance(self.method, HasClientMemory) else self.plan.together

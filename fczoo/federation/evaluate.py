@@ -25,9 +25,9 @@ from fczoo.core.tree import Tree
 from fczoo.core.types import Context, HasClientMemory, Task
 from fczoo.federation.batches import Client, view_batches
 from fczoo.federation.checkpoint import ClientState
-from fczoo.federation.client import ClientRuntime
 from fczoo.federation.client_task_accuracy import client_task_accuracies
 from fczoo.federation.local_rules import ControlVariates
+from fczoo.federation.local_trainer import LocalTrainer
 from fczoo.federation.result import Evaluation
 from fczoo.federation.scenario import Scenario
 
@@ -308,37 +308,37 @@ def _test_index(scenario: Scenario, tasks: Sequence[Task]) -> tuple[Tensor, list
     return torch.from_numpy(np.concatenate(positions)), [len(part) for part in positions]
 
 
-def trained_copy(runtime: ClientRuntime, client: Client, state: ClientState, ctx: Context) -> Tree:
+def trained_copy(trainer: LocalTrainer, client: Client, state: ClientState, ctx: Context) -> Tree:
     """Return the tensors that a client has trained from the broadcast; nothing is changed.
 
     The method's own loss, optimizers and client memory are used; a rule of ``--local``, which
     pulls clients together, is not.
 
     Args:
-        runtime: Runtime of the clients, with the epochs of its plan.
+        trainer: Trainer of the clients, with the epochs of its plan.
         client: The client.
         state: Client state after the last exchange.
         ctx: Context of the training, with the broadcast.
     """
-    method, memory = runtime.method, dict(state.memories.get(client.number, {}))
+    method, memory = trainer.method, dict(state.memories.get(client.number, {}))
     if isinstance(method, HasClientMemory):
-        images = runtime.images_of(client)
+        images = trainer.images_of(client)
         with torch.no_grad():
             ctx = replace(ctx, memory=memory)
-            memory = dict(method.before_training(runtime.backbone, images, ctx))
+            memory = dict(method.before_training(trainer.backbone, images, ctx))
         ctx = replace(ctx, memory=memory)
-    index = runtime.training_indices(client, memory, ctx)
+    index = trainer.training_indices(client, memory, ctx)
     teacher_outputs = dict(state.teacher_outputs.get(client.number, {}))
-    start = runtime.start_of(ctx.shared, memory)
-    learner = runtime.learner(start, client, index, teacher_outputs, ctx)
+    start = trainer.start_of(ctx.shared, memory)
+    learner = trainer.learner(start, client, index, teacher_outputs, ctx)
     if learner.leaves and learner.queue:
-        runtime.steps([learner], ControlVariates(), ctx)
+        trainer.steps([learner], ControlVariates(), ctx)
     return learner.trained_tensors
 
 
 def personal_accuracies(
     scenario: Scenario,
-    runtime: ClientRuntime,
+    trainer: LocalTrainer,
     server_state: Tree,
     client_state: ClientState,
     clients: dict[int, Client],
@@ -349,7 +349,7 @@ def personal_accuracies(
 
     Args:
         scenario: Data, partition and backbone.
-        runtime: Runtime of the clients, with the epochs of fine-tuning in its plan.
+        trainer: Trainer of the clients, with the epochs of fine-tuning in its plan.
         server_state: The server's state, in which the trained tensors are replaced.
         client_state: Client state after the last exchange.
         clients: Clients with images of the last task by number; others keep the global model.
@@ -362,10 +362,10 @@ def personal_accuracies(
     accuracies = list(before)
     for number, labels in _labels_by_client(scenario, ctx):
         if number in clients and before[number] is not None:
-            copy = trained_copy(runtime, clients[number], client_state, ctx)
+            copy = trained_copy(trainer, clients[number], client_state, ctx)
             model = {**server_state, **copy}
-            own = number if runtime.method.training().own_models else None
-            accuracies[number] = _accuracy(scenario, runtime, model, labels, ctx, own)
+            own = number if trainer.method.training().own_models else None
+            accuracies[number] = _accuracy(scenario, trainer, model, labels, ctx, own)
     return accuracies
 
 
@@ -378,7 +378,7 @@ def _labels_by_client(scenario: Scenario, ctx: Context) -> Iterator[tuple[int, n
 
 def _accuracy(
     scenario: Scenario,
-    runtime: ClientRuntime,
+    trainer: LocalTrainer,
     state: Tree,
     labels: np.ndarray,
     ctx: Context,
@@ -388,9 +388,9 @@ def _accuracy(
 
     Only images of these classes are tested. With ``client`` the predictions are among its classes.
     """
-    task, pass_size = ctx.task, runtime.plan.pass_size
+    task, pass_size = ctx.task, trainer.plan.pass_size
     index = torch.from_numpy(np.flatnonzero(np.isin(scenario.stream.test.labels, labels)))
-    predicted, truth = predictions(runtime.method, scenario, state, index, task, pass_size, client)
+    predicted, truth = predictions(trainer.method, scenario, state, index, task, pass_size, client)
     triples = confusion_triples(truth.numpy(), predicted.numpy(), task.stop)
     accuracy = class_accuracies(confusion_matrix(triples, task.stop))
     return client_accuracies(accuracy, np.zeros_like(labels), labels, 1)[0]

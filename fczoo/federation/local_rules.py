@@ -262,7 +262,7 @@ def _optimizer_note(rule: str, training: Training) -> str:
     """Note that a rule is for plain gradient descent, if clients train with other optimizers."""
     optims = (*training.optims.values(), *training.balanced.values())
     others = {o.name.replace("sgd", "sgd with momentum") for o in optims if not is_plain_sgd(o)}
-    note = f"{rule} is for plain gradient descent; clients train with {', '.join(sorted(others))}"
+    note = f"{rule}: for plain gradient descent, but clients train with {', '.join(sorted(others))}"
     return note if others else ""
 
 

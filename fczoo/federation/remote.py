@@ -22,7 +22,7 @@ from fczoo.federation.checkpoint import ClientState, pack, unpack
 from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import deterministic_operations, plan_of
-from fczoo.federation.local_trainer import make_optimizers
+from fczoo.federation.local_trainer import LocalTrainer
 from fczoo.federation.scenario import Scenario
 
 QUESTION, GROUP, ANSWER = "fczoo-question-1", "fczoo-group-2", "fczoo-answer-1"
@@ -65,25 +65,25 @@ class RemoteWorker:
         plan = plan_of(
             scenario.settings, seed, scenario.backbone.device, scenario.partition.clients, 0
         )
-        parts = method, scenario.backbone, store, plan
-        self.runtime = ClientRuntime(*parts, uplink.rule, make_optimizers, uplink)
+        self.trainer = LocalTrainer(method, scenario.backbone, store, plan, uplink.rule)
+        self.runtime = ClientRuntime(self.trainer, uplink)
 
     def unpack_request(self, question: bytes) -> ClientRequest:
         """Deserialize a request.
 
         Raises ValueError for invalid bytes.
         """
-        return unpack_request(question, self.runtime.backbone.device)[0]
+        return unpack_request(question, self.trainer.backbone.device)[0]
 
     def answer(self, request: ClientRequest, group: bytes) -> bytes:
         """Return the response of a group of clients to a request.
 
         Raises ValueError for invalid bytes.
         """
-        trees, notes = unpack(GROUP, group, self.runtime.backbone.device)
+        trees, notes = unpack(GROUP, group, self.trainer.backbone.device)
         index, task_and_scope = (
             trees["index"],
-            (request.ctx.task, self.runtime.method.training().data_scope),
+            (request.ctx.task, self.trainer.method.training().data_scope),
         )
         clients = [
             Client(k, index[str(k)], partial(self.scenario.earlier, k, *task_and_scope))

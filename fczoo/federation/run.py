@@ -269,13 +269,13 @@ class FederatedRun:
             return
         with self.result.phase("personal"):
             plan = replace(self._plan(), epochs=self.settings.personal_epochs)
-            runtime = self._engine(plan).runtime
+            trainer = self._engine(plan).trainer
             ctx = Context(task, rounds - 1, rounds, broadcast(self.method, self.state))
             state = ClientState(self.memories, self.teacher_cache, {}, {})
             clients = {c.number: c for c in self.scenario.clients(task, training.data_scope)}
             before = self.result.client_accuracy
             self.result.personal_accuracy = personal_accuracies(
-                self.scenario, runtime, self.state, state, clients, ctx, before
+                self.scenario, trainer, self.state, state, clients, ctx, before
             )
         self.result.metrics = metrics_of(self.result)
 

@@ -20,7 +20,7 @@ from fczoo.core.payload import Payload
 from fczoo.core.tree import nbytes
 from fczoo.data.views import ConstantFeatures
 from fczoo.federation.batches import Client
-from fczoo.federation.client import ClientRequest
+from fczoo.federation.client import ClientRequest, ClientRuntime
 from fczoo.federation.client_devices import ClientDevices
 from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.local_trainer import skip_steps
@@ -64,13 +64,13 @@ class VirtualClock:
         if self.devices is None or not clients:
             return {}
         sample = replace(clients[0], index=clients[0].index[:1])
-        runtime = replace(
-            engine.runtime,
+        trainer = replace(
+            engine.trainer,
             store=ConstantFeatures.like(engine.store),
             plan=replace(engine.plan, batch_size=1),
             make_optimizers=skip_steps,
-            uplink=None,
         )
+        runtime = ClientRuntime(trainer)
         with _count_operations() as counter:
             runtime.answer(request, [sample], engine.client_state.select([sample.number]))
         per_image = counter.get_total_flops() / _image_count(engine, request, sample)
@@ -167,4 +167,4 @@ def _image_count(engine: ClientEngine, request: ClientRequest, client: Client) -
     if request.boundary:
         return len(client.index)
     memory = engine.memories.get(client.number, {})
-    return len(engine.runtime.training_indices(client, memory, request.ctx))
+    return len(engine.trainer.training_indices(client, memory, request.ctx))

@@ -21,7 +21,7 @@ from fczoo.data.views import ImageStore
 from fczoo.federation.batches import Client
 from fczoo.federation.callbacks import Callback
 from fczoo.federation.checkpoint import Checkpoint, ClientState, content_hash
-from fczoo.federation.client import ClientRequest, ClientResponse
+from fczoo.federation.client import ClientRequest, ClientResponse, ClientRuntime
 from fczoo.federation.client_engine import ClientEngine
 from fczoo.federation.device import Plan, deterministic_operations
 from fczoo.federation.remote import pack_request
@@ -198,7 +198,8 @@ class SitesEngine(ClientEngine):
         stream, task = self.scenario.stream, request.ctx.task
         index = torch.from_numpy(stream.positions(stream.test, task)[:1])
         plan, none = replace(self.plan, epochs=1), ClientState({}, {}, {}, {})
-        runtime = replace(self.runtime, store=self.scenario.test, plan=plan)
+        trainer = replace(self.trainer, store=self.scenario.test, plan=plan)
+        runtime = ClientRuntime(trainer, self.uplink)
         client = Client(0, index, lambda: index[:0])
         return next(filter(None, runtime.answer(request, [client], none).payloads), None)
 

@@ -198,7 +198,7 @@ class Site:
         Raises FczooError for an exchange that is not in the schedule, and for one that is repeated
         with another request: the privacy guarantee holds for the uploads of the schedule only.
         """
-        ctx, method = request.ctx, self.worker.runtime.method
+        ctx, method = request.ctx, self.worker.trainer.method
         exchanges = []
         if ctx.task in self.scenario.stream.tasks:
             exchanges = list(task_exchanges(method, ctx.task, self.scenario.settings.rounds))
@@ -231,19 +231,19 @@ class Site:
 
     def _client(self, request: ClientRequest, client_state: ClientState) -> Client:
         """Return the site's client with its images in an exchange, as in ``FederatedRun``."""
-        runtime, task = self.worker.runtime, request.ctx.task
-        clients = self.scenario.clients(task, runtime.method.training().data_scope, idle=True)
+        trainer, task = self.worker.trainer, request.ctx.task
+        clients = self.scenario.clients(task, trainer.method.training().data_scope, idle=True)
         client, memory = clients[self.number], client_state.memories.get(self.number, {})
         if request.boundary is None and request.ctx.balanced:
-            return replace(client, index=runtime.exemplars(memory))
-        if request.boundary == "task_end" and isinstance(runtime.method, EndsTasks):
-            return runtime.with_exemplars(client, memory)
+            return replace(client, index=trainer.exemplars(memory))
+        if request.boundary == "task_end" and isinstance(trainer.method, EndsTasks):
+            return trainer.with_exemplars(client, memory)
         return client
 
     def _exemplars(self, client_state: ClientState) -> list[int]:
         """Return the site's number of exemplars per task."""
         index = (
-            self.worker.runtime.exemplars(client_state.memories.get(self.number, {})).cpu().numpy()
+            self.worker.trainer.exemplars(client_state.memories.get(self.number, {})).cpu().numpy()
         )
         return [
             int(np.isin(client_indices[self.number], index).sum())

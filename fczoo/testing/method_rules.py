@@ -92,7 +92,7 @@ def check_search_spaces(subject: MethodUnderTest) -> None:
     need(
         min_options <= len(space) <= MAX_TUNED_OPTIONS,
         f"{name} has a search space for {len(space)} of its options; {min_options} to "
-        f"{MAX_TUNED_OPTIONS} options, the learning rates among them, must have one:  "
+        f"{MAX_TUNED_OPTIONS} options, the learning rates among them, must have one: "
         'option(..., tune=(1e-4, 1e-1, "log")) or tune=[values]',
     )
     for option, search_space in space.items():

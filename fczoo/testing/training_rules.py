@@ -206,7 +206,7 @@ def _context_with_memory(call: Call, method: Method, backbone: Backbone) -> Cont
     if not isinstance(method, HasClientMemory):
         return ctx
     with torch.no_grad():
-        data = call.engine.runtime.images_of(client)
+        data = call.engine.trainer.images_of(client)
         return replace(ctx, memory=method.before_training(backbone, data, ctx))
 
 

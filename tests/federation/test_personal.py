@@ -19,20 +19,20 @@ def finish_run(bench, name: str = "fedavg"):
     """Return a finished run and the parts with which its clients train."""
     run = bench.start(small_method(name))
     list(run)
-    runtime = run._engine(replace(run._plan(), epochs=3)).runtime
+    trainer = run._engine(replace(run._plan(), epochs=3)).trainer
     ctx = Context(TASKS[2], 1, 2, broadcast(run.method, run.state))
-    return run, runtime, ctx
+    return run, trainer, ctx
 
 
 def test_personal_model_equals_trained_upload() -> None:
     """Compare with the upload of FedAvg's clients, which are their trained tensors."""
-    run, runtime, ctx = finish_run(toy_bench())
+    run, trainer, ctx = finish_run(toy_bench())
     clients = run.scenario.clients(TASKS[2])
-    engine = run._engine(runtime.plan)
+    engine = run._engine(trainer.plan)
     uploads = engine.train(ctx.shared, clients, ctx)
     state = {k: v.clone() for k, v in run.state.items()}
     for client, upload in zip(clients, uploads, strict=True):
-        copy = trained_copy(runtime, client, ClientState({}, {}, {}, {}), ctx)
+        copy = trained_copy(trainer, client, ClientState({}, {}, {}, {}), ctx)
         assert copy.keys() == {k for k in upload if k in copy}
         assert all(torch.equal(copy[k], upload[k]) for k in copy)
         assert any(not torch.equal(copy[k], state[k]) for k in copy)
@@ -41,11 +41,11 @@ def test_personal_model_equals_trained_upload() -> None:
 
 @pytest.mark.parametrize("name", ["icarl", "glfc", "lwf"])
 def test_fine_tuning_keeps_memory_and_teacher_cache(name: str) -> None:
-    run, runtime, ctx = finish_run(toy_bench(epochs=1), name)
+    run, trainer, ctx = finish_run(toy_bench(epochs=1), name)
     memories = {k: {n: v.clone() for n, v in tree.items()} for k, tree in run.memories.items()}
     cache = {k: dict(outputs) for k, outputs in run.teacher_cache.items()}
     for client in run.scenario.clients(TASKS[2]):
-        trained_copy(runtime, client, ClientState(run.memories, run.teacher_cache, {}, {}), ctx)
+        trained_copy(trainer, client, ClientState(run.memories, run.teacher_cache, {}, {}), ctx)
     assert {k: v.keys() for k, v in run.teacher_cache.items()} == {
         k: v.keys() for k, v in cache.items()
     }

@@ -107,7 +107,7 @@ def test_grow_adds_entries_of_larger_start():
 
 def test_state_divided_among_tasks_cannot_grow():
     small, large = {"prompts": torch.zeros(5, 2)}, {"prompts": torch.zeros(3, 2)}
-    with pytest.raises(FczooError, match="some fixes the numbers of tasks and classes in prompts"):
+    with pytest.raises(FczooError, match="some sizes the tensor prompts at the start of a run"):
         grow("some", small, small, large)
 
 

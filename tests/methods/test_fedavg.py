@@ -49,10 +49,10 @@ def test_head_tuning_step_equals_centralised_step(make_bench, small_method, watc
     assert method.training().inputs == ["query"]
     run = watch(bench, method)
     call = run.rounds[0]
-    runtime = ClientEngine(
+    trainer = ClientEngine(
         method, bench.backbone, bench.train, Plan(1, 100, Augment(), seed=0)
-    ).runtime
-    union = runtime.batch([Rows(torch.cat([c.index for c in call.clients]))])
+    ).trainer
+    union = trainer.batch([Rows(torch.cat([c.index for c in call.clients]))])
     train = {k: v.clone().requires_grad_() for k, v in select(call.state, "head.").items()}
 
     def gradient(data: Batch) -> list[Tensor]:
@@ -64,7 +64,7 @@ def test_head_tuning_step_equals_centralised_step(make_bench, small_method, watc
 
     central = gradient(Batch(*(v[0] for v in union)))
     parts = [
-        (len(c.index), gradient(Batch(*(v[0] for v in runtime.batch([Rows(c.index)])))))
+        (len(c.index), gradient(Batch(*(v[0] for v in trainer.batch([Rows(c.index)])))))
         for c in call.clients
     ]
     total = sum(n for n, _ in parts)

@@ -82,7 +82,7 @@ def set_up_client(bench, method, task: Task) -> tuple[ClientEngine, LocalImages,
     client = bench.clients(task)[0]
     return (
         engine,
-        engine.runtime.images_of(client),
+        engine.trainer.images_of(client),
         method.begin_task({}, task, bench.backbone, torch.Generator().manual_seed(0)),
     )
 
@@ -177,7 +177,7 @@ def test_images_of_missed_task_become_exemplars(make_bench, tasks):
     for task in (tasks[0], tasks[2]):
         engine, _, state = set_up_client(bench, method, task)
         client = bench.clients(task)[0]
-        data = engine.runtime.images_of(client)
+        data = engine.trainer.images_of(client)
         memory = method.before_training(bench.backbone, data, Context(task, 0, 1, state, memory))
     exemplar_labels = bench.train.labels[memory["exemplar.index"]]
     assert exemplar_labels.unique().tolist() == list(range(5))

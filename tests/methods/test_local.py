@@ -73,7 +73,7 @@ def test_head_starts_at_class_means_of_client(watch):
     call, bench = run.rounds[0], run.bench
     client = call.clients[0]
     memory = run.method.before_training(
-        bench.backbone, call.engine.runtime.images_of(client), call.ctx
+        bench.backbone, call.engine.trainer.images_of(client), call.ctx
     )
     labels, features = bench.train.labels[client.index], bench.train.query(client.index)
     for c in range(3):
@@ -81,7 +81,7 @@ def test_head_starts_at_class_means_of_client(watch):
         expected = F.normalize(rows.mean(0), dim=0) if len(rows) else torch.zeros(32).double()
         torch.testing.assert_close(memory["head.weight"][c], expected)
     again = replace(call.ctx, memory={**memory, "head.weight": memory["head.weight"] + 1})
-    kept = run.method.before_training(bench.backbone, call.engine.runtime.images_of(client), again)
+    kept = run.method.before_training(bench.backbone, call.engine.trainer.images_of(client), again)
     assert torch.equal(kept["head.weight"], again.memory["head.weight"])
 
 
