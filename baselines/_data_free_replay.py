@@ -61,7 +61,7 @@ class DataFreeReplay(TunedLinearHead):
         "none; survey, moments of clients' activations at a task's end",
     )
     prior_blocks: tuple[int, ...] = option(
-        (0, 3), "blocks for whose outputs clients send moments, with prior=survey", low=0
+        (0, 3), "blocks, of whose outputs clients send moments with prior=survey", low=0
     )
 
     def training(self) -> Training:

@@ -33,7 +33,9 @@ class AnchoredReplay(DataFreeReplay):
         "simplex; frozen_means, mean frozen features over all clients",
     )
     anchor_file: str | None = option(
-        None, "safetensors file with one anchor per class of the data set; none: anchors=KIND"
+        None,
+        "safetensors file with one anchor per class of the data set; none: anchors are made "
+        "as the option anchors says",
     )
     anchor_width: int = option(512, "entries per anchor, with anchors=random or etf", low=1)
     bound: Literal["batch", "sample"] = option(

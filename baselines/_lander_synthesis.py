@@ -44,7 +44,7 @@ class SynthesisOptions:
     synthesis_batch: int = option(256, "images per round of synthesis", low=2)
     warmup: int = option(10, "first round whose images are kept and train the student", low=1)
     steps: int = option(40, "optimizer steps of the generator per round of synthesis", low=1)
-    rows: int = option(10, "images that the generator makes with the same input layer", low=1)
+    rows: int = option(10, "images after which the generator gets a new input layer", low=1)
     hidden: int = option(256, "output width of each input layer", low=1)
     width: int = option(64, "channels of the generator's last hidden layer", low=1)
     lr_generator: float = option(2e-3, "learning rate of the generator, Adam", low=0)

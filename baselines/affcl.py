@@ -90,8 +90,8 @@ class AFFCL(TunedBackbone):
     k_output: float = option(0.1, "factor on k_kd for outputs", low=0)
     space: Literal["latent", "feature", "mixed"] = option(
         "latent",
-        "space in which w compares replayed with local points: latent, codes; feature, features; "
-        "mixed, replayed features with local codes",
+        "what w compares: latent, codes of replayed features with codes of local features; "
+        "feature, the features themselves; mixed, replayed features with local codes",
         quirk={"mixed": "zaocan666/AF-FCL"},
     )
     standardise: bool = option(

@@ -119,8 +119,8 @@ class BiC(TunedLinearHead, Rehearsal):
     )
     validation: float = option(
         0.1,
-        "images of each class, old or new, that are held out to fit alpha and beta, as a share of "
-        "the shortest exemplar list; at least one",
+        "share of the shortest exemplar list: number of images of each class, old or new, that are "
+        "held out to fit alpha and beta; at least one",
         low=0,
         high=0.5,
     )

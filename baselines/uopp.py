@@ -54,8 +54,8 @@ class UOPP(PIP):
     - \lambda \cos(q, k_t) + \gamma \, L_{ode}$$
 
     A test image takes the prompt with the nearest key and the class of the largest cosine. With
-    ``rectify=ode`` a client moves its class means $p$ by an ODE of its images and sends the moved
-    means. $L_{ode}$ is the cross-entropy of global prototypes against them. The ODE:
+    ``rectify=ode`` a client moves its class means $p$ by an ODE, with samples $S$ and $Q$ of its
+    images, and sends them. $L_{ode}$ is the cross-entropy of global prototypes against them:
 
     $$\frac{dp}{dt} = 0.1^{1 + t/40} \, D(p, S, Q), \quad 0 \le t \le 39$$
     """

@@ -61,8 +61,8 @@ class DomainNet(Dataset):
     has all classes, labels come back, and the accuracy after a task is that over all classes on the
     domains seen so far.
 
-    Training and test images are those of the official lists, whose numbers give the order of the
-    classes; in some domains a class has no training or no test images. The authors publish no
+    Training and test images are those of the official lists, whose class numbers give the order of
+    the classes; in some domains a class has no training or no test images. The authors publish no
     checksums; fczoo checks the MD5s on which two independent loaders agree.
     """
 

@@ -20,8 +20,8 @@ class ImageFolder(Dataset):
     and stored at 256x256, or ``--stored-size``.
 
     The hospital, writer or user of each image, for ``--partition natural`` and ``domains``, is the
-    column ``group`` of ``DIR/groups.csv`` (``file,group``, file below DIR), or, if all training
-    images are in ``CLASS/GROUP/*``, the name of the subfolder GROUP.
+    column ``group`` of ``DIR/groups.csv``, whose column ``file`` has paths below DIR, or, if all
+    training images are in ``CLASS/GROUP/*``, the name of the subfolder GROUP.
     """
 
     classes = 0

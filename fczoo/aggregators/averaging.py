@@ -104,8 +104,8 @@ def sort_by_usage(
 ) -> Tree:
     """Apply FCILPT's server step: sort every client's pool by usage, then average it rank by rank.
 
-    The sort is stable, so equally used prompts keep their order. A divided pool is sorted part by
-    part, so that each prompt stays in its part.
+    The sort is stable, so equally used prompts keep their order. If some prompts are task-specific,
+    these and the others are sorted separately.
 
     Args:
         payloads: Uploads with ``usage`` [M], ``pool.key`` [M, D] and ``pool.prompt`` [M, L, D].

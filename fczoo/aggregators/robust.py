@@ -102,9 +102,9 @@ class MultiKrum:
 class NormClip:
     """Mean of the uploads, each clipped to a maximum distance from the coordinate-wise median.
 
-    No upload stays farther from the median than ``factor`` times the median distance. This is
-    centred clipping (Karimireddy et al., ICML 2021) with the median as centre, since an aggregator
-    does not see the broadcast state.
+    No upload stays farther from the median than ``factor`` times the median of all distances from
+    it. This is centred clipping (Karimireddy et al., ICML 2021) with the median as centre, since an
+    aggregator does not see the broadcast state.
     """
 
     factor: float = option(

@@ -212,8 +212,9 @@ def replication_note(replications: Iterable[RunRecord]) -> str:
         return ""
     places = " and ".join(dict.fromkeys(origins))
     return (
-        f"Replication: A_N of {plural(len(origins), 'repeated run')} ({places}) minus A_N of the "
-        "runs above: the mean difference over pairs of runs with equal code and options."
+        f"The column of replications has the A_N of {plural(len(origins), 'repeated run')} "
+        f"({places}) minus A_N of the "
+        "runs above, as the mean difference over pairs of runs with equal code and options."
     )
 
 

@@ -41,7 +41,7 @@ KINDS = {
     "datasets": "images, and the schedule that bench uses on them",
     "partitioners": "how images are divided among clients",
     "aggregators": "how a server averages (--aggregator)",
-    "merges": "merges of tensors that are not averaged, each for one method",
+    "merges": "server steps of single methods, in place of an average of all tensors",
     "attacks": "what hostile clients do",
     "local": "rules of local training, for most methods (--local)",
     "server_optimizers": "how the server applies the average of a round (--server-optimizer)",

@@ -17,7 +17,8 @@ class DirichletSize:
 
     The images of a client are drawn at random, so labels are IID. By default one draw holds for the
     whole data set, and a small client may have no images in a task; with ``scope=task`` shares are
-    drawn for each task. Every client has at least ``min_size`` images, capped at an equal share.
+    drawn for each task. Every client has at least ``min_size`` images, or an equal share if that is
+    less.
     """
 
     alpha: float = option(0.5, "concentration parameter; small: unequal, large: equal", low=1e-6)

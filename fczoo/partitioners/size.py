@@ -15,8 +15,9 @@ class Size:
     """Size skew by a power law: client k = 0, 1, ... has a share proportional to (k + 1)^-power.
 
     The images of a client are drawn at random, so labels are IID. Client 0 is the largest in every
-    task. Every client has at least ``min_size`` images, capped at an equal share. As in the linear,
-    square and exponential partitioners of flwr-datasets, a client's number determines its size.
+    task. Every client has at least ``min_size`` images, or an equal share if that is less. As in
+    the linear, square and exponential partitioners of flwr-datasets, a client's number determines
+    its size.
     """
 
     power: float = option(1.2, "exponent of the power law; 0: equal sizes", low=0)
