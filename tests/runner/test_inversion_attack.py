@@ -69,7 +69,9 @@ def test_inversion_targets_uploaded_statistics(name, targets, make_bench, small_
     assert [i.target for i in inversions] == targets
     for i in inversions:
         assert len(i.images) == len(i.nearest_images) == len(i.classes) > 0
-        assert 0 < i.error < 1 and 0 < i.mean_image_error < 1 and i.distance > 0
+        assert 0 < i.error < 1
+        assert 0 < i.mean_image_error < 1
+        assert i.distance > 0
     grid = inversion_grid("AppD", name, inversions)
     assert grid.rows[0] == "image" and len(grid.pixels) == len(grid.rows) == 2 * len(targets)
     assert [row[:2] for row in inversion_rows({name: inversions})] == [(name, t) for t in targets]

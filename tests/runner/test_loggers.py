@@ -314,7 +314,9 @@ def test_tensorboard_shows_tables_and_figures(monkeypatch, tmp_path):
             written.append((tag, text[:6] if tag == "tables" else ""))
 
         def add_image(self, tag, image, step, dataformats):
-            assert image.ndim == 3 and image.shape[2] == 3 and dataformats == "HWC"
+            assert image.ndim == 3
+            assert image.shape[2] == 3
+            assert dataformats == "HWC"
             written.append(tag)
 
         def add_scalar(self, *values):
