@@ -55,7 +55,7 @@ class AFFCL(TunedBackbone):
 
     $$L_g = -\overline{\log p_g(x \mid y)} - k_{last} \overline{\log p_g(\tilde x \mid \tilde y)}$$
 
-    Loss $L_r$ of replayed features, which enter at the second hidden layer of the head, and loss
+    Loss $L_r$ of replayed features, which trains only the second hidden layer of the head, and loss
     $L$ of the client's data:
 
     $$L_r = k_{loss} \bigl( ((1 - \theta) q + \theta) \, \overline{w \, L_{ce}(\tilde x, \tilde y)}

@@ -46,7 +46,7 @@ class FedCBDR(TunedLinearHead):
 
     $$\tau = x^\top (X^\top X)^+ x$$
 
-    Each class keeps the same number of images, with probabilities $\propto \tau$. In later tasks
+    Of each class the same number of images, drawn with probabilities $\propto \tau$, is kept. Then
 
     $$L = \omega_{old} \, \overline{L_{ce}(\tilde z)}^{\,replayed}
     + \omega_{new} \, \overline{L_{ce}(\tilde z)}^{\,new}, \qquad

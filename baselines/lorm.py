@@ -61,7 +61,7 @@ class LoRM(LinearHead):
 
     $$W = W_0 + \Bigl( \sum_i B_i A_i G_i \Bigr) \Bigl( \sum_i G_i \Bigr)^+$$
 
-    $B$ and $A$ alternate over the rounds; From the end of the second task on, $W$ is the merge over
+    $B$ and $A$ alternate over the rounds. From the end of the second task on, $W$ is the merge over
     all tasks $i$ so far. $G_k$ is the Gram matrix of the layer's inputs with off-diagonal entries
     multiplied by $\gamma$.
     """

@@ -56,7 +56,7 @@ class SSIL(TunedLinearHead, Rehearsal):
     )
     ratio: float = option(
         4.0,
-        "repeat exemplars until there are at most so many new images per exemplar; 0: no "
+        "repeat exemplars until there are at most this many new images per exemplar; 0: no "
         "repetition",
         low=0,
     )

@@ -54,8 +54,8 @@ class UOPP(PIP):
     - \lambda \cos(q, k_t) + \gamma \, L_{ode}$$
 
     A test image takes the prompt with the nearest key and the class of the largest cosine. With
-    ``rectify=ode`` a client moves its class means $p$ by an ODE, with samples $S$ and $Q$ of its
-    images, and sends them. $L_{ode}$ is the cross-entropy of global prototypes against them:
+    ``rectify=ode`` a client moves its class means $p$ by an ODE, with its images $S$ and copies $Q$
+    of global prototypes, and sends them. $L_{ode}$ is the cross-entropy of the prototypes:
 
     $$\frac{dp}{dt} = 0.1^{1 + t/40} \, D(p, S, Q), \quad 0 \le t \le 39$$
     """
@@ -92,7 +92,7 @@ class UOPP(PIP):
     )
     ode_steps: int = option(39, "steps of the ODE solver, with rectify=ode", low=1)
     repeats: int = option(
-        5, "samples Q per global prototype, with rectify=ode (released: number of shots)", low=1
+        5, "copies of each global prototype in Q, with rectify=ode (released: shots)", low=1
     )
     squared_variance: bool = option(
         False,

@@ -20,7 +20,8 @@ URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"  # address and MD5 
 
 @register_dataset("emnist")
 class EMNIST(Dataset):
-    """47 classes (``balanced``), or 26 letters in upper and lower case (``emnist:letters``)."""
+    """47 classes (``balanced``), or 26 letters, each in both cases (``emnist:letters``);
+    upright."""
 
     classes = 47
     folder = "EMNIST"

@@ -21,9 +21,9 @@ Part = dict[str, list[str]]
 
 @register_dataset("miniimagenet")
 class MiniImageNet(Dataset):
-    """100 classes of 600 images, kept at 84x84:
+    """100 classes of 600 images, kept at 84x84.
 
-    500 training and 100 test images each, as in FCILPT.
+    As in FCILPT, 500 images of each class are for training and 100 for testing.
 
     A part ``val`` or ``test`` next to ``train`` is the test part if it has the same classes. The
     three parts of the few-shot split, with 64, 16 and 20 different classes, are joined. If the

@@ -169,10 +169,10 @@ REPEATABLE_OPTIONS = ("set", "sweep", "cluster")  # options that may be repeated
     "--cluster",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Resources of runs with --executor slurm or ray. Keys: threads (per run); with Slurm any "
-    "parameter of submitit, such as timeout_min; with Ray address, gpus and spread. spread=clients "
-    "executes one run at a time and distributes its clients over --jobs workers. Repeat the option "
-    "for more keys",
+    help="Resources of runs with --executor slurm or ray. Keys: threads; with Slurm any parameter "
+    "of submitit, such as timeout_min; with Ray address, gpus and spread. threads and gpus are per "
+    "run. spread=clients executes one run at a time and distributes its clients over --jobs "
+    "workers; threads and gpus are then per worker. Repeat the option for more keys",
 )
 @message_options()
 @download_options()

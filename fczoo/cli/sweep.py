@@ -144,8 +144,8 @@ def sweep_of_request(request: Request) -> Sweep:
         folder = setting_folder(settings, grid)
         if folder in sweep:
             raise FczooError(
-                "two settings of the grid would share a run folder, which has the name of the "
-                "partition file; give the files different names"
+                "two settings of the grid would share a run folder, because their files or folders "
+                "have the same name; give them different names"
             )
         search = tuned_values.record(methods, request["set"], settings) if tuned_values else {}
         _check_varied_seeds(settings, seeds, setting_values)

@@ -334,7 +334,7 @@ def _partition_of_indices(indices: list[np.ndarray], path: Path, stream: Stream)
             )
             raise FczooError(
                 f"{problem} (indices 0 to {stream.train_index[-1]}); remove test images from the "
-                f"file, and do not give --train-per-class"
+                "file, and do not give --train-per-class"
             )
     parts = [np.searchsorted(stream.train_index, positions) for positions in indices]
     parts_by_task, order = _divide_into_tasks(stream, parts), stream.class_order

@@ -106,7 +106,7 @@ class DefaultCrop(Augment):
 
 @register_augmentation("randomcrop")
 class FixedSizeCrop(Augment):
-    """Resize to 256 pixels, random crop of 224, and flip, as in fed-mammoth on CUB-200."""
+    """Random square with 224/256 of the side, and flip, as in fed-mammoth on CUB-200."""
 
     scale = ((224 / 256) ** 2,) * 2
     ratio = (1, 1)

@@ -316,8 +316,8 @@ def run(
     if differences and not chosen.start_from:
         listing = ", ".join(f"{k}={v}" for k, v in differences.items())
         log.warning(
-            "%s was created without a data set; on %s its defaults are %s; create it with %s to "
-            "use these",
+            "%s has the general defaults of its options; on %s its defaults are %s; create it with "
+            "%s to use these",
             method.name,
             chosen.dataset,
             listing,

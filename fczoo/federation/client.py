@@ -59,7 +59,7 @@ class ClientRuntime:
     def answer(
         self, request: ClientRequest, clients: Sequence[Client], client_state: ClientState
     ) -> ClientResponse:
-        """Return the response of ``clients``, whose state is ``kept``; it does not change.
+        """Return the response of ``clients``, whose state is ``client_state``; it does not change.
 
         Clients that train share one forward; those with the most images come first. A client sends
         nothing if its loss or weights become infinite or NaN.

@@ -201,8 +201,8 @@ def _join_streams(old: Stream, new: Stream, path: Path) -> Stream:
     if names := [name for name in new.classes if name in old.classes]:
         raise FczooError(
             f"the model in {path} has already learned {join_first_names(names, 4)}; further tasks "
-            f"need new classes: leave these out; if a class is a different one with the same name, "
-            f"rename it"
+            "need new classes: leave these out; if a class is a different one with the same name, "
+            "rename it"
         )
 
     def join(first: Images, second: Images) -> Images:

@@ -179,7 +179,7 @@ def model_of_run(folder: str | Path, method: str, seed: int) -> Path:
     if len(models_of(folder)) > 1:
         raise FczooError(
             f"{folder} has no model of {method} with seed {seed}; give the folder of one model, "
-            f"METHOD/seedN; all seeds then start from it"
+            "METHOD/seedN; all seeds then start from it"
         )
     return find_model(folder)
 

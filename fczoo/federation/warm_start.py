@@ -257,8 +257,8 @@ def grow(method: str, state: Tree, small: Tree, large: Tree) -> Tree:
         if len(dims) > 1 or min(growth) < 0:
             raise FczooError(
                 f"{method} sizes the tensor {name} at the start of a run, for the tasks and "
-                f"classes planned then; a run that continues can only learn those, so learn all "
-                f"tasks in one run"
+                "classes planned then; a run that continues can only learn those, so learn all "
+                "tasks in one run"
             )
         (dim,) = dims
         # copies of a tensor, such as a teacher's, have its name behind a prefix

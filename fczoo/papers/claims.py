@@ -180,7 +180,7 @@ class PrintedClaim(Claim):
             )
             commands.append(f"  fczoo {command}")
             if row.why:
-                note = f" (one row cannot be run: {row.why})"
+                note = f" (these runs differ from the paper's: {row.why})"
         return [f"At the paper's scale{note}:", *commands]
 
     def _number(self, row: str) -> PrintedNumber:

@@ -194,7 +194,11 @@ class _Reader:
 
     def _setting_targets(self, group: _Group, key: str) -> Iterator[dict[str, Statement]]:
         if group.methods or group.every_method:
-            _refuse(key, "settings cannot depend on methods; remove the key, or write [[options]]")
+            _refuse(
+                key,
+                "settings cannot depend on methods; remove methods or every_method, or "
+                "write [[options]]",
+            )
         if group.shares_classes_with:
             yield self.overlap_settings.setdefault(group.shares_classes_with, {})
         elif group.datasets:

@@ -143,7 +143,7 @@ def _images(agreement: FederationConfig, folder: Path, cache: Path | None) -> Im
     if unknown := sorted(name for name in files_by_class if normalise_name(name) not in names):
         raise FczooError(
             f"{folder / unknown[0]} is not a class in {CLASSES}; rename the folder, or agree on a "
-            f"class list that contains it"
+            "class list that contains it"
         )
     for line in describe_unread_files(folder, scans):
         log.warning("%s: %s", folder, line)

@@ -43,7 +43,7 @@ def check_partitioner(spec: str, refuses: Refuses | None = None, is_random: bool
     - The result is one array of integer positions per client. Positions are inside the labels, and
       no client has one twice.
     - The labels are unchanged, and the same generator gives the same result.
-    - Every image is assigned to exactly one client, unless the class has ``disjoint = False``.
+    - Every image is assigned to exactly one client, unless it has the attribute ``disjoint = False``.
     - Different seeds give different results, also for a stream of several tasks.
     - The class and each of its options have a description.
 
@@ -60,7 +60,7 @@ def check_partitioner(spec: str, refuses: Refuses | None = None, is_random: bool
         AssertionError: A rule is broken.
     """
     partitioner = PARTITIONERS.create(spec)
-    need_documented(type(partitioner), spec)
+    need_documented(PARTITIONERS.get(spec.partition(":")[0]), spec)
 
     def case(draw: Draw) -> None:
         sizes = [draw(1, 40) for _ in range(draw(1, 5))]
@@ -118,7 +118,7 @@ def _check_case(
             np.array_equal(all_positions, np.arange(len(labels))),
             f"{spec} assigns {len(np.unique(all_positions))} of {len(labels)} images, in "
             f"{len(all_positions)} assignments; assign each image to exactly one client, or set "
-            "disjoint = False in the class",
+            "the attribute disjoint = False",
         )
     second_parts = _parts(partitioner, labels, clients, seed)
     need(

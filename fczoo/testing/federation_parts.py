@@ -321,7 +321,7 @@ def _check_added(spec: str, rule: LocalRule, shapes: list[list[int]], seed: int)
         need(
             fits,
             f"{spec} returns {name} as {value.dtype} {list(value.shape)}; return tensors with the "
-            f"names, types and shapes of the weights",
+            "names, types and shapes of the weights",
         )
         need(value.isfinite().all(), f"{spec} returns {name} with values that are not finite")
     zero = {name: torch.zeros_like(value) for name, value in start.items()}

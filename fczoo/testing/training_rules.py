@@ -356,7 +356,7 @@ def check_recurring_classes(subject: MethodUnderTest) -> None:
     need(
         any(not torch.equal(value, second[key]) for key, value in first.items()),
         f"{name} ends in the same state whatever the images of the first domain are; if labels "
-        f"recur, combine new statistics with old ones",
+        "recur, combine new statistics with old ones",
     )
 
 

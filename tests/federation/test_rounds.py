@@ -263,7 +263,8 @@ def test_missing_dataset_options_warn(caplog: pytest.LogCaptureFixture) -> None:
         fczoo.run(method, dataset="digits", **small)
     messages = [r.message for r in caplog.records if "create_method" in r.message]
     assert messages == [
-        "hgp was created without a data set; on digits its defaults are server_lr=0.001; create it "
+        "hgp has the general defaults of its options; on digits its defaults are server_lr=0.001; "
+        "create it "
         "with fczoo.create_method('hgp', 'digits') to use these"
     ]
 

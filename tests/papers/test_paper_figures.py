@@ -43,7 +43,7 @@ def test_sweep_changes_one_value_at_a_time(monkeypatch, tmp_path):
     shared = [{cell[name] for cell in cells} for name in ("clients", "participation", "partition")]
     assert shared == [{"1"}, {"1"}, {"iid"}]
     message = output_of("reproduce", "fcilpt/fig8", "--reading", "print", code=1)
-    assert "--reading does not apply to a figure; leave out one of the two" in message
+    assert "--reading does not apply to a figure; leave out --reading or fcilpt/Fig8" in message
 
 
 @pytest.mark.parametrize(

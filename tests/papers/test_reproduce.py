@@ -208,7 +208,7 @@ def test_list_ignores_unfinished_run(make_run, tmp_path):
         (["--reading", "released"], "--dry-run and --reading need CARD"),
         (
             [CARD, "--results", "."],
-            "--results does not apply to one card; leave out one of the two",
+            f"--results does not apply to one card; leave out --results or {CARD}",
         ),
         (
             [CARD, "--partition", "iid,dirichlet:0.5"],
@@ -321,7 +321,7 @@ def test_table_writes_settings_file_with_cells(monkeypatch, tmp_path):
             "--cells *quantity* matches no cell of hgp/AppE; known: hgp/cifar100/",
         ),
         (["--row", "ewc"], "no row is called 'ewc'; known: HGP"),
-        (["--table", "T1"], "--table does not apply to one card; leave out one of the two"),
+        (["--table", "T1"], "--table does not apply to one card; leave out --table or hgp/AppE"),
     ):
         assert message in output_of("reproduce", "hgp/AppE", *wrong, code=1)
 

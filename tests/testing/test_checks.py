@@ -76,7 +76,7 @@ def empty_message(labels, clients, rng):
         (seed_ignored, "returns the same parts for different seeds; draw from rng"),
         (unseeded_draws, "returns different parts for the same rng"),
         (missing_part, r"returns \d parts for \d clients; return one per client"),
-        (missing_image, "set disjoint = False in the class"),
+        (missing_image, "set the attribute disjoint = False"),
         (repeated_image, "assigns the same image to a client twice"),
         (invalid_position, "returns positions outside labels"),
         (parts_as_lists, "not a 1-D integer array"),
