@@ -156,8 +156,8 @@ def commands_page() -> str:
     """Return a page with a section per command and a heading, which is an anchor, per option."""
     context = click.Context(fczoo_command, info_name="fczoo")
     about = (
-        "`fczoo COMMAND --help` prints the same on a terminal. For `bench` and `tune` it prints only "
-        "the common options; `--help-all` prints all."
+        "`fczoo COMMAND --help` prints the same on a terminal. For `bench` and `tune` it prints "
+        "only the common options; `--help-all` prints all."
     )
     parts = [NOTICE, "# Commands", about]
     for path, command, inner in _commands(fczoo_command, context):

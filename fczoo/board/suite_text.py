@@ -144,8 +144,8 @@ def rank_sentence(ranks: CriticalDifference) -> str:
     )
     return (
         f"{text}: Friedman's test finds a significant difference (p = {ranks.p:.2g}). The critical "
-        f"difference is {ranks.distance:.1f} ranks (Nemenyi, 5 %); the largest possible "
-        f"difference is {len(ranks.ranks) - 1}. {note} {best} has the best rank, {ranks.ranks[best]:.1f}; "
+        f"difference is {ranks.distance:.1f} ranks (Nemenyi, 5 %); the largest possible difference "
+        f"is {len(ranks.ranks) - 1}. {note} {best} has the best rank, {ranks.ranks[best]:.1f}; "
         f"{worse_count} of {len(ranks.ranks) - 1} others {verb} significantly worse. Upper bounds "
         "and ablations have no rank."
     )
@@ -213,8 +213,8 @@ def replication_note(replications: Iterable[RunRecord]) -> str:
     places = " and ".join(dict.fromkeys(origins))
     return (
         f"The column of replications has the A_N of {plural(len(origins), 'repeated run')} "
-        f"({places}) minus A_N of the "
-        "runs above, as the mean difference over pairs of runs with equal code and options."
+        f"({places}) minus A_N of the runs above, as the mean difference over pairs of runs with "
+        "equal code and options."
     )
 
 

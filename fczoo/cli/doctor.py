@@ -17,6 +17,7 @@ from fczoo.core.discovery import load_plugins, plugin_entries
 from fczoo.core.errors import FczooError
 from fczoo.core.files import home
 from fczoo.core.registry import DATASETS
+from fczoo.data.dataset import IN_PACKAGE
 from fczoo.federation.device import bf16_slowdown
 from fczoo.federation.environment import versions
 
@@ -116,7 +117,7 @@ def _cached_models() -> list[str]:
 def _describe_data(name: str, root: Path) -> str:
     dataset = DATASETS.get(name)()
     if not dataset.folder:
-        return dataset.source or "part of an installed package"
+        return dataset.source or IN_PACKAGE
     try:
         return f"found: {dataset.locate(root)}"
     except FczooError:

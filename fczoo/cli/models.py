@@ -153,8 +153,7 @@ def _rows(rows: Sequence[Sequence[Any]], head: Sequence[str], style: str, number
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Folder of labelled images with one folder per class; with --dataset, the folder that "
-    "contains the data set.  "
-    "[default: the data of the run]",
+    "contains the data set.  [default: the data of the run]",
 )
 @click.option(
     "--dataset",

@@ -184,10 +184,9 @@ def reproduce(
 
 def _refuse_options(name: str, kind: str, options: Mapping[str, object]) -> None:
     """Raise FczooError if an option is given that does not apply to ``kind``."""
-    if chosen_options := [option for option, value in options.items() if value]:
-        raise FczooError(
-            f"{chosen_options[0]} does not apply to {kind}; leave out {chosen_options[0]} or {name}"
-        )
+    for option, value in options.items():
+        if value:
+            raise FczooError(f"{option} does not apply to {kind}; leave out {option} or {name}")
 
 
 def _reproduce_table(

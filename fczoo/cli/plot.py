@@ -41,8 +41,7 @@ KINDS = ("curves", "rounds", "bytes", "cost", "heatmap", "confusion", "clients",
     "--method",
     metavar="NAME",
     help="For heatmap, confusion, tsne and sweep: the method, or the name of its row in tables.  "
-    "[default: "
-    "the only one]",
+    "[default: the only one]",
 )
 @click.option(
     "--width",

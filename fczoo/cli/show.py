@@ -32,6 +32,7 @@ from fczoo.core.registry import (
 )
 from fczoo.core.tree import Tree, nbytes
 from fczoo.core.vit_config import ViTConfig
+from fczoo.data.dataset import IN_PACKAGE
 from fczoo.federation.setting_groups import GROUPS
 from fczoo.federation.settings import Settings
 from fczoo.models.card import method_entries
@@ -232,7 +233,7 @@ def _dataset_page(cls: Any, _: str) -> str:
     defaults = dataclasses.asdict(cls.defaults)
     table = tabulate([(k, v, meanings[k]) for k, v in defaults.items()], tablefmt="plain")
     facts = [
-        ("Source", cls.source or "part of an installed package"),
+        ("Source", cls.source or IN_PACKAGE),
         ("Layout", cls.layout),
         ("Licence", cls.licence),
     ]

@@ -33,8 +33,8 @@ PATHS = (
     click.option(
         "--backbone",
         metavar="FILE",
-        help="Weight file of the suite's backbone, or NAME:FILE (NAME with weights of "
-        "FILE).  [default: the suite's]",
+        help="Weight file of the suite's backbone, or NAME:FILE (NAME with weights of FILE).  "
+        "[default: the suite's]",
     ),
 )
 

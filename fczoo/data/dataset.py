@@ -20,6 +20,10 @@ Resize = Literal["crop", "squash"]
 """How an image file becomes square: its largest centred square, or the whole image distorted."""
 
 
+IN_PACKAGE = "part of an installed package"
+"""Source of a data set that states none and has no folder."""
+
+
 class Images(NamedTuple):
     """Decoded square RGB images and their labels."""
 

@@ -33,7 +33,7 @@ from fczoo.core.errors import FczooError, first_line
 from fczoo.core.files import encode_json, home
 from fczoo.core.registry import DATASETS
 from fczoo.core.terminal import progress_bar
-from fczoo.data.dataset import Archive, Dataset
+from fczoo.data.dataset import IN_PACKAGE, Archive, Dataset
 
 TIMEOUT = 60  # seconds without an answer
 SHORT_TIMEOUT = 5  # the same for a question before a download
@@ -79,9 +79,7 @@ def fetch(name: str, root: Path | None = None, mirror: str | None = None) -> str
     if not dataset.folder and hasattr(dataset, "select"):
         raise FczooError(f"{name} has several data sets; name one, see `fczoo show {name}`")
     if not dataset.folder:
-        raise FczooError(
-            f"{name} needs no download: {dataset.source or 'it is part of an installed package'}"
-        )
+        raise FczooError(f"{name} needs no download: {dataset.source or IN_PACKAGE}")
     folder = root / dataset.folder
     if folder.exists():
         return f"{folder} is already there; `fczoo data check {name}` verifies it"

@@ -200,9 +200,9 @@ def _classes(feature: Any, labels: np.ndarray) -> tuple[tuple[str, ...], np.ndar
     missing = sorted({*range(len(names := list(names)))} ^ {*numbers.tolist()})
     if missing:
         name = names[missing[0]] if missing[0] < len(names) else missing[0]
-        count = f"({len(missing)} such classes)"
         problem = (
-            f"class {name} has no training images or is not in the list of class names {count}"
+            f"class {name} has no training images or is not in the list of class names "
+            f"({len(missing)} such classes)"
         )
         raise FczooError(f"{problem}; save the data set with exactly the classes of its images")
     return tuple(names), numbers

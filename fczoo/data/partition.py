@@ -299,9 +299,9 @@ def load_partition(path: Path) -> Partition:
     """
     file = read_partition_file(path)
     if isinstance(file, list):
-        problem = "it does not divide the images of clients by task; run fczoo bench --partition "
-        problem += f"file:{path}, and load the partition.json that the run writes"
-        raise FczooError(f"{path} is not a valid partition file: {problem}")
+        problem = f"{path} is not a valid partition file: it does not divide the images by task"
+        advice = f"run fczoo bench --partition file:{path}, and load the partition.json of the run"
+        raise FczooError(f"{problem}; {advice}")
     return _partition(file, path)
 
 

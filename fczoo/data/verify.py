@@ -15,7 +15,7 @@ from fczoo.core.files import home
 from fczoo.core.options import plural
 from fczoo.core.registry import DATASETS
 from fczoo.core.terminal import is_terminal
-from fczoo.data.dataset import Dataset, ImageData, Official, Split
+from fczoo.data.dataset import IN_PACKAGE, Dataset, ImageData, Official, Split
 from fczoo.data.image_files import ImageFiles, UnreadableImage, prepare
 
 
@@ -116,8 +116,7 @@ def verify(name: str, root: Path | None = None) -> tuple[str, list[str]]:
         disable_numparse=True,
         colalign=("left", "right", "right"),
     )
-    place = folder or "part of an installed package"
-    lines = [f"{name}: {place}", table, *broken[:MAX_LISTED_FILES]]
+    lines = [f"{name}: {folder or IN_PACKAGE}", table, *broken[:MAX_LISTED_FILES]]
     if len(broken) > MAX_LISTED_FILES:
         lines.append(f"... and {len(broken) - MAX_LISTED_FILES} more")
     train_digests = set(parts[0])

@@ -73,8 +73,8 @@ class ClientDevices:
             if client not in self.keys:
                 problem = f"{self.table} has no row for client {client}"
                 raise FczooError(
-                    f"{problem}; add one, or replace the column of client numbers by a "
-                    "column 'share', the share of clients with each device"
+                    f"{problem}; add one, or replace the column of client numbers by a column "
+                    "'share', the share of clients with each device"
                 )
             return self.devices[self.keys.index(client)]
         limits = np.cumsum(self.keys) / sum(self.keys)

@@ -179,8 +179,9 @@ def check_start_settings(settings: Any) -> None:
         value, run_value = getattr(settings, name), run_settings.get(name)
         if value != run_value:
             raise FczooError(
-                f"--start-from needs {flag(name)} {run_value or 'none'}, as in the run of the model, "
-                f"not {value or 'none'}; without {flag(name)} the run takes the value of the model"
+                f"--start-from needs {flag(name)} {run_value or 'none'}, as in the run of the "
+                f"model, not {value or 'none'}; without {flag(name)} the run takes the value of "
+                "the model"
             )
     for name, is_given in (
         *((flag(n)[2:], getattr(settings, n) or run_settings.get(n)) for n in VARIANTS),

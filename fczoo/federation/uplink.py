@@ -5,7 +5,7 @@ Clients protect or forge their uploads before they send them; the server validat
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -41,33 +41,42 @@ from fczoo.security.privacy import Privacy, bytes_by_content
 from fczoo.security.upload_validation import UploadValidator
 
 
-def sum_trees(trees: Iterable[Tree]) -> Tree:
-    """Return the sum of the clients' trees, which equals that over the pooled data.
+class SumAccumulator:
+    """Sums over clients, which equal those over the pooled data.
 
-    They are added in float64, one client after another, so that no upload needs to be stored. The
-    sums have the data types of the uploads.
+    They are added in float64, one client after another, so that no upload needs to be stored.
     """
-    sums, dtypes = Tree(), dict[str, torch.dtype]()
-    for tree in trees:
+
+    def __init__(self) -> None:
+        self._sums: Tree = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def add(self, tree: Tree) -> None:
+        """Add one client's sums."""
         for name, value in tree.items():
-            if name in sums:
-                sums[name] += value
-                dtypes[name] = torch.promote_types(dtypes[name], value.dtype)
+            if name in self._sums:
+                self._sums[name] += value
+                self._dtypes[name] = torch.promote_types(self._dtypes[name], value.dtype)
             else:
                 # mps has no float64
                 wide = value.is_floating_point() and value.device.type != "mps"
-                sums[name] = value.to(torch.float64 if wide else value.dtype, copy=True)
-                dtypes[name] = value.dtype
-            del value
-        del tree  # before the next one is made
-    return {name: value.to(dtypes[name]) for name, value in sums.items()}
+                self._sums[name] = value.to(torch.float64 if wide else value.dtype, copy=True)
+                self._dtypes[name] = value.dtype
+
+    @property
+    def tree(self) -> Tree:
+        """Return the sums so far, in the data types of the uploads."""
+        return {name: value.to(self._dtypes[name]) for name, value in self._sums.items()}
 
 
 def sum_or_stack(payloads: Sequence[Payload], separate: bool) -> Tree:
     """Return the clients' sums [K, ...] stacked in the order of their numbers, or their total."""
     if separate:
         return {name: torch.stack([payload[name] for payload in payloads]) for name in payloads[0]}
-    return sum_trees(payload.tensors for payload in payloads)
+    total = SumAccumulator()
+    for payload in payloads:
+        total.add(payload.tensors)
+    return total.tree
 
 
 class Arrival(NamedTuple):
@@ -351,32 +360,28 @@ class Uplink:
             for n in form
             if content_of(n, training.trained_prefixes, training.uploads) == "second moments"
         ]
+        images, total = {c.number: len(c.index) for c in participants}, SumAccumulator()
         size, valid_uploads, reasons = Counter[str](), list[Payload](), dict[int, str]()
         by_client: dict[int, int] = {}
         arrivals = iter(sent)
-
-        def large_tensors() -> Iterator[Tree]:
-            """Yield the second moments of valid uploads; collect everything else."""
-            for client in participants:
-                upload = next(arrivals)
-                size.update(bytes_by_content(training, [upload]))
-                by_client.update(_sizes([upload]))
-                upload = unpack_factors(upload, training.uploads, form)
-                limits = self._count_limits([client])
-                if reason := validator.find_fault(
-                    upload, client.number, len(client.index), like, exchange.task, limits
-                ):
-                    reasons[client.number] = reason
-                else:
-                    valid_uploads.append(upload.drop(*large))
-                    yield upload.only(*large).tensors
-                del upload  # before the next one is made
-
-        total = sum_trees(large_tensors())
+        for client in participants:
+            upload = next(arrivals)
+            size.update(bytes_by_content(training, [upload]))
+            by_client |= _sizes([upload])
+            upload = unpack_factors(upload, training.uploads, form)
+            number, limits = client.number, self._count_limits([client])
+            if reason := validator.find_fault(
+                upload, number, images[number], like, exchange.task, limits
+            ):
+                reasons[client.number] = reason
+            else:
+                total.add(upload.only(*large).tensors)
+                valid_uploads.append(upload.drop(*large))
+            del upload  # before the next one is made
         rejections = validator.list_rejections(len(valid_uploads), reasons, exchange)
         distant_clients = extreme_clients(valid_uploads, training.uploads, exchange.task)
         arrival = Arrival(valid_uploads, rejections, dict(size), by_client, distant_clients)
-        return arrival, total
+        return arrival, total.tree
 
 
 def _sizes(uploads: Iterable[Payload]) -> dict[int, int]:

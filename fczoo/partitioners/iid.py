@@ -7,7 +7,7 @@ from fczoo.core.registry import register_partitioner
 
 @register_partitioner("iid")
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Equal shares of every class; left-over images go to random clients.
+    """Give every client an equal share of every class; left-over images go to random clients.
 
     Args:
         labels: Labels of the images [N].

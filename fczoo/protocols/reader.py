@@ -196,8 +196,8 @@ class _Reader:
         if group.methods or group.every_method:
             _refuse(
                 key,
-                "settings cannot depend on methods; remove methods or every_method, or "
-                "write [[options]]",
+                "settings cannot depend on methods; remove methods or every_method, or write "
+                "[[options]]",
             )
         if group.shares_classes_with:
             yield self.overlap_settings.setdefault(group.shares_classes_with, {})

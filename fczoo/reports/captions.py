@@ -105,8 +105,7 @@ def _training(experiment: Experiment) -> str:
     )
     return (
         f"{backbone['name']}{pixels}{pool} (weights {backbone['sha256'][:8]}, {s['precision']}, "
-        f"{devices}); "
-        f"{source}{'no training' if _has_no_training(experiment) else schedule}; "
+        f"{devices}); {source}{'no training' if _has_no_training(experiment) else schedule}; "
         f"seeds {', '.join(map(str, experiment.seeds))}{_seed_sources(experiment)}"
     )
 

@@ -142,8 +142,8 @@ def confusion_map(line: Line) -> HeatMap | None:
     return HeatMap(
         name=f"confusion {line.label}",
         caption=(
-            f"{line.label}: confusion of tasks after the last task, % of the test images of a task; "
-            "mean over seeds"
+            f"{line.label}: confusion of tasks after the last task, % of the test images of a "
+            "task; mean over seeds"
         ),
         x="task of the predicted class",
         y="task of the image",

@@ -44,8 +44,8 @@ RESULT_FIELDS: dict[str, tuple[str, str]] = {
     "task_aware": ("%", "as accuracy, but predicted among the classes of the image's task"),
     "next_accuracy": (
         "%",
-        "[t]: accuracy on task t + 1 after task t; None if task t + 1 has new "
-        "classes, as in most runs",
+        "[t]: accuracy on task t + 1 after task t; None if task t + 1 has new classes, as in most "
+        "runs",
     ),
     "top5": ("%", "[t]: images whose class is among the five highest logits of all classes seen"),
     "calibration": (

@@ -189,8 +189,8 @@ def _impossible_values(record: RunRecord, result: Result) -> Iterator[str]:
         yield f"{record.place}: {problem}; {RERUN_ADVICE}"
     if result.uploaded and result.bytes_up != (content_bytes := sum(result.uploaded.values())):
         yield (
-            f"{record.place}: bytes_up is {result.bytes_up}, but the entries of its field 'uploaded' "
-            f"add up to {content_bytes}; {RERUN_ADVICE}"
+            f"{record.place}: bytes_up is {result.bytes_up}, but the entries of its field "
+            f"'uploaded' add up to {content_bytes}; {RERUN_ADVICE}"
         )
 
 

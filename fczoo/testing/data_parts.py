@@ -43,9 +43,10 @@ def check_partitioner(spec: str, refuses: Refuses | None = None, is_random: bool
     - The result is one array of integer positions per client. Positions are inside the labels, and
       no client has one twice.
     - The labels are unchanged, and the same generator gives the same result.
-    - Every image is assigned to exactly one client, unless it has the attribute ``disjoint = False``.
+    - Every image is assigned to exactly one client, unless the partitioner has the attribute
+      ``disjoint = False``.
     - Different seeds give different results, also for a stream of several tasks.
-    - The class and each of its options have a description.
+    - The partitioner and each of its options have a description.
 
     The images have eight groups, which alternate from image to image.
 

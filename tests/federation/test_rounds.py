@@ -264,8 +264,8 @@ def test_missing_dataset_options_warn(caplog: pytest.LogCaptureFixture) -> None:
     messages = [r.message for r in caplog.records if "create_method" in r.message]
     assert messages == [
         "hgp has the general defaults of its options; on digits its defaults are server_lr=0.001; "
-        "create it "
-        "with fczoo.create_method('hgp', 'digits') to use these"
+        "create it with "
+        "fczoo.create_method('hgp', 'digits') to use these"
     ]
 
 

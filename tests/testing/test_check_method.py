@@ -229,12 +229,14 @@ BROKEN: list[tuple[Any, type[Method], str]] = [
     (
         rules.check_search_spaces,
         WithoutSearchSpaces,
-        "for 0 of its options; 1 to 4 options, the learning rates among them, must have one: option",
+        "for 0 of its options; 1 to 4 options, the learning rates among them, must have one: "
+        "option",
     ),
     (
         rules.check_search_spaces,
         OneSearchSpace,
-        "for 1 of its options; 2 to 4 options, the learning rates among them, must have one: option",
+        "for 1 of its options; 2 to 4 options, the learning rates among them, must have one: "
+        "option",
     ),
     (rules.check_search_spaces, InvalidSearchSpace, "lr has a search space with an invalid value"),
     (rules.check_dataset_options, MisspeltOption, "has no option 'lrr'"),
